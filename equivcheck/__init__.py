@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from equivcheck.checking.check import check
     from equivcheck.diagnosis.explain import explained
     from equivcheck.errors import EquivCheckError, InvalidScenario, NotEquivalent, UsageError
-    from equivcheck.layout_matrix.matrix import Matrix, matrix
-    from equivcheck.operation_check.check import check_operation
-    from equivcheck.oracle.check import check
+    from equivcheck.oracle.verdict.verdict import Outcome, Verdict
+    from equivcheck.programs.nouns import TensorProgram
+    from equivcheck.programs.operation_check.check import check_operation
     from equivcheck.scenario import Layout, Scenario, Training
     from equivcheck.scenario.file_format.codec import from_json, to_json
-    from equivcheck.tensor_program import TensorProgram
     from equivcheck.user.check import check_training
+    from equivcheck.user.matrix.matrix import Matrix, matrix
     from equivcheck.user.smallest import smallest
-    from equivcheck.verdict.verdict import Outcome, Verdict
     from equivcheck.worlds.world import World
 
 __version__ = "0.1.0"
@@ -25,21 +25,21 @@ _HOMES = {
     "EquivCheckError": "equivcheck.errors",
     "InvalidScenario": "equivcheck.errors",
     "Layout": "equivcheck.scenario",
-    "Matrix": "equivcheck.layout_matrix.matrix",
+    "Matrix": "equivcheck.user.matrix.matrix",
     "NotEquivalent": "equivcheck.errors",
-    "Outcome": "equivcheck.verdict.verdict",
+    "Outcome": "equivcheck.oracle.verdict.verdict",
     "Scenario": "equivcheck.scenario",
-    "TensorProgram": "equivcheck.tensor_program",
+    "TensorProgram": "equivcheck.programs.nouns",
     "Training": "equivcheck.scenario",
     "UsageError": "equivcheck.errors",
-    "Verdict": "equivcheck.verdict.verdict",
+    "Verdict": "equivcheck.oracle.verdict.verdict",
     "World": "equivcheck.worlds.world",
-    "check": "equivcheck.oracle.check",
-    "check_operation": "equivcheck.operation_check.check",
+    "check": "equivcheck.checking.check",
+    "check_operation": "equivcheck.programs.operation_check.check",
     "check_training": "equivcheck.user.check",
     "explained": "equivcheck.diagnosis.explain",
     "from_json": "equivcheck.scenario.file_format.codec",
-    "matrix": "equivcheck.layout_matrix.matrix",
+    "matrix": "equivcheck.user.matrix.matrix",
     "smallest": "equivcheck.user.smallest",
     "to_json": "equivcheck.scenario.file_format.codec",
 }

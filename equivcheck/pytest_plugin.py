@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
-from equivcheck.tally import Row, take
+from equivcheck.system.tally import Row, take
 
 PROPERTY = "equivcheck"
 """The user property that carries a test's counts from the process that ran it to the one that sums up, and into JUnit files."""
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start counting; register the profiles if one is asked for, before Hypothesis's plugin loads it."""
     config.pluginmanager.register(ScenarioSummary(), "equivcheck-summary")
     if str(config.getoption("--hypothesis-profile", None)).startswith("equivcheck-"):
-        from equivcheck.profiles import register_profiles
+        from equivcheck.system.profiles import register_profiles
 
         register_profiles()
 

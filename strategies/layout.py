@@ -10,8 +10,8 @@ from itertools import product
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.limits import repaired_layout
-from equivcheck.composition.registry import kinds_of, layout_names
+from equivcheck.layouts.composition.limits import repaired_layout
+from equivcheck.layouts.composition.registry import kinds_of, layout_names
 from equivcheck.scenario import FSDP1, Axis, Compile, Execution, Layout, Mesh, Parallelism, Recompute
 from equivcheck.scenario.mesh import DP, MAX_RANKS, TP
 from equivcheck.strategies.chance import below

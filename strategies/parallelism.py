@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.registry import layout_kinds
 from equivcheck.errors import UsageError
+from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -9,9 +9,8 @@ from typing import Any
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.partition import leaves_nothing
-from equivcheck.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
     CrossEntropy,
@@ -24,6 +23,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, below
+from equivcheck.training.layers.registry import kind_of
 
 _WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.OUTSIDE)
 _NO_PLAN = (_WHOLE,)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+from equivcheck.programs.nouns import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+from equivcheck.programs.nouns.arguments import make, shapes_of
+from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts
+from equivcheck.programs.nouns.operations.registry import DRAWN, OPERATIONS
+from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 from equivcheck.strategies.chance import MOSTLY, RARELY, below
-from equivcheck.tensor_program import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
-from equivcheck.tensor_program.arguments import make, shapes_of
-from equivcheck.tensor_program.operations.operation import Argument, Kind, OperationFacts
-from equivcheck.tensor_program.operations.registry import DRAWN, OPERATIONS
-from equivcheck.tensor_program.placement import REDUCTIONS, REPLICATE, partial, shard
 
 if TYPE_CHECKING:
-    from equivcheck.program_run.growing import Growing
+    from equivcheck.programs.run.growing import Growing
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
 """Two ranks come first."""
@@ -42,7 +42,7 @@ def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4
 
     `operations` are names; empty for all but those that only sweeps have. On at most `max_ranks` ranks, at least 2.
     """
-    from equivcheck.program_run.growing import Growing
+    from equivcheck.programs.run.growing import Growing
 
     mesh = draw(st.sampled_from([each for each in MESHES if prod(each) <= max_ranks]))
     names = tuple(operations) or DRAWN

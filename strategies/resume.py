@@ -9,11 +9,11 @@ from math import lcm
 
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.composition.limits import can_resume, resumable_layout
-from equivcheck.composition.registry import BrokenLayout
-from equivcheck.composition.resume_limits import flattenings
-from equivcheck.parallelisms.pipeline.stages import num_stages
+from equivcheck.layouts.composition.fitting import fitted_training, row_multiple, with_scaled_rows
+from equivcheck.layouts.composition.limits import can_resume, resumable_layout
+from equivcheck.layouts.composition.registry import BrokenLayout
+from equivcheck.layouts.composition.resume_limits import flattenings
+from equivcheck.layouts.parallelisms.pipeline.stages import num_stages
 from equivcheck.scenario import Layout, Resume, Scenario
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.strategies.chance import below

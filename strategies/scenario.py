@@ -9,9 +9,9 @@ from operator import and_
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.composition.limits import runs_sequences
-from equivcheck.layouts.limits.repairs import with_summed_squares
+from equivcheck.layouts.base.limits.repairs import with_summed_squares
+from equivcheck.layouts.composition.fitting import fitted_training, row_multiple, with_scaled_rows
+from equivcheck.layouts.composition.limits import runs_sequences
 from equivcheck.scenario import SPMD, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.strategies.chance import EVENLY, RARELY, SEEDS, SOMETIMES

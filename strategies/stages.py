@@ -9,8 +9,8 @@ from itertools import combinations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.composition.limits import repaired_layout
-from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.composition.limits import repaired_layout
 from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS

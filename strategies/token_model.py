@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layers.registry import others
 from equivcheck.scenario import (
     AnyLayer,
     Attention,
@@ -22,6 +21,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
 from equivcheck.strategies.layer import ACTIVATIONS
+from equivcheck.training.layers.registry import others
 
 LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
 """Short lists all over: what propagation works out for a shape is kept, and comes again."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.limits.repairs import tamed
+from equivcheck.layouts.base.limits.repairs import tamed
 from equivcheck.scenario import (
     ClipNorm,
     ClipValue,

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 from packaging.version import Version
 
-from equivcheck import torch_version
-from equivcheck.profiles import register_profiles
+from equivcheck.system import torch_version
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
-from equivcheck.torch_version import torch_in
-from equivcheck.workers import fork_server
-from equivcheck.workers.fork_server import WorkerForkServer
-from equivcheck.workers.process import worker_environment
+from equivcheck.system.profiles import register_profiles
+from equivcheck.system.torch_version import torch_in
+from equivcheck.worlds.workers import fork_server
+from equivcheck.worlds.workers.fork_server import WorkerForkServer
+from equivcheck.worlds.workers.process import worker_environment
 
 register_profiles(prefix="")
 

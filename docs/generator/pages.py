@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 from rich.pretty import pretty_repr
 
-from equivcheck.layouts.interventions import INTERVENTIONS
+from equivcheck.layouts.base.interventions import INTERVENTIONS
 from generator import sources
 
-SCRIPTS = "../../equivcheck/known_issues/scripts"
+SCRIPTS = "../../equivcheck/oracle/known_issues/scripts"
 """The scripts of known issues, as seen from the generated pages."""
 CODE_WIDTH = 80
 """Characters of a line of code."""

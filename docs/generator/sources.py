@@ -12,14 +12,14 @@ from pathlib import Path
 import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
-from equivcheck.composition.registry import layout_kinds
-from equivcheck.known_issues.known import issues_on_file, script_path
-from equivcheck.known_issues.showing import measured
-from equivcheck.known_issues.workarounds import WITHOUT
-from equivcheck.layouts.limits.limit import LayoutLimit, Limit, in_words
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, in_words
+from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.mutants.registry import mutants
-from equivcheck.program_run.issue_text import is_reported, issue_text, sentence_of
-from equivcheck.program_run.known.on_file import ON_FILE
+from equivcheck.oracle.known_issues.known import issues_on_file, script_path
+from equivcheck.oracle.known_issues.showing import measured
+from equivcheck.oracle.known_issues.workarounds import WITHOUT
+from equivcheck.programs.run.issue_text import is_reported, issue_text, sentence_of
+from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +45,9 @@ __all__ = [
 AnyLimit = Limit | LayoutLimit
 
 _OF_EXTRAS = (
-    "equivcheck.cluster.on_ray",
-    "equivcheck.parallelisms.local_tensor_parallel.typed_regions",
-    "equivcheck.program_run.plain.typed",
+    "equivcheck.campaign.cluster.on_ray",
+    "equivcheck.layouts.parallelisms.local_tensor_parallel.typed_regions",
+    "equivcheck.programs.run.plain.typed",
 )
 """Modules that need a library which is not installed with the package."""
 

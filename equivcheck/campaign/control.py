@@ -17,13 +17,13 @@ from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Fault, Plan, generated_programs
 from equivcheck.mutants.mutant import Family, Mutant
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Case
 from equivcheck.scenario.mesh import MAX_RANKS
-from equivcheck.verdict.verdict import CaseVerdict
 from equivcheck.worlds.work_clock import WorkClock
 
 if TYPE_CHECKING:
-    from equivcheck.program_run.rank import DTensorTarget
+    from equivcheck.programs.run.rank import DTensorTarget
 
 MAX_DRAWN = 500
 """Cases after which a control that was not caught has survived, or cannot be reached."""
@@ -51,7 +51,7 @@ def control_of(plan: Plan) -> ControlRun | None:
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
     """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
-    from equivcheck.composition.registry import layout_names
+    from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 
     names = plan.layouts or layout_names()
@@ -67,7 +67,7 @@ class ProgramFault:
     """A fault in what ranks do of a tensor program."""
 
     name: str
-    """Its name in `equivcheck.program_run.faults`."""
+    """Its name in `equivcheck.programs.run.faults`."""
     wrong: str
     """What is wrong, in one sentence."""
     plant: type[DTensorTarget]
@@ -78,7 +78,7 @@ class ProgramFault:
 
 def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
     """All of them."""
-    from equivcheck.program_run.faults import FAULTS
+    from equivcheck.programs.run.faults import FAULTS
 
     return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol, Self, TypeVar
 from equivcheck.campaign.messages import Broken, Checked, Done, Lost, Spent
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.process import CheckingProcess
-from equivcheck.verdict.verdict import CaseVerdict
-from equivcheck.workers.fork_server import forked_workers
-from equivcheck.workers.process import Ended, worker_environment
-from equivcheck.workers.supervision import Pool, Stuck
+from equivcheck.oracle.verdict.verdict import CaseVerdict
+from equivcheck.worlds.workers.fork_server import forked_workers
+from equivcheck.worlds.workers.process import Ended, worker_environment
+from equivcheck.worlds.workers.supervision import Pool, Stuck
 
 _WARMING = "equivcheck.campaign.warming"
 _END_SECONDS = 1.0

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.findings.store import Kept
-from equivcheck.verdict.verdict import CaseVerdict
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from equivcheck.campaign.messages import Broken, Checked, CheckOne
 from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.process import START_SECONDS, CheckingProcess
 from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Case
-from equivcheck.verdict.verdict import CaseVerdict
-from equivcheck.workers.process import Ended
+from equivcheck.worlds.workers.process import Ended
 
 _POLL_SECONDS = 1.0
 """Seconds between two looks at whether the process is stuck."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.campaign.events import KeptFinding
-from equivcheck.findings.example import is_better, says_more
-from equivcheck.findings.finding import StoreFailed
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore, Kept
-from equivcheck.verdict.description import failed
-from equivcheck.verdict.verdict import CaseVerdict
+from equivcheck.campaign.findings.example import is_better, says_more
+from equivcheck.campaign.findings.finding import StoreFailed
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore, Kept
+from equivcheck.oracle.verdict.description import failed
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:

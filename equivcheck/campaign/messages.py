@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.campaign.counts.tally import Tally
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Case
-from equivcheck.verdict.verdict import CaseVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

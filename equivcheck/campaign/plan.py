@@ -14,9 +14,9 @@ from equivcheck.scenario.mesh import MAX_RANKS
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
+    from equivcheck.programs.nouns import TensorProgram
     from equivcheck.scenario import Scenario
-    from equivcheck.tensor_program import TensorProgram
-    from equivcheck.verdict.verdict import CaseVerdict
 
 
 USUAL_CHECK_SECONDS = 0.25
@@ -66,7 +66,7 @@ class Check(Protocol):
 
 def oracle_check(case: Case, /, **options: Any) -> CaseVerdict:
     """`check_case`, imported at first use."""
-    from equivcheck.oracle.cases import check_case
+    from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
 

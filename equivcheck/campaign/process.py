@@ -6,14 +6,14 @@ import time
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.composition.limits import why_unsupported
-from equivcheck.layouts.execution.compile_time import all_compile_seconds
+from equivcheck.checking.kinds import verdict_on
+from equivcheck.layouts.base.execution.compile_time import all_compile_seconds
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.scenario.case import Case
-from equivcheck.verdict.kinds import verdict_on
-from equivcheck.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.workers.process import WorkerProcess
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
+from equivcheck.worlds.workers.process import WorkerProcess
 
 START_SECONDS = 120.0
 """Allowance for imports, on a cold disk or a busy machine, on top of the limit for a check."""

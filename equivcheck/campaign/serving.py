@@ -13,8 +13,8 @@ from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.worker import CheckerBroke, Worker
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
-from equivcheck.workers.link import Link
 from equivcheck.worlds.preload import preload
+from equivcheck.worlds.workers.link import Link
 
 
 def main(fd: int, recorder_fd: int) -> None:
@@ -46,7 +46,7 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
 def import_everything(plan: Plan) -> None:
     """Have torch and the strategies imported before the clock starts."""
     if plan.check is oracle_check:
-        importlib.import_module("equivcheck.oracle.cases")
+        importlib.import_module("equivcheck.checking.cases")
         preload()
     for strategy in filter(None, (plan.strategy, plan.programs)):
         strategy(plan).validate()

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.plan import Plan
-from equivcheck.composition.registry import layout_names
+from equivcheck.layouts.composition.registry import layout_names
 
 _CYCLE = 10
 """Batches after which the kinds of batches come again."""

@@ -12,6 +12,9 @@ from equivcheck.campaign.counts.node_work import NodeWorks
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Crew, LocalCrew, Worker
 from equivcheck.campaign.events import Event, Listener, Started, Summary, Ticked
+from equivcheck.campaign.findings.example import is_shrunk
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.kept_findings import KeptFindings
 from equivcheck.campaign.messages import (
     Broken,
@@ -32,12 +35,9 @@ from equivcheck.campaign.messages import (
 )
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.shrinkers import Shrinkers
-from equivcheck.findings.example import is_shrunk
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
-from equivcheck.verdict.verdict import CaseVerdict
-from equivcheck.workers.link import Stop
-from equivcheck.workers.supervision import Interruption
+from equivcheck.oracle.verdict.verdict import CaseVerdict
+from equivcheck.worlds.workers.link import Stop
+from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
 """Processes in a row that may end before their first check; then it is no accident."""

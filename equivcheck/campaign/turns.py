@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from equivcheck.campaign.coverage.programs import ProgramReach
+from equivcheck.campaign.coverage.reach import Reach
 from equivcheck.campaign.plan import USUAL_CHECK_SECONDS, Plan
 from equivcheck.campaign.sources import Source, sources
-from equivcheck.coverage.programs import ProgramReach
-from equivcheck.coverage.reach import Reach
 
 PROGRAM_SECONDS = 0.12
 """What a check of a tensor program takes on average, with all that is drawn for it."""

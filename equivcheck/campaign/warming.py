@@ -13,7 +13,7 @@ from equivcheck.scenario.parallelism import PARALLELISMS
 def warm_up() -> None:
     """Import what checks need, have every layout run once, and leave no thread: a copy of this process would lack it."""
     from equivcheck.campaign.serving import import_everything
-    from equivcheck.oracle.check import check
+    from equivcheck.checking.check import check
     from equivcheck.worlds.pool import close_worlds
 
     import_everything(Plan(num_checks=1, seed=0))

@@ -12,22 +12,22 @@ from typing import Any, Protocol
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, control_of
 from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.findings.example import marked_not_shrunk, without_mark
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, InDoubt, MayShrink, Progress, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.selection.avoidance import Avoidance, Candidate, avoiding_all
+from equivcheck.campaign.selection.novelty import Selection
+from equivcheck.campaign.selection.programs import ProgramSelection
+from equivcheck.campaign.shrinking.search import Shrinking, same_fingerprint
 from equivcheck.campaign.turns import Turns
-from equivcheck.composition.limits import why_unsupported
-from equivcheck.findings.example import marked_not_shrunk, without_mark
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.size import Size, size_of
-from equivcheck.oracle.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
+from equivcheck.checking.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.scenario.case import Case
-from equivcheck.selection.avoidance import Avoidance, Candidate, avoiding_all
-from equivcheck.selection.novelty import Selection
-from equivcheck.selection.programs import ProgramSelection
-from equivcheck.shrinking.search import Shrinking, same_fingerprint
-from equivcheck.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 

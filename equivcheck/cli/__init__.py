@@ -10,7 +10,7 @@ import click
 
 import equivcheck
 from equivcheck.cli.shell import Shell
-from equivcheck.quiet import quiet_torch
+from equivcheck.system.quiet import quiet_torch
 
 
 class _Commands(UserDict[str, Any]):

@@ -13,7 +13,7 @@ from equivcheck.cli.shell import ExitCode
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from equivcheck.bench import Row
+    from equivcheck.quality.bench import Row
 
 
 @click.command()
@@ -44,8 +44,8 @@ def bench(  # noqa: PLR0913, PLR0917 - options
     html: Path | None,
 ) -> ExitCode:
     """Time checks of the same scenarios in sim, in gloo and on new processes, and the ranks' trainings alone."""
-    from equivcheck.bench import DEFAULT_ROWS, Source, measure_row, row_object
-    from equivcheck.findings.environment import environment
+    from equivcheck.campaign.findings.environment import environment
+    from equivcheck.quality.bench import DEFAULT_ROWS, Source, measure_row, row_object
     from equivcheck.report.pages import bench as page
     from equivcheck.scenario.file_format.codec import encode
 
@@ -64,7 +64,7 @@ def bench(  # noqa: PLR0913, PLR0917 - options
 
 
 def _figures(row: Row) -> str:
-    from equivcheck.bench import MEASURED
+    from equivcheck.quality.bench import MEASURED
 
     return ", ".join(f"{name.removesuffix('_ms')} {_shown(getattr(row, name))} ms" for name in MEASURED)
 
@@ -76,7 +76,7 @@ def _shown(value: float | None) -> str:
 def _table(rows: list[Row]) -> Table:
     from rich.table import Table
 
-    from equivcheck.bench import DERIVED, MEASURED
+    from equivcheck.quality.bench import DERIVED, MEASURED
 
     table = Table("layout", box=None, pad_edge=False, header_style="bold")
     for heading in (

@@ -14,13 +14,13 @@ from equivcheck.cli.shell import ExitCode
 if TYPE_CHECKING:
     from equivcheck.campaign.crew import Crew
     from equivcheck.campaign.events import Summary
+    from equivcheck.campaign.findings.finding import Finding
+    from equivcheck.campaign.findings.store import FindingStore
+    from equivcheck.campaign.history.run import Run
+    from equivcheck.campaign.history.standing import Record
+    from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.plan import Plan
-    from equivcheck.findings.finding import Finding
-    from equivcheck.findings.store import FindingStore
-    from equivcheck.history.run import Run
-    from equivcheck.history.standing import Record
-    from equivcheck.history.writer import HistoryWriter
-    from equivcheck.verdict.verdict import CaseVerdict
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 def run_campaign(  # noqa: PLR0913 - options, most by keyword
@@ -34,9 +34,9 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     crew: Crew[Any] | None = None,
 ) -> ExitCode:
     """Run a campaign; its summary is on stdout, what the run means for findings of others as well, and its page in a file."""
+    from equivcheck.campaign.findings.store import FindingStore
+    from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.supervisor import fuzz
-    from equivcheck.findings.store import FindingStore
-    from equivcheck.history.writer import HistoryWriter
     from equivcheck.report.progress import ProgressLine
     from equivcheck.report.summary_object import summary_object
 
@@ -73,9 +73,9 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
     """How the findings stand that the run told of; None, and a line on stderr, where its history was not written."""
-    from equivcheck.history.failing import told_in
-    from equivcheck.history.history import History, HistoryFailed
-    from equivcheck.history.standing import records
+    from equivcheck.campaign.history.failing import told_in
+    from equivcheck.campaign.history.history import History, HistoryFailed
+    from equivcheck.campaign.history.standing import records
 
     try:
         if writer.failed:
@@ -88,7 +88,7 @@ def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | No
 
 def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
     """Made of the history: where that was not written, a line on stderr."""
-    from equivcheck.history.history import HistoryFailed
+    from equivcheck.campaign.history.history import HistoryFailed
     from equivcheck.report.run_page.page import write_page
 
     try:
@@ -100,7 +100,7 @@ def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
 
 
 def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | None) -> None:
-    from equivcheck.history.failing import fails
+    from equivcheck.campaign.history.failing import fails
     from equivcheck.report.standing_text import standing_object
 
     standings = None if told is None else [standing_object(record, fails=fails(run, record)) for record in told]
@@ -108,7 +108,7 @@ def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | N
 
 
 def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbose: bool) -> None:
-    from equivcheck.history.failing import fails
+    from equivcheck.campaign.history.failing import fails
     from equivcheck.report.standing_text import print_standings
     from equivcheck.report.summary_details import print_details
     from equivcheck.report.summary_text import print_summary
@@ -122,7 +122,7 @@ def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbo
 
 def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> ExitCode:
     """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
-    from equivcheck.history.failing import can_fail, fails
+    from equivcheck.campaign.history.failing import can_fail, fails
 
     if summary.broken:
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)

@@ -29,9 +29,9 @@ from equivcheck.system.streams import standard_input
 from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
+    from equivcheck.programs.nouns import TensorProgram
     from equivcheck.scenario import Scenario
-    from equivcheck.tensor_program import TensorProgram
-    from equivcheck.verdict.verdict import CaseVerdict
 
 
 @click.command()
@@ -66,9 +66,9 @@ def check(  # noqa: PLR0913, PLR0917 - options
 def _check(  # noqa: PLR0913
     case: Scenario | TensorProgram, world: str, deadline: float, *, comm: bool, beyond: bool, confirm: bool, as_json: bool
 ) -> CaseVerdict:
-    from equivcheck.oracle.beyond import check_beyond
-    from equivcheck.oracle.check import check as check_within
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
+    from equivcheck.checking.beyond import check_beyond
+    from equivcheck.checking.check import check as check_within
+    from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
     from equivcheck.scenario import Scenario
 
     if (comm or beyond) and not isinstance(case, Scenario):
@@ -88,7 +88,7 @@ def _check(  # noqa: PLR0913
 
 def _print(verdict: Any, *, comm: bool, as_json: bool) -> None:
     if as_json:
-        from equivcheck.findings.finding import communication_object, verdict_object
+        from equivcheck.campaign.findings.finding import communication_object, verdict_object
 
         print_json(verdict_object(verdict) | ({"communication": communication_object(verdict)} if comm else {}))
         return
@@ -116,7 +116,7 @@ def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) ->
 
 def read_case(file: str) -> Scenario | TensorProgram:
     """The case in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
-    from equivcheck.tensor_program import case_from_json
+    from equivcheck.programs.nouns import case_from_json
 
     if file == "-":
         return case_from_json(read_stream(standard_input(), "standard input"), where="standard input")

@@ -14,7 +14,7 @@ from equivcheck.cli.shell import ExitCode
 from equivcheck.system.output_file import replace_text
 
 if TYPE_CHECKING:
-    from equivcheck.coverage.legality import Examples
+    from equivcheck.campaign.coverage.legality import Examples
     from equivcheck.report.coverage_text import Measured
 
 
@@ -49,9 +49,9 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
             raise click.UsageError("--programs takes neither --layout, --legal nor --html; allowed: --seconds, --seed, --json.")
         return _of_programs(seconds, seed, as_json=as_json)
     from equivcheck.campaign.batches import draw
+    from equivcheck.campaign.coverage.legality import Examples
+    from equivcheck.campaign.coverage.reach import Reach
     from equivcheck.campaign.plan import Plan
-    from equivcheck.coverage.legality import Examples
-    from equivcheck.coverage.reach import Reach
     from equivcheck.report.coverage_text import Measured, coverage_object, print_coverage
     from equivcheck.scenario import Scenario
 
@@ -77,9 +77,9 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
 
 def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode:
     from equivcheck.campaign.batches import draw
+    from equivcheck.campaign.coverage.programs import ProgramReach
     from equivcheck.campaign.plan import Plan, generated_programs
-    from equivcheck.coverage.programs import ProgramReach
-    from equivcheck.program_run.overloads import overloads
+    from equivcheck.programs.run.overloads import overloads
     from equivcheck.report.program_coverage_text import print_program_coverage, program_coverage_object
 
     plan = Plan(seconds=seconds, seed=secrets.randbits(32) if seed is None else seed, strategy=generated_programs)
@@ -101,8 +101,8 @@ def _write_page(file: Path, measured: Measured) -> None:
 
 def write_legal(examples: Examples, file: Path) -> None:
     """Look for a scenario of each pair that was never drawn, which may have others, and write which pairs are legal."""
-    from equivcheck.coverage.legality import witness
-    from equivcheck.coverage.pairs import table_of
+    from equivcheck.campaign.coverage.legality import witness
+    from equivcheck.campaign.coverage.pairs import table_of
 
     with click.progressbar(examples.undrawn(), label="legal pairs", file=sys.stderr) as pairs:
         for one, other in pairs:

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from equivcheck.doctor import Probe
+    from equivcheck.quality.doctor import Probe
 
 
 @click.command()
 @json_option
 def doctor(as_json: bool) -> ExitCode:
     """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
-    from equivcheck.findings.environment import environment
+    from equivcheck.campaign.findings.environment import environment
     from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.audit.found import Search
     from equivcheck.worlds.gloo.fork_server import FORK_SERVER
@@ -31,7 +31,7 @@ def doctor(as_json: bool) -> ExitCode:
         for name, value in versions.items():
             click.echo(f"{name:<12}{value or 'not installed'}")
     with FORK_SERVER.started_early(), Search() as search:  # both import torch while this process does
-        from equivcheck.doctor import probe_everything, unclassified_state
+        from equivcheck.quality.doctor import probe_everything, unclassified_state
 
         probes = _watched(probe_everything())
         unknown = unclassified_state(search)

@@ -23,8 +23,8 @@ def dry_run(file: str, ranks: int | None, as_json: bool, html: Path | None) -> E
     with the expected ones and with those of a simulated world of few ranks. Exit code 1 if they differ.
     """
     scenario = read_scenario(file)
-    from equivcheck.dry_run.grow import grown
-    from equivcheck.dry_run.run import dry_run as run
+    from equivcheck.checking.dry_run.grow import grown
+    from equivcheck.checking.dry_run.run import dry_run as run
     from equivcheck.report.dry_run_text import print_dry_run
     from equivcheck.report.pages import dry_run as page
     from equivcheck.scenario.file_format.codec import encode

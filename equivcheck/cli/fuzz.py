@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equivcheck.campaign.history.run import FailOn, Mode, Run
 from equivcheck.cli.campaigns import run_campaign
 from equivcheck.cli.options import as_shard, deadline_option, html_option, json_option, layouts_option, store_option, world_option
 from equivcheck.cli.shell import ExitCode
-from equivcheck.history.run import FailOn, Mode, Run
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
+    from equivcheck.campaign.cluster.crew import ClusterCrew
     from equivcheck.campaign.shard import Shard
-    from equivcheck.cluster.crew import ClusterCrew
 
 _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 """Time budget of a mode if none is given."""
@@ -151,7 +151,7 @@ def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractCon
     """The nodes that do the work; none for this machine."""
     if address is None:
         return contextlib.nullcontext()
-    from equivcheck.cluster.connect import connect_ray
+    from equivcheck.campaign.cluster.connect import connect_ray
 
     return connect_ray(address, workers)
 

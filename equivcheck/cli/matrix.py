@@ -12,8 +12,8 @@ from equivcheck.cli.options import console, html_option, json_option, output_fil
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
-    from equivcheck.layout_matrix.result import MatrixResult
-    from equivcheck.layout_matrix.row import Row
+    from equivcheck.user.matrix.result import MatrixResult
+    from equivcheck.user.matrix.row import Row
 
 
 @click.command()
@@ -38,8 +38,8 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     Exit code 1 if an outcome is not the expected one (EQUIVALENT, unless the recipe says otherwise), 2 if a layout cannot be
     checked. Ctrl-C ends it early, with the layouts that have been checked.
     """
-    from equivcheck.layout_matrix.supervisor import check_recipe
-    from equivcheck.layout_matrix.worker import Order
+    from equivcheck.user.matrix.supervisor import check_recipe
+    from equivcheck.user.matrix.worker import Order
 
     order = Order(recipe=recipe, world=world)
     found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=_tell)
@@ -48,7 +48,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
         print_json(matrix_object(found))
     else:
-        from equivcheck.layout_matrix.result import print_matrix
+        from equivcheck.user.matrix.result import print_matrix
 
         print_matrix(console(), found)
     _write(recipe.name, found, junit, html)
@@ -56,7 +56,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
 
 
 def _tell(row: Row, number: int) -> None:
-    from equivcheck.layout_matrix.text import in_a_line
+    from equivcheck.user.matrix.text import in_a_line
 
     click.echo(f"{number} {in_a_line(row)}", err=True)
 

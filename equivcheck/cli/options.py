@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.errors import UsageError
-from equivcheck.findings.folder import DEFAULT_STORE
 from equivcheck.worlds.pool import COMPARABLE, STARTED, WITH_DATA
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class _WorldOfItsOwn(click.Choice[str]):
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
     """Refuse the name of a layout that does not exist, and list those that do."""
     if value:
-        from equivcheck.composition.registry import kinds_of
+        from equivcheck.layouts.composition.registry import kinds_of
 
         try:
             for name in value:

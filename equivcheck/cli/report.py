@@ -18,7 +18,7 @@ from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
-    from equivcheck.history.run import Run
+    from equivcheck.campaign.history.run import Run
     from equivcheck.report.issue_text import Reported
 
 _DEFAULT_NAME, _DEFAULT_OF_FINDING = Path("equivcheck_report.html"), Path("equivcheck_finding.html")
@@ -102,8 +102,8 @@ def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> Ex
 
 def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
     """The run that is named, or the last one; or all since some moment, the first one first."""
-    from equivcheck.history.history import History
-    from equivcheck.history.past import find_run, past_runs
+    from equivcheck.campaign.history.history import History
+    from equivcheck.campaign.history.past import find_run, past_runs
 
     if since is None:
         return (find_run(History(store), prefix).run,)
@@ -134,10 +134,10 @@ def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_j
 
 def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
     """The findings that make any of the runs fail, each once; one that cannot be read is a line on stderr."""
+    from equivcheck.campaign.findings.store import FindingStore
+    from equivcheck.campaign.history.failing import failing
+    from equivcheck.campaign.history.history import History
     from equivcheck.cli.findings.script import script_or_reason
-    from equivcheck.findings.store import FindingStore
-    from equivcheck.history.failing import failing
-    from equivcheck.history.history import History
     from equivcheck.report.issue_text import Reported
 
     for record in failing(History(store), runs):

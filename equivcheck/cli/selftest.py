@@ -13,7 +13,7 @@ from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant
-    from equivcheck.selftest.row import Row, Selftest
+    from equivcheck.quality.selftest.row import Row, Selftest
 
 
 @click.command()
@@ -60,10 +60,10 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
         if html is not None:
             raise click.UsageError("--html is a page of the selftest; allowed with --race: --json")
         return _race(_chosen(mutants), race, seed, campaigns, workers or num_cores(), as_json=as_json)
+    from equivcheck.quality.selftest.examine import Effort
+    from equivcheck.quality.selftest.supervisor import selftest as examine_all
     from equivcheck.report.selftest.object import selftest_object
     from equivcheck.report.selftest.text import print_selftest
-    from equivcheck.selftest.examine import Effort
-    from equivcheck.selftest.supervisor import selftest as examine_all
 
     chosen = _chosen(mutants)
     found = examine_all(
@@ -83,10 +83,10 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
 def _race(  # noqa: PLR0913 - options
     chosen: tuple[Mutant, ...], seconds: float, seed: int, campaigns: int, workers: int, *, as_json: bool
 ) -> ExitCode:
+    from equivcheck.quality.selftest.race.result import Distance
+    from equivcheck.quality.selftest.race.supervisor import race
     from equivcheck.report.selftest.race_object import race_object
     from equivcheck.report.selftest.race_text import print_race, run_in_a_line
-    from equivcheck.selftest.race.result import Distance
-    from equivcheck.selftest.race.supervisor import race
 
     found = race(
         Distance(seconds=seconds, mutants=tuple(mutant.name for mutant in chosen)),

@@ -22,7 +22,7 @@ from equivcheck.system.collection import rare_collections
 from equivcheck.system.imports import imports
 from equivcheck.system.printable import in_short, printable
 from equivcheck.system.streams import require_stdout, standard_streams
-from equivcheck.torch_version import OLDEST
+from equivcheck.system.torch_version import OLDEST
 
 LONGEST_LINE = 10_000
 """Characters of an error; what it quotes may be anything."""

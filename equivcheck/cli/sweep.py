@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from equivcheck.campaign.shard import Shard
-    from equivcheck.sweep.order import Passes
-    from equivcheck.sweep.pairs import Pairs
-    from equivcheck.sweep.programs import Sweep
+    from equivcheck.programs.sweep.order import Passes
+    from equivcheck.programs.sweep.pairs import Pairs
+    from equivcheck.programs.sweep.programs import Sweep
 
 
 class _Mesh(click.ParamType[tuple[int, ...]]):
@@ -39,7 +39,7 @@ class _Mesh(click.ParamType[tuple[int, ...]]):
 
 def _known_names(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
     """Refuse the name of an operation that there is not."""
-    from equivcheck.tensor_program.operations.registry import OPERATIONS
+    from equivcheck.programs.nouns.operations.registry import OPERATIONS
 
     wrong = next((name for name in value if name not in OPERATIONS), None)
     if wrong is not None:
@@ -49,9 +49,9 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
 
 def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_over: Callable[[], bool]) -> Pairs:
     """All first operations are run for their results, unless the time is over before."""
-    from equivcheck.sweep.pairs import Pairs
-    from equivcheck.sweep.results import first_programs, results_on
-    from equivcheck.sweep.taking import places_of
+    from equivcheck.programs.sweep.pairs import Pairs
+    from equivcheck.programs.sweep.results import first_programs, results_on
+    from equivcheck.programs.sweep.taking import places_of
     from equivcheck.worlds.pool import ranks
 
     programs = tuple(first_programs(sweep, seed))
@@ -96,12 +96,12 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
     With --pairs, each operation takes results of the others: first with placements and dtypes that it has not met, then with
     other strides and sizes of shards, then of other first operations. --operation then names second operations.
     """
+    from equivcheck.programs.nouns.operations.registry import OPERATIONS
+    from equivcheck.programs.sweep.order import in_passes
+    from equivcheck.programs.sweep.programs import Sweep
+    from equivcheck.programs.sweep.sweep import swept
     from equivcheck.report.sweep_text import print_sweep, sweep_object
-    from equivcheck.sweep.order import in_passes
-    from equivcheck.sweep.programs import Sweep
-    from equivcheck.sweep.sweep import swept
-    from equivcheck.tensor_program.operations.registry import OPERATIONS
-    from equivcheck.workers.supervision import Interruption
+    from equivcheck.worlds.workers.supervision import Interruption
 
     until = time.monotonic() + seconds
     with Interruption() as interruption:

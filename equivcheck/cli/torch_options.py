@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.options import F, Option
-from equivcheck.versions.environments import CPU_INDEX, OWN_INDEX, Environments, default_cache, given
+from equivcheck.quality.versions.environments import CPU_INDEX, OWN_INDEX, Environments, default_cache, given
 
 if TYPE_CHECKING:
-    from equivcheck.versions.environments import Installation
+    from equivcheck.quality.versions.environments import Installation
 
 
 def _given(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[Installation, ...]:  # noqa: ARG001

@@ -14,13 +14,13 @@ from equivcheck.cli.torch_options import environment_options, environments, torc
 from equivcheck.errors import EquivCheckError, UsageError
 
 if TYPE_CHECKING:
-    from equivcheck.known_issues.known import KnownIssue
-    from equivcheck.versions.environments import Environments, Installation
-    from equivcheck.versions.matrix import Matrix
+    from equivcheck.oracle.known_issues.known import KnownIssue
+    from equivcheck.quality.versions.environments import Environments, Installation
+    from equivcheck.quality.versions.matrix import Matrix
 
 
 def _check_issues(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[KnownIssue, ...]:  # noqa: ARG001
-    from equivcheck.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.known import issues_on_file
 
     issues = {issue.id: issue for issue in issues_on_file()}
     for name in value:
@@ -67,11 +67,11 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
     Exit code 1 if a scenario is a finding, or a script shows its issue where it is not on file, or the other way round.
     """
-    from equivcheck.known_issues.showing import table_path
+    from equivcheck.oracle.known_issues.showing import table_path
+    from equivcheck.quality.versions.corpus import drawn
+    from equivcheck.quality.versions.matrix import Matrix, code_of_equivcheck, continued
+    from equivcheck.quality.versions.table import print_matrix
     from equivcheck.scenario.file_format.codec import encode
-    from equivcheck.versions.corpus import drawn
-    from equivcheck.versions.matrix import Matrix, code_of_equivcheck, continued
-    from equivcheck.versions.table import print_matrix
 
     if write_shows and not _is_checkout():
         raise UsageError(f"--write-shows would write {table_path()}, which is installed; allowed: in a checkout of equivcheck")
@@ -92,7 +92,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
 def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[KnownIssue, ...], output: Path) -> Matrix:
     """The matrix with every version that is named; it is written after each, so that an interruption loses one at most."""
-    from equivcheck.versions.matrix import measured_on
+    from equivcheck.quality.versions.matrix import measured_on
 
     for version in where.named(named):
         if str(version) in matrix.versions:
@@ -106,9 +106,9 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
 
 
 def _write_page(file: Path, matrix: Matrix, issues: tuple[KnownIssue, ...]) -> None:
+    from equivcheck.quality.versions.table import wrong_in
     from equivcheck.report.pages import versions
     from equivcheck.scenario.file_format.codec import encode
-    from equivcheck.versions.table import wrong_in
 
     wrong = {version: list(wrong_in(found, issues)) for version, found in matrix.versions.items()}
     versions.write_page(file, encode(matrix), issues, wrong, is_bad=matrix.is_bad(issues))
@@ -122,16 +122,16 @@ def _save(matrix: Matrix, output: Path) -> None:
 
 
 def _is_checkout() -> bool:
-    from equivcheck.known_issues.showing import table_path
+    from equivcheck.oracle.known_issues.showing import table_path
 
     return (table_path().parents[2] / "pyproject.toml").is_file()
 
 
 def _write_shows(matrix: Matrix) -> None:
     """What was not measured now stays as it is."""
-    from equivcheck.known_issues.known import issues_on_file
-    from equivcheck.known_issues.showing import measured, table_path, written_table
-    from equivcheck.versions.matrix import shows_of
+    from equivcheck.oracle.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.showing import measured, table_path, written_table
+    from equivcheck.quality.versions.matrix import shows_of
 
     before, now = measured(), shows_of(matrix)
     table = {issue.id: {**before.get(issue.id, {}), **now.get(issue.id, {})} for issue in issues_on_file()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from equivcheck.composition.limits import why_unsupported
 from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.limits.repairs import each_layer, has_ties, without_ties
+from equivcheck.layouts.base.limits.repairs import each_layer, has_ties, without_ties
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.scenario import Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.ranks import Ranks
 
 

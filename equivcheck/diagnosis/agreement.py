@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.reference.noise import ABSOLUTE, FACTOR, Expected
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.trace.moments import Moment, moments
-from equivcheck.trace.pieces import Whole, part_of, parts_of, whole_tensors
-from equivcheck.trace.tensors import Vector
-from equivcheck.trace.trace import Piece, Trace
+from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, Expected
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.moments import Moment, moments
+from equivcheck.worlds.trace.pieces import Whole, part_of, parts_of, whole_tensors
+from equivcheck.worlds.trace.tensors import Vector
+from equivcheck.worlds.trace.trace import Piece, Trace
 
 
 def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:

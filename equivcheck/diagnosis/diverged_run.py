@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.registry import rounding_of
-from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.layouts.rounding import Rounding
-from equivcheck.reference.noise import eps_of
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.layouts.base.rounding import Rounding
+from equivcheck.layouts.composition.registry import rounding_of
+from equivcheck.layouts.composition.running import Runner
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.noise import eps_of
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Layout, Mesh, Scenario, Training
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
-from equivcheck.trace.moments import moments, moments_of_steps
-from equivcheck.trace.pieces import parts_of
-from equivcheck.trace.tensors import Vector
-from equivcheck.trace.trace import Piece, Snapshot, Trace
-from equivcheck.train.read import buffer_snapshot, snapshot
-from equivcheck.train.setup import Setup
+from equivcheck.training.read import buffer_snapshot, snapshot
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.trace.moments import moments, moments_of_steps
+from equivcheck.worlds.trace.pieces import parts_of
+from equivcheck.worlds.trace.tensors import Vector
+from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

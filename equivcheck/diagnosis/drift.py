@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
 from equivcheck.diagnosis.words import listed
 from equivcheck.errors import EquivCheckError
-from equivcheck.trace.differences import Divergence, Phase
-from equivcheck.train.setup import Setup
+from equivcheck.layouts.composition.running import Runner
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.trace.differences import Divergence, Phase
 
 FROM_REFERENCE = "when it starts from the reference's values"
 

@@ -9,11 +9,11 @@ from math import isclose
 
 import numpy as np
 
-from equivcheck.reference.reference import Reference
-from equivcheck.trace.differences import Divergence, Phase
-from equivcheck.trace.moments import Moment
-from equivcheck.trace.pieces import Whole, fill, parts_of
-from equivcheck.trace.trace import Trace
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.worlds.trace.differences import Divergence, Phase
+from equivcheck.worlds.trace.moments import Moment
+from equivcheck.worlds.trace.pieces import Whole, fill, parts_of
+from equivcheck.worlds.trace.trace import Trace
 
 RATIO = 1e-4
 """Relative error up to which all elements of tensors have one ratio to what they should be."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from equivcheck.composition.running import able, alone
 from equivcheck.diagnosis.ablation import cause_by_ablation
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.catalogue.candidates import candidates
@@ -18,13 +17,14 @@ from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.errors import UsageError
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.train.setup import Setup
-from equivcheck.train.threads import one_thread
-from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.layouts.composition.running import able, alone
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.training.setup import Setup
+from equivcheck.training.threads import one_thread
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
+from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 V = TypeVar("V", bound=CaseVerdict)

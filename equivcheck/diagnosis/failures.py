@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.diagnosis.words import numbered
-from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.failure import Failure, RankReport, RankState
 
 

@@ -9,10 +9,10 @@ import torch
 
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.diagnosis.words import number_of, numbered, rows_of_tensor, tensors
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.trace.pieces import Whole, part_of, parts_of
-from equivcheck.trace.tensors import Vector
-from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.pieces import Whole, part_of, parts_of
+from equivcheck.worlds.trace.tensors import Vector
 
 NEAR = 1e-6
 """Share of a value by which two may differ and still be called alike in a pattern."""

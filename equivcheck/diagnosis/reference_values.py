@@ -9,16 +9,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from equivcheck.composition.registry import rounding_of
 from equivcheck.errors import EquivCheckError
-from equivcheck.reference.rounded import rounded_setup
+from equivcheck.layouts.composition.registry import rounding_of
+from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import Scenario
-from equivcheck.trace.pieces import Whole, part_of
-from equivcheck.trace.trace import Piece, Slot
-from equivcheck.train.loop import train
-from equivcheck.train.read import local_values, state_slots
-from equivcheck.train.setup import Setup, own_state
-from equivcheck.train.single_device import single_device
+from equivcheck.training.loop import train
+from equivcheck.training.read import local_values, state_slots
+from equivcheck.training.setup import Setup, own_state
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.pieces import Whole, part_of
+from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 class NotWritable(EquivCheckError):

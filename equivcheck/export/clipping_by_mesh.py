@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft
-from equivcheck.layouts.script.loop import order_of
-from equivcheck.layouts.script.text import block
+from equivcheck.layouts.base.script.draft import Draft
+from equivcheck.layouts.base.script.loop import order_of
+from equivcheck.layouts.base.script.text import block
 from equivcheck.scenario import ClipNorm, ClipValue
 
 _KINDS = (

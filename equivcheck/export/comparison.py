@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.script.draft import Draft
-from equivcheck.layouts.script.loop import may_be_none
-from equivcheck.layouts.script.text import indented
+from equivcheck.layouts.base.script.draft import Draft
+from equivcheck.layouts.base.script.loop import may_be_none
+from equivcheck.layouts.base.script.text import indented
 
 HANG_SECONDS = 20
 """How long a rank of a script waits for others in vain."""

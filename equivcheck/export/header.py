@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from equivcheck.known_issues.known import known_issues
-from equivcheck.layouts.script.form import Form
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.layouts.script.text import paragraph
+from equivcheck.layouts.base.script.form import Form
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.base.script.text import paragraph
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.known_issues.known import known_issues
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Parallelism, Scenario
 from equivcheck.system.printable import printable
-from equivcheck.verdict.verdict import Outcome, Verdict
 
 TITLES: dict[str, str] = {
     "ddp": "DistributedDataParallel",

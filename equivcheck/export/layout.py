@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.composition.registry import import_parts
 from equivcheck.export.clipping_by_mesh import clip_kinds
-from equivcheck.layouts.script.balance import add_balance
-from equivcheck.layouts.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.base.script.balance import add_balance
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.composition.registry import import_parts
 from equivcheck.scenario import Compile
 
 

@@ -17,7 +17,7 @@ from equivcheck.export.bugs import (
 )
 from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import CannotExport, Draft
+from equivcheck.layouts.base.script.draft import CannotExport, Draft
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.mutants.optimizer.settings import ChangeOptimizer
 

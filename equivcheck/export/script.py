@@ -11,16 +11,16 @@ from equivcheck.export.header import docstring
 from equivcheck.export.layout import write_layout
 from equivcheck.export.mutants import plant
 from equivcheck.export.tolerance import tolerance_of
-from equivcheck.layers.registry import kind_of
-from equivcheck.layouts.script.draft import CannotExport, Draft, refuse
-from equivcheck.layouts.script.form import form_of
-from equivcheck.layouts.script.loop import train_lines
-from equivcheck.layouts.script.numbers import Numbers, constants, usual_numbers
-from equivcheck.layouts.script.text import formatted
+from equivcheck.layouts.base.script.draft import CannotExport, Draft, refuse
+from equivcheck.layouts.base.script.form import form_of
+from equivcheck.layouts.base.script.loop import train_lines
+from equivcheck.layouts.base.script.numbers import Numbers, constants, usual_numbers
+from equivcheck.layouts.base.script.text import formatted
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
-from equivcheck.trace.differences import Phase
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.worlds.trace.differences import Phase
 
 _STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys", "typing")
 """Modules of the standard library that scripts import."""

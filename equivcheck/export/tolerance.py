@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import ReferenceRun
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import Scenario
-from equivcheck.trace.differences import Divergence, Phase
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.worlds.trace.differences import Divergence, Phase
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 """What a script compares."""

@@ -1,1 +1,1 @@
-"""Layouts: how each parallelism is applied to a training, and what it cannot run."""
+"""Layouts: how a training is distributed over a mesh, by one parallelism or a composition of them."""

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.parallelisms.replicate.torch_private import wrapper_of
-from equivcheck.train.setup import Setup
+from equivcheck.layouts.parallelisms.replicate.torch_private import wrapper_of
+from equivcheck.training.setup import Setup
 
 Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.Tensor]"]
 """What becomes of a bucket of gradients that are to be averaged over a group."""

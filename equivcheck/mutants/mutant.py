@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.verdict.cause import Cause
+from equivcheck.system.choice import Choice
 
 if TYPE_CHECKING:
-    from equivcheck.train.setup import Setup
+    from equivcheck.training.setup import Setup
 
 
 class Family(Choice):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from equivcheck.composition.registry import COMPOSITIONS, TIMES
+from equivcheck.layouts.composition.registry import COMPOSITIONS, TIMES
 from equivcheck.scenario import DDP, SGD, Compression, Layout, Precision, Replicate, Replicator, Scenario
 from equivcheck.scenario.parallelism import PARALLELISMS
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 
 DATA_AXES = (DP, REPLICATE, SHARD)
 """Axes along which ranks compute on different rows."""

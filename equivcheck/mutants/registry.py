@@ -7,8 +7,8 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from equivcheck.composition.registry import layout_names
 from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.mutants.mutant import BUILT_IN, Mutant
 
 ENTRY_POINTS = "equivcheck.mutants"

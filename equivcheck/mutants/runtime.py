@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from equivcheck.mutants.comm_hooks import Unawaited, reduce_by
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, reduces_by_hooks, within
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Replicate
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 _RANK_ONE = "the second rank is the one that differs"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from equivcheck.layouts.distribute import distribute_batch
+from equivcheck.layouts.base.distribute import distribute_batch
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_ranks, is_eager, within
 from equivcheck.mutants.parameter_use import unreduced, use_through
 from equivcheck.mutants.rank import mesh_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 
 def _is_propagated(setup: Setup) -> bool:

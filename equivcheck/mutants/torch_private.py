@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
-from equivcheck.torch_version import torch_in
-from equivcheck.train.setup import Setup
+from equivcheck.system.torch_version import torch_in
+from equivcheck.training.setup import Setup
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 

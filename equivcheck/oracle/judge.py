@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from equivcheck.comparison.compare import Comparison, apart_before, compare
-from equivcheck.composition.running import RanksResult
-from equivcheck.reference.coarse import is_large
-from equivcheck.reference.doubt import Doubt, earlier
-from equivcheck.reference.reference import Reference
-from equivcheck.trace.differences import Divergence, Phase
-from equivcheck.verdict.sentences import place, sentence
-from equivcheck.verdict.verdict import Judgement, Outcome
+from equivcheck.layouts.composition.running import RanksResult
+from equivcheck.oracle.comparison.compare import Comparison, apart_before, compare
+from equivcheck.oracle.reference.coarse import is_large
+from equivcheck.oracle.reference.doubt import Doubt, earlier
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.sentences import place, sentence
+from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.trace.differences import Divergence, Phase
 
 V = TypeVar("V", bound=Judgement)
 

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.composition.expected_calls import predicted
-from equivcheck.layouts.expected_calls.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
-from equivcheck.trace.stage import Stage
-from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.call import BEFORE_STEPS
+from equivcheck.worlds.trace.stage import Stage
 
 _MAX_COLUMNS = 60
 """Calls of a step shown in a lane."""

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from equivcheck.campaign.coverage.families import by_families
+from equivcheck.campaign.coverage.programs import ProgramReach
+from equivcheck.campaign.coverage.reach import Reach, by_parts
 from equivcheck.campaign.plan import Plan
-from equivcheck.coverage.families import by_families
-from equivcheck.coverage.programs import ProgramReach
-from equivcheck.coverage.reach import Reach, by_parts
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.scenario.scenario import count
-from equivcheck.tensor_program.operations.registry import OPERATIONS
 from equivcheck.worlds.signature import AFTER
 
 _MAX_FEATURES, _MAX_PAIRS = 12, 20

@@ -8,10 +8,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.dry_run.run import DryRun, Holding, RankPlan
-from equivcheck.layouts.expected_calls.communication import Traffic
+from equivcheck.checking.dry_run.run import DryRun, Holding, RankPlan
+from equivcheck.layouts.base.expected_calls.communication import Traffic
 from equivcheck.scenario import Mesh
-from equivcheck.trace.stage import Stage
+from equivcheck.worlds.trace.stage import Stage
 
 
 def print_dry_run(console: Console, found: DryRun) -> None:

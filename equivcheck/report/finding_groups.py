@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from equivcheck.campaign.events import KeptFinding
-from equivcheck.findings.example import is_shrunk
-from equivcheck.findings.fingerprint import what_is_wrong
-from equivcheck.findings.size import Size, size_of
-from equivcheck.verdict.verdict import CaseVerdict, Outcome
+from equivcheck.campaign.findings.example import is_shrunk
+from equivcheck.campaign.findings.fingerprint import what_is_wrong
+from equivcheck.campaign.findings.size import Size, size_of
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 
 _UNFINISHED = "unfinished"
 """Group of the findings that were neither shrunk nor explained before the campaign was over."""

@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from equivcheck.campaign.events import KeptFinding, Summary
-from equivcheck.findings.folder import DEFAULT_STORE
-from equivcheck.findings.store import Kept
+from equivcheck.campaign.findings.folder import DEFAULT_STORE
+from equivcheck.campaign.findings.store import Kept
+from equivcheck.oracle.verdict.description import how_far, shortened
+from equivcheck.oracle.verdict.sentences import whose
+from equivcheck.oracle.verdict.verdict import CaseVerdict
+from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_groups import FindingGroup, groups_of
 from equivcheck.report.own_command import own_command
 from equivcheck.report.wrapping import wrapped
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import in_short
-from equivcheck.tensor_program import TensorProgram
-from equivcheck.trace.differences import Divergence
-from equivcheck.verdict.description import how_far, shortened
-from equivcheck.verdict.sentences import whose
-from equivcheck.verdict.verdict import CaseVerdict
+from equivcheck.worlds.trace.differences import Divergence
 
 KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
 _SECTIONS = {False: "trainings", True: "tensor programs"}

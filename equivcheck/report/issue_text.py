@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from equivcheck.findings.finding import Finding
-from equivcheck.history.run import Run
-from equivcheck.history.standing import Record
+from equivcheck.campaign.findings.finding import Finding
+from equivcheck.campaign.history.run import Run
+from equivcheck.campaign.history.standing import Record
 from equivcheck.report.standing_text import where_seen
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from equivcheck.layouts.expected_calls.communication import axes_of
+from equivcheck.layouts.base.expected_calls.communication import axes_of
 from equivcheck.scenario import Mesh
 from equivcheck.worlds.call import Call
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.coverage.programs import ProgramReach
-from equivcheck.program_run.overloads import Overloads
+from equivcheck.campaign.coverage.programs import ProgramReach
+from equivcheck.programs.run.overloads import Overloads
 from equivcheck.report.coverage_text import programs_line, programs_object
 from equivcheck.scenario.scenario import count
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.history.standing import Record, Sighting, Standing
+from equivcheck.campaign.history.standing import Record, Sighting, Standing
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import in_short, printable
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
-from equivcheck.findings.store import Kept
+from equivcheck.campaign.findings.store import Kept
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.coverage_text import families_line, pairs_line, programs_line, signatures_line
 from equivcheck.report.finding_paragraphs import KEPT
 from equivcheck.report.node_text import node_summary
@@ -18,7 +19,6 @@ from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import printable
-from equivcheck.verdict.verdict import Outcome
 
 _MAX_REASONS = 8
 

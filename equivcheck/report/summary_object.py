@@ -9,16 +9,16 @@ from typing import Any
 from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.findings.example import is_shrunk
+from equivcheck.campaign.findings.finding import verdict_object
+from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.messages import Control
-from equivcheck.findings.example import is_shrunk
-from equivcheck.findings.finding import verdict_object
-from equivcheck.findings.store import Kept
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.coverage_text import programs_object, reach_object
 from equivcheck.report.node_text import node_object
 from equivcheck.scenario.case import Case
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
-from equivcheck.verdict.verdict import Outcome
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Summary
 from equivcheck.campaign.messages import Control
-from equivcheck.composition.registry import TIMES
+from equivcheck.layouts.composition.registry import TIMES
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
 from equivcheck.report.own_command import own_command
 from equivcheck.report.wrapping import WIDTH, wrapped
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import in_short, printable
-from equivcheck.tensor_program import TensorProgram
-from equivcheck.verdict.verdict import Outcome
 
 _MOST_LINES = 36
 """Lines of the whole, so that the command and its progress fit on the same screen. Findings that are not on disk take more."""

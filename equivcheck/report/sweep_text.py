@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
+from equivcheck.programs.sweep.order import Coverage
+from equivcheck.programs.sweep.sweep import Group, Swept
 from equivcheck.scenario.file_format.codec import encode
-from equivcheck.sweep.order import Coverage
-from equivcheck.sweep.sweep import Group, Swept
 
 MAX_REFUSED = 20
 """Operations that ranks refuse, named before the rest is counted."""

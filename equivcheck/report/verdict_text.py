@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.verdict.verdict import CaseVerdict, Outcome
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 
 STYLES = {
     Outcome.EQUIVALENT: "green",

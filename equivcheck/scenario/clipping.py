@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun, require_positive
+from equivcheck.system.choice import Choice
 
 
 class NormType(Choice):

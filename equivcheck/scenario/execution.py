@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun, refuse
+from equivcheck.system.choice import Choice
 
 
 class Compile(Choice):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.mesh import EP
 from equivcheck.scenario.noun import noun
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
+from equivcheck.system.choice import Choice
 
 
 class ExpertStorage(Choice):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.layer_base import Activation, AnyLayer, Norm
 from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
+from equivcheck.system.choice import Choice
 
 MAX_EXPERTS = 32
 """More than are drawn: ranks may ask for a multiple."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import ClassVar, Self
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun
+from equivcheck.system.choice import Choice
 
 
 class Activation(Choice):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun, require_between, require_not_negative
+from equivcheck.system.choice import Choice
 
 MAX_LABEL_SMOOTHING = 0.9
 

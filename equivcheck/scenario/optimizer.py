@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
+from equivcheck.system.choice import Choice
 
 
 class Implementation(Choice):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.context_parallel import ContextParallel
 from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.local_data_parallel import LocalDataParallel
@@ -14,6 +13,7 @@ from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 from equivcheck.scenario.tensor_parallel import LocalTensorParallel, TensorParallel
+from equivcheck.system.choice import Choice
 
 DEFAULT_BUCKET_MB = 25.0
 """Largest bucket of gradients in MiB where nothing else is said."""

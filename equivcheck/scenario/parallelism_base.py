@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.noun import noun
+from equivcheck.system.choice import Choice
 
 
 class Owner(Choice):

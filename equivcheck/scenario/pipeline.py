@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.parallelism_base import Parallelism
+from equivcheck.system.choice import Choice
 
 MAX_CHUNKS = 16
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import noun
+from equivcheck.system.choice import Choice
 
 
 class ElementType(Choice):

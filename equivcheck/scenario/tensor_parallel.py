@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import ClassVar
 
-from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.model import MAX_LAYERS
 from equivcheck.scenario.noun import noun, refuse
 from equivcheck.scenario.parallelism_base import Owner, Parallelism, ParameterFacts
+from equivcheck.system.choice import Choice
 
 
 class Split(Choice):

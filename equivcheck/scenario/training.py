@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from equivcheck.choice import Choice
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
@@ -11,6 +10,7 @@ from equivcheck.scenario.model import Model
 from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 from equivcheck.scenario.optimizer import SGD, Optimizer
 from equivcheck.scenario.schedule import Schedule
+from equivcheck.system.choice import Choice
 
 MAX_STEPS = 10
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 
 from equivcheck.oracle.judge import Case
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import Reference
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.trace.trace import Trace
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import Reference
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.traces.measures import Measures, first_gradients, measures_of
 from equivcheck.user.traces.settings import UserTrace, other_settings
 from equivcheck.worlds.call import Call
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.trace import Trace
 
 _ABOUT_SHARDS = (
     "a parameter that is a shard, and no DTensor, needs cuts={name: ((dim, axis),)} to say where it lies, "

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from equivcheck.composition.running import RanksResult
 from equivcheck.errors import UsageError
+from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import judge, judge_failure
-from equivcheck.tally import record
+from equivcheck.oracle.verdict.sentences import sentence
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.system.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
 from equivcheck.user.evidence import missing_evidence
@@ -21,8 +23,6 @@ from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Task
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.sentences import sentence
-from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks

@@ -12,9 +12,7 @@ from torch import nn
 
 from equivcheck.errors import UsageError
 from equivcheck.scenario import LowPrecision
-from equivcheck.trace.stage import Stage
-from equivcheck.trace.trace import Snapshot, Step
-from equivcheck.train.accumulate import scalar
+from equivcheck.training.accumulate import scalar
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.autocast import autocast
 from equivcheck.user.precision.kept import kept_type
@@ -22,6 +20,8 @@ from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace, settings_of
 from equivcheck.worlds.marks import mark
+from equivcheck.worlds.trace.stage import Stage
+from equivcheck.worlds.trace.trace import Snapshot, Step
 
 
 def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> UserTrace:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from equivcheck.trace.stage import Stage
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
+from equivcheck.worlds.trace.stage import Stage
 
 COMPILED = "compiled functions ran in gloo: simulated ranks are threads, and would share what is compiled for one"
 NOT_PARALLEL = (

@@ -11,13 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from equivcheck.errors import UsageError
-from equivcheck.reference.doubt import Doubt, doubt_about
-from equivcheck.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
-from equivcheck.reference.reference import Reference
-from equivcheck.trace.moments import moments
-from equivcheck.trace.tensors import full_vector, norms
-from equivcheck.trace.trace import Trace
-from equivcheck.train.threads import one_thread
+from equivcheck.oracle.reference.doubt import Doubt, doubt_about
+from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import converted, factors, moved, split
 from equivcheck.user.loop import train
 from equivcheck.user.randomness.generators import seeded
@@ -27,6 +24,9 @@ from equivcheck.user.task import Task
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.moments import moments
+from equivcheck.worlds.trace.tensors import full_vector, norms
+from equivcheck.worlds.trace.trace import Trace
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 """Modules whose `p` is a rate of dropout."""

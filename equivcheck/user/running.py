@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 
-from equivcheck.composition.running import PROCESSES, THREADS
 from equivcheck.errors import UsageError
-from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
+from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
+from equivcheck.layouts.composition.running import PROCESSES, THREADS
+from equivcheck.oracle.verdict.description import shortened
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
-from equivcheck.verdict.description import shortened
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import WITH_DATA, ranks
 from equivcheck.worlds.ranks import Ranks, Run, again_if_died

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.oracle.verdict.description import of_divergence, of_ranks
+from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.user.traces.measures import Measures
-from equivcheck.verdict.cause import Cause
-from equivcheck.verdict.description import of_divergence, of_ranks
-from equivcheck.verdict.verdict import Judgement
 from equivcheck.worlds.failure import Failure, RankState
 
 

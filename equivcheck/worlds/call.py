@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.trace.stage import Stage
+from equivcheck.worlds.trace.stage import Stage
 
 BEFORE_STEPS = -1
 """The step of calls that are issued before the first step."""

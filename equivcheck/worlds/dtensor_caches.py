@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 MAX_SHARDINGS = 500
 """Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError
+from equivcheck.system.choice import Choice
 from equivcheck.worlds.call import Call
 
 

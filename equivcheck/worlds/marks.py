@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from equivcheck.trace.stage import Stage
+from equivcheck.worlds.trace.stage import Stage
 
 Listener = Callable[[Stage, int], None]
 

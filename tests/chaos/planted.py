@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.verdict.verdict import CaseVerdict
 
 
 def some_scenarios(_: Plan) -> st.SearchStrategy[Scenario]:

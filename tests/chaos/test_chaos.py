@@ -14,13 +14,13 @@ import pytest
 
 from chaos import planted
 from equivcheck.campaign.events import Event, Summary, Ticked
+from equivcheck.campaign.findings.finding import load_finding
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.finding import load_finding
-from equivcheck.findings.store import FindingStore
-from equivcheck.verdict.verdict import Outcome
-from equivcheck.workers.fork_server import current_server, forked_workers
-from equivcheck.workers.process import worker_environment
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.worlds.workers.fork_server import current_server, forked_workers
+from equivcheck.worlds.workers.process import worker_environment
 
 CACHE_OF_TORCH = "torchinductor_"
 """A folder that torch makes where temporary files lie, and keeps."""

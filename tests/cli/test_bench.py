@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from equivcheck import bench
-from equivcheck.bench import DEFAULT_ROWS, Source, fixed_scenarios, generated_scenarios, measure_row
-from equivcheck.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.quality import bench
+from equivcheck.quality.bench import DEFAULT_ROWS, Source, fixed_scenarios, generated_scenarios, measure_row
 
 
 @pytest.mark.parametrize(("tag", "size"), [("ddp", 2), ("tensor_parallel", 4)])

@@ -14,14 +14,14 @@ from packaging.version import Version
 
 from equivcheck import check
 from equivcheck.campaign import isolated
+from equivcheck.campaign.findings.finding import load_finding
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
-from equivcheck.findings.finding import load_finding
-from equivcheck.findings.store import FindingStore
-from equivcheck.known_issues.showing import Showing, Shows
+from equivcheck.oracle.known_issues.showing import Showing, Shows
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
+from equivcheck.quality.versions.scripts import Script
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import from_json
-from equivcheck.verdict.verdict import Outcome, Verdict
-from equivcheck.versions.scripts import Script
 from unit.campaign import fakes
 
 HERE = Version(version("torch")).public

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from equivcheck import cli
 from equivcheck.campaign import isolated, plan
+from equivcheck.campaign.findings.finding import StoreFailed, load_finding
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
-from equivcheck.findings.finding import StoreFailed, load_finding
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -46,7 +46,7 @@ def give(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> None:
         verdict = fakes.diverged(scenario, world=world)
         return verdict if outcome is Outcome.DIVERGED else replace(verdict, outcome=outcome, divergence=None)
 
-    monkeypatch.setattr("equivcheck.oracle.check.check", check)
+    monkeypatch.setattr("equivcheck.checking.check.check", check)
 
 
 @pytest.fixture

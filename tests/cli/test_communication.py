@@ -12,8 +12,8 @@ from equivcheck.cli import main
 from equivcheck.report.lanes import lanes
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import Call
+from equivcheck.worlds.trace.stage import Stage
 
 MESH = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
 

@@ -12,15 +12,15 @@ import torch.distributed as dist
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from equivcheck import doctor
 from equivcheck.cli.doctor import _watched
 from equivcheck.cli.doctor import doctor as command
 from equivcheck.cli.shell import ExitCode
-from equivcheck.composition.registry import layout_kinds
-from equivcheck.doctor import PROGRAMS, Probe, probe, probe_program, smallest
+from equivcheck.layouts.composition.registry import layout_kinds
+from equivcheck.quality import doctor
+from equivcheck.quality.doctor import PROGRAMS, Probe, probe, probe_program, smallest
 from equivcheck.scenario import DDP
 from equivcheck.worlds.gloo.fork_server import ForkServer
-from supported import require_supported
+from support.supported import require_supported
 
 
 @pytest.mark.parametrize("tag", layout_kinds())
@@ -56,7 +56,7 @@ def test_what_goes_wrong_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(*_: object, **__: object) -> None:
         raise OSError("no network\nat all")
 
-    monkeypatch.setattr("equivcheck.oracle.check.check", check)
+    monkeypatch.setattr("equivcheck.checking.check.check", check)
     found = probe("gloo", "ddp", DDP)
     assert not found.works
     assert found.reason == "OSError: no network at all"

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from equivcheck.cli import main
 from equivcheck.scenario.file_format.codec import to_json
-from unit.dry_run.examples import fsdp2_over_tensor_parallel
+from unit.checking.dry_run.examples import fsdp2_over_tensor_parallel
 
 
 @pytest.fixture

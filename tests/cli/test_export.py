@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 
 from equivcheck import check
 from equivcheck.campaign import isolated
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
-from equivcheck.findings.store import FindingStore
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Resume, Scenario
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.system.commands import Ran
-from equivcheck.verdict.verdict import Outcome
 from unit.campaign import fakes
 
 

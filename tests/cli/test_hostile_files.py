@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from equivcheck.campaign.findings.finding import load_finding
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
 from equivcheck.cli.options import print_json
-from equivcheck.findings.finding import load_finding
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.system.input_file import MAX_BYTES
@@ -197,8 +197,8 @@ def test_what_a_finding_says_is_printed_without_escapes(kept: Path, capsys: pyte
     changed("verdict.json", reason=red, drift=red, confirmed=red, followers=[f"step 0 update {red}"])(kept)
     changed("verdict.json", divergence={"tensor": red, "expected": red, "actual": red})(kept)
     verdict = load_finding(kept).verdict
+    from equivcheck.campaign.findings.readme import readme
     from equivcheck.cli.options import console
-    from equivcheck.findings.readme import readme
 
     print_verdict(console(), verdict)
     print(verdict.describe())

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.cli import main
-from processes import children_of, end_soon
+from support.processes import children_of, end_soon
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
 

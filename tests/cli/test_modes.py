@@ -14,16 +14,16 @@ from click.testing import CliRunner, Result
 from equivcheck.campaign import supervisor
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Listener, Summary
+from equivcheck.campaign.findings.finding import Finding
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.history.history import FILE
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
+from equivcheck.checking.kinds import verdict_on
 from equivcheck.cli import main
 from equivcheck.cli.findings import replay
-from equivcheck.findings.finding import Finding
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
-from equivcheck.history.history import FILE
-from equivcheck.verdict.kinds import verdict_on
-from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from unit.campaign import fakes
 
 OLD, NEW = fakes.diverged(fakes.scenario()), fakes.diverged(fakes.scenario(), tensor="layers.0.linear.bias")

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign import isolated
+from equivcheck.campaign.findings.finding import load_finding
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.checking.cases import check_case
 from equivcheck.cli import main
-from equivcheck.findings.finding import load_finding
-from equivcheck.findings.store import FindingStore
-from equivcheck.oracle.cases import check_case
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.program_run.faults import FAULTS
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.run.faults import FAULTS
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
 

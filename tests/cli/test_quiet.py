@@ -10,9 +10,9 @@ import warnings
 
 import pytest
 
-from equivcheck.quiet import quiet, quiet_torch
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.system.quiet import quiet, quiet_torch
 
 TRAINING = Training(model=Model(features=4, layers=(Layer(width=4),) * 2), data=Data(microbatches=(4,)))
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}

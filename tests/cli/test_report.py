@@ -12,12 +12,12 @@ from click.testing import CliRunner, Result
 from equivcheck.campaign import supervisor
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Listener, Summary
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.history.history import FILE, History
 from equivcheck.campaign.plan import Plan
 from equivcheck.cli import main
-from equivcheck.findings.store import FindingStore
-from equivcheck.history.history import FILE, History
 from unit.campaign import fakes
-from unit.history.runs import run as run_of
+from unit.campaign.history.runs import run as run_of
 from unit.report.html_page import HtmlPage, require_sound
 from unit.report.pages import campaign
 

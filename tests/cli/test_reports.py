@@ -12,13 +12,16 @@ from rich.console import Console
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, NodeWork, Started, Summary, Ticked
+from equivcheck.campaign.findings.example import marked_not_shrunk
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.folder import DEFAULT_STORE
+from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.composition.registry import layout_names
-from equivcheck.findings.example import marked_not_shrunk
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.folder import DEFAULT_STORE
-from equivcheck.findings.store import Kept
+from equivcheck.checking.kinds import verdict_on
+from equivcheck.layouts.composition.registry import layout_names
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.report import progress
 from equivcheck.report.finding_groups import groups_of
 from equivcheck.report.node_text import node_lines
@@ -29,9 +32,6 @@ from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
-from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.kinds import verdict_on
-from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)

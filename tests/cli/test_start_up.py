@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from equivcheck.composition.registry import imports_of, layout_kinds
-from equivcheck.doctor import smallest
+from equivcheck.layouts.composition.registry import imports_of, layout_kinds
+from equivcheck.quality.doctor import smallest
 from equivcheck.scenario import DDP
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.worlds.preload import RARE
@@ -17,10 +17,10 @@ from equivcheck.worlds.preload import RARE
 UNUSED = (
     "equivcheck.diagnosis",
     "equivcheck.export",
-    "equivcheck.findings.finding",
-    "equivcheck.known_issues",
-    "equivcheck.parallelisms.fsdp2.apply",
-    "equivcheck.program_run",
+    "equivcheck.campaign.findings.finding",
+    "equivcheck.oracle.known_issues",
+    "equivcheck.layouts.parallelisms.fsdp2.apply",
+    "equivcheck.programs.run",
     "equivcheck.strategies",
     "equivcheck.worlds.gloo",
     "hypothesis",
@@ -52,7 +52,7 @@ def test_a_check_imports_only_what_it_uses(tmp_path: Path) -> None:
     file = tmp_path / "scenario.json"
     file.write_text(to_json(smallest(DDP)), encoding="utf-8")
     found = modules_after(CHECK, str(file))
-    assert {"torch", "equivcheck.parallelisms.ddp.apply", "equivcheck.worlds.sim.ranks"} <= found
+    assert {"torch", "equivcheck.layouts.parallelisms.ddp.apply", "equivcheck.worlds.sim.ranks"} <= found
     assert not [name for name in found if name.startswith(UNUSED)]
 
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.sweep import results, sweep
-from equivcheck.sweep.programs import Sweep
-from equivcheck.sweep.results import first_programs
-from equivcheck.verdict.program import ProgramVerdict
+from equivcheck.programs.check import check_program
+from equivcheck.programs.sweep import results, sweep
+from equivcheck.programs.sweep.programs import Sweep
+from equivcheck.programs.sweep.results import first_programs
+from equivcheck.programs.verdict import ProgramVerdict
 
 
 def test_a_sweep_without_differences_is_one_object() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from equivcheck import to_json
-from hosts import Host, two_hosts
+from support.hosts import Host, two_hosts
 from unit.worlds.torchrun.programs import scenario
 
 LIMIT = 900.0

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from equivcheck.cli import main
-from equivcheck.doctor import Probe
-from equivcheck.known_issues import showing
-from equivcheck.known_issues.known import known_issues
-from equivcheck.known_issues.showing import Showing, Shows
-from equivcheck.torch_version import installed_torch
-from equivcheck.verdict.verdict import Outcome
-from equivcheck.versions import matrix
-from equivcheck.versions.corpus import Checked
-from equivcheck.versions.environments import Installation
-from equivcheck.versions.matrix import OfVersion
+from equivcheck.oracle.known_issues import showing
+from equivcheck.oracle.known_issues.known import known_issues
+from equivcheck.oracle.known_issues.showing import Showing, Shows
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.quality.doctor import Probe
+from equivcheck.quality.versions import matrix
+from equivcheck.quality.versions.corpus import Checked
+from equivcheck.quality.versions.environments import Installation
+from equivcheck.quality.versions.matrix import OfVersion
+from equivcheck.system.torch_version import installed_torch
 
 HERE = str(installed_torch())
 ISSUE = next(issue for issue in known_issues() if issue.id == "adafactor_of_nothing")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives.model import Array
-from equivcheck.choice import Choice
-from equivcheck.torch_version import torch_in
+from equivcheck.system.choice import Choice
+from equivcheck.system.torch_version import torch_in
 
 MAX_SIZE = 5
 FLOATS = ("float64", "float32", "float16", "bfloat16")

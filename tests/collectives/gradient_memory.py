@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivcheck.choice import Choice
+from equivcheck.system.choice import Choice
 
 
 class Memory(Choice):

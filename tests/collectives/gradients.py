@@ -27,8 +27,8 @@ from collectives.cases import (
 )
 from collectives.gradient_memory import Allowed, Memories, Memory, Side, memories, memory_of
 from collectives.model import Array
-from equivcheck.choice import Choice
-from equivcheck.torch_version import torch_in
+from equivcheck.system.choice import Choice
+from equivcheck.system.torch_version import torch_in
 
 Arrays = list[Array]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives.cases import ARITHMETIC, COMPLEX, DTYPES, MAX_SIZE, SEEDS, SIZES, Case, Kind, Values, dtypes_of, groups, shapes
-from equivcheck.choice import Choice
+from equivcheck.system.choice import Choice
 
 MANY_TYPES = (*DTYPES, "int16", "uint16", "uint64")
 """Messages carry types that collectives do not."""

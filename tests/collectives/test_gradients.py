@@ -33,7 +33,7 @@ from collectives.judge import assert_received
 from collectives.model import Array
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from equivcheck.worlds.failure import RanksFailed
 
 EXAMPLES = max(5, settings().max_examples // 20)

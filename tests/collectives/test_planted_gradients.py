@@ -16,7 +16,7 @@ from collectives.gradients import COMBINATIONS, OF_FIRST_RANKS, Derivative, Form
 from collectives.programs import Tensors
 from collectives.test_gradients import assert_differentiated, assert_transposed
 from collectives.worlds import run_in
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 Spoil = Callable[[Derivative, int, torch.Tensor], torch.Tensor]
 

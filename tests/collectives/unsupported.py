@@ -19,7 +19,7 @@ from collectives.cases import (
     Kind,
 )
 from collectives.posts import Coalesced
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 BOTH = ("sim", "gloo")
 OTHER_TYPES = ("int16", "uint16", "uint32", "uint64")

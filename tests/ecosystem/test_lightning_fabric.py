@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ecosystem import rows
 from equivcheck import Outcome
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.cause import Cause
 
 
 def launched(strategy: Any) -> Fabric:

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ecosystem import language, torchvision_operators  # noqa: F401 - first
 from equivcheck import Outcome
-from equivcheck.trace.differences import Phase
 from equivcheck.user.verdict import UserVerdict
+from equivcheck.worlds.trace.differences import Phase
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

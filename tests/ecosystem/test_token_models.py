@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from equivcheck.layers.attention.rotary import ROTARY_BASE
 from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, Ignored, Model, Norm, Tokens, Training
-from equivcheck.train.loop import train
-from equivcheck.train.material import Batch, material
-from equivcheck.train.single_device import single_device
+from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.training.loop import train
+from equivcheck.training.material import Batch, material
+from equivcheck.training.single_device import single_device
 
 transformers = pytest.importorskip("transformers")
 

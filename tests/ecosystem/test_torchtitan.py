@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ecosystem import language, torchvision_operators  # noqa: F401 - first
 from equivcheck import Outcome
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.cause import Cause
 
 llama3 = pytest.importorskip("torchtitan.models.llama3", reason="torchtitan imports triton")
 

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ecosystem import language, torchvision_operators  # noqa: F401 - first
 from equivcheck import Outcome
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 transformers = pytest.importorskip("transformers")
 distributed = pytest.importorskip("transformers.distributed.utils")

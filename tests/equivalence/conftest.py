@@ -7,8 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
-from equivcheck.tally import Row, counted
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.system.tally import Row, counted
 
 LEAST_SHARE = 0.5
 """Of a property's scenarios, those that must be clearly EQUIVALENT: neither KNOWN, UNSUPPORTED or INCONCLUSIVE, nor only up to a

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equivcheck import check
-from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.export.script import script_of
-from equivcheck.reference.summation import split_traces
+from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.oracle.reference.summation import split_traces
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -44,11 +44,11 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.stage import Stage
-from equivcheck.train.loop import train
-from equivcheck.train.single_device import single_device
-from exported import printed_differences
-from supported import require_supported
+from equivcheck.training.loop import train
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.stage import Stage
+from support.exported import printed_differences
+from support.supported import require_supported
 
 EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, scores=Scores.SIGMOID, norm=Norm.RMS, balance=0.5)
 OTHERS = Experts(hidden=2, num_experts=3, balance=1.0)

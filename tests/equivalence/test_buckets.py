@@ -13,11 +13,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Scenario
-from equivcheck.composition.program import rank_program
-from equivcheck.parallelisms.ddp.buckets import MEBIBYTE, Bucketing, Reductions, ready_parameters, reductions, trained_parameters
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.layouts.parallelisms.ddp.buckets import (
+    MEBIBYTE,
+    Bucketing,
+    Reductions,
+    ready_parameters,
+    reductions,
+    trained_parameters,
+)
 from equivcheck.scenario import DDP, Compression, Precision
 from equivcheck.strategies import scenarios
-from equivcheck.train.material import material
+from equivcheck.training.material import material
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.pool import ranks
 

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition import resume
-from equivcheck.composition.running import Runner
+from equivcheck.layouts.composition import resume
+from equivcheck.layouts.composition.running import Runner
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -45,10 +45,10 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import scenarios, trainings
 from equivcheck.system.temporary_folder import NoSpace
-from equivcheck.trace import differences as verdict
-from equivcheck.train.setup import Setup
-from fresh import drawn_afresh
-from supported import require_supported
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace import differences as verdict
+from support.fresh import drawn_afresh
+from support.supported import require_supported
 
 SIM_EXAMPLES = max(10, settings().max_examples // 10)
 GLOO_EXAMPLES = 6

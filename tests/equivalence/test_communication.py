@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from equivcheck import Scenario
-from equivcheck.composition.expected_calls import UNMODELLED_EXECUTION, predicted
-from equivcheck.composition.registry import kinds_of, layout_kinds, layout_names
+from equivcheck.layouts.composition.expected_calls import UNMODELLED_EXECUTION, predicted
+from equivcheck.layouts.composition.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(

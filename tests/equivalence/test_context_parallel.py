@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equivcheck import check
-from equivcheck.composition.limits import unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -48,8 +48,8 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from exported import printed_differences
-from supported import require_mended, require_supported
+from support.exported import printed_differences
+from support.supported import require_mended, require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 

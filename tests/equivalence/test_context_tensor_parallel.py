@@ -9,10 +9,10 @@ import pytest
 
 from equivcheck import check
 from equivcheck.export.script import script_of
-from equivcheck.layouts import gradients_by_hand
-from equivcheck.layouts.script.draft import CannotExport
-from equivcheck.parallelisms.context_parallel import parts
-from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.layouts.base import gradients_by_hand
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.parallelisms.context_parallel import parts
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     ActivationSharding,
     AdamW,

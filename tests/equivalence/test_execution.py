@@ -29,7 +29,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import data, models, scenarios, trainings
-from fresh import drawn_afresh
+from support.fresh import drawn_afresh
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate))

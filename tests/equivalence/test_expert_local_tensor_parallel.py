@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from equivcheck import check
-from equivcheck.composition.registry import when_reduced
 from equivcheck.export.script import script_of
-from equivcheck.layouts import local_parts
-from equivcheck.layouts.rounding import ONCE
-from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.layouts.base import local_parts
+from equivcheck.layouts.base.rounding import ONCE
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.composition.registry import when_reduced
 from equivcheck.scenario import (
     DDP,
     FSDP2,

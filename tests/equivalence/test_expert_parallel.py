@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.expert_parallel import exchange
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -43,9 +43,9 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.stage import Stage
-from exported import printed_differences
-from supported import require_supported
+from equivcheck.worlds.trace.stage import Stage
+from support.exported import printed_differences
+from support.supported import require_supported
 
 EXPERTS = Experts(hidden=3, num_experts=3, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 

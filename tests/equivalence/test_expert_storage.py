@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from equivcheck import Outcome, Verdict, check
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.limits import repaired, why_unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layouts.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
-from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import repaired, why_unsupported
 from equivcheck.mutants.experts.exchange import SHARED_OUT
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.scenario import (
@@ -47,9 +47,9 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.torch_version import torch_in
-from exported import printed_differences
-from supported import require_mended, require_supported
+from equivcheck.system.torch_version import torch_in
+from support.exported import printed_differences
+from support.supported import require_mended, require_supported
 
 EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, normalised=True, bias=True, norm=Norm.RMS, shared=True)
 STORED = ExpertParallel(storage=ExpertStorage.DTENSOR)

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import repaired, why_unsupported
-from equivcheck.composition.registry import layout_kinds
 from equivcheck.export.script import script_of
-from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -41,9 +40,10 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import executions, scenarios, token_models, trainings
-from equivcheck.train import material
-from equivcheck.train.setup import Setup
-from exported import printed_differences
+from equivcheck.training import material
+from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.setup import Setup
+from support.exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from equivcheck import check
-from equivcheck.composition.limits import repaired, unsupported
+from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.oracle.beyond import check_beyond
-from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -50,8 +50,8 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from exported import printed_differences
-from supported import TYPED
+from support.exported import printed_differences
+from support.supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
 

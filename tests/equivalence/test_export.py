@@ -19,16 +19,16 @@ from equivcheck.export.bugs.refused import REASONS
 from equivcheck.export.mutants import expressible
 from equivcheck.export.script import can_export, script_of
 from equivcheck.export.tolerance import tolerance_of
-from equivcheck.layouts.script.draft import CannotExport
-from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Precision, Training
 from equivcheck.strategies import scenarios
-from equivcheck.trace import differences as verdicts
-from exported import Differences, differences_of_traces, printed_differences
+from equivcheck.worlds.trace import differences as verdicts
 from mutants.minimums import MINIMUMS
-from supported import require_supported
+from support.exported import Differences, differences_of_traces, printed_differences
+from support.supported import require_supported
 
 EXAMPLES = max(4, settings().max_examples // 25)
 """Scenarios that are run as they are, and that have a mutant planted."""

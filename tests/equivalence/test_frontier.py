@@ -5,11 +5,11 @@ from hypothesis import settings
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.limits import unsupported
-from equivcheck.composition.registry import layout_kinds
-from equivcheck.oracle.beyond import raised_on_every_rank as raised_everywhere
+from equivcheck.checking.beyond import raised_on_every_rank as raised_everywhere
+from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.strategies import frontier, scenarios
-from fresh import drawn_afresh
+from support.fresh import drawn_afresh
 
 LAYOUTS = tuple(layout_kinds())
 EXAMPLES = max(5, settings().max_examples // 20)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.limits import repaired
-from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
+from equivcheck.layouts.composition.limits import repaired
+from equivcheck.layouts.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
     FSDP2,
     Axis,
@@ -30,10 +30,10 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.torch_version import torch_in
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.stage import Stage
-from equivcheck.train.setup import Setup
+from equivcheck.system.torch_version import torch_in
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.stage import Stage
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=3), Layer(width=2))),

@@ -17,10 +17,10 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from equivcheck import Outcome, check
-from equivcheck.comparison.assemble import Assembler
-from equivcheck.composition.limits import repaired, repaired_layout
-from equivcheck.composition.program import rank_program
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.layouts.composition.limits import repaired, repaired_layout
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.oracle.comparison.assemble import Assembler
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     FSDP1,
     ActivationSharding,
@@ -38,11 +38,11 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import fsdp1, fsdp2
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.trace import Snapshot
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
-from supported import require_mended
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.trace import Snapshot
+from support.supported import require_mended
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 

@@ -13,9 +13,11 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck import Outcome, check
-from equivcheck.composition.full_tensors import FULL_TENSORS_ONE_IN, asks_full_tensors
-from equivcheck.composition.running import read_full_tensors
 from equivcheck.diagnosis.explain import explained
+from equivcheck.layouts.composition.full_tensors import FULL_TENSORS_ONE_IN, asks_full_tensors
+from equivcheck.layouts.composition.running import read_full_tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -35,13 +37,11 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.trace.stage import Stage
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
-from equivcheck.verdict.verdict import Verdict
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.sim import ranks as sim_ranks
 from equivcheck.worlds.sim.ranks import SimRanks
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.stage import Stage
 
 
 def scenario(seed: int = 0, microbatches: tuple[int, ...] = (4,)) -> Scenario:

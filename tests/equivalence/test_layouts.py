@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.registry import layout_kinds, layout_names
+from equivcheck.layouts.composition.registry import layout_kinds, layout_names
 from equivcheck.scenario.file_format.codec import from_json
 from equivcheck.strategies import scenarios
-from fresh import drawn_afresh
+from support.fresh import drawn_afresh
 
 COMPOSITIONS = tuple(name for name in layout_names() if name not in layout_kinds())
 SIM_EXAMPLES = max(6, settings().max_examples // 16)

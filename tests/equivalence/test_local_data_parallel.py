@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import resumable_layout, unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts import gradients_by_hand
-from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.base import gradients_by_hand
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.limits import resumable_layout, unsupported
 from equivcheck.scenario import (
     FSDP2,
     AdamW,
@@ -50,8 +49,9 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.trace.stage import Stage
-from exported import printed_differences
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.worlds.trace.stage import Stage
+from support.exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 

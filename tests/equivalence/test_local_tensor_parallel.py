@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.composition.limits import repaired, unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layouts.limits.repairs import has_shares
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.local_tensor_parallel import modules, replacing
-from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.layouts.base.limits.repairs import has_shares
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.parallelisms.local_tensor_parallel import modules, replacing
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -49,7 +49,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from exported import printed_differences
+from support.exported import printed_differences
 
 pytestmark = pytest.mark.mostly_equivalent
 

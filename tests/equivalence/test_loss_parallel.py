@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.composition.fitting import fitted, fitted_training
-from equivcheck.composition.registry import TIMES, BrokenLayout, layout_names
 from equivcheck.export.script import script_of
-from equivcheck.layouts.limits.repairs import of_labels
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
+from equivcheck.layouts.base.limits.repairs import of_labels
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.fitting import fitted, fitted_training
+from equivcheck.layouts.composition.registry import TIMES, BrokenLayout, layout_names
+from equivcheck.layouts.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -52,9 +52,9 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import DP, PP, TP
 from equivcheck.strategies import resume, scenarios, trainings
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
-from equivcheck.torch_version import torch_in
-from exported import printed_differences
-from fresh import drawn_afresh
+from equivcheck.system.torch_version import torch_in
+from support.exported import printed_differences
+from support.fresh import drawn_afresh
 
 pytestmark = pytest.mark.mostly_equivalent
 

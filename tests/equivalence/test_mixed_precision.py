@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck import Scenario, check
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.program import rank_program
-from equivcheck.composition.registry import rounding_of
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.layouts.composition.registry import rounding_of
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -31,7 +31,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import scenarios
 from equivcheck.worlds.pool import ranks
-from lowered import OPTIONS, lowered_layouts
+from support.lowered import OPTIONS, lowered_layouts
 
 SIM_EXAMPLES = max(5, settings().max_examples // 20)
 GLOO_EXAMPLES = max(3, settings().max_examples // 30)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.parallelisms.fsdp2 import muon_owners
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Muon, Training, Wrapping
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.training import trainings
-from equivcheck.trace.differences import Phase
-from exported import differences_of_traces, printed_differences
-from fresh import drawn_afresh
+from equivcheck.worlds.trace.differences import Phase
+from support.exported import differences_of_traces, printed_differences
+from support.fresh import drawn_afresh
 
 UNHURRIED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 MUON = trainings(optimizers=optimizers(kinds=st.just(Muon)))
@@ -128,4 +128,4 @@ def test_a_script_has_the_optimizer_of_the_ranks(sizes: tuple[int, ...], fsdp: F
     assert code == 0, output
     assert printed.keys() == differences_of_traces(case).keys()
     assert "class MuonByOwners" in script
-    assert "equivcheck.parallelisms" not in script
+    assert "equivcheck.layouts.parallelisms" not in script

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from equivcheck.comparison.compare import compare
-from equivcheck.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed
-from equivcheck.reference.optimizer_rounding import rounding_setup
-from equivcheck.reference.reference import Reference, ReferenceRun, noise_limit
-from equivcheck.reference.summation import split_trace
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed
+from equivcheck.oracle.reference.optimizer_rounding import rounding_setup
+from equivcheck.oracle.reference.reference import Reference, ReferenceRun, noise_limit
+from equivcheck.oracle.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
-from equivcheck.trace.differences import Phase
-from equivcheck.train.loop import train
-from equivcheck.train.single_device import single_device
-from equivcheck.train.threads import one_thread
+from equivcheck.training.loop import train
+from equivcheck.training.single_device import single_device
+from equivcheck.training.threads import one_thread
+from equivcheck.worlds.trace.differences import Phase
 
 PARTS = 4
 NORM_MARGIN = 2.0

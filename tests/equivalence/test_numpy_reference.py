@@ -35,11 +35,11 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import optimizers, trainings
-from equivcheck.trace.trace import Snapshot, Step
-from equivcheck.train.loop import train
-from equivcheck.train.material import material
-from equivcheck.train.single_device import single_device
-from equivcheck.train.threads import one_thread
+from equivcheck.training.loop import train
+from equivcheck.training.material import material
+from equivcheck.training.single_device import single_device
+from equivcheck.training.threads import one_thread
+from equivcheck.worlds.trace.trace import Snapshot, Step
 from numpy_reference.reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
 
 Tensors = dict[str, npt.NDArray[np.floating] | None]
@@ -72,7 +72,7 @@ def with_large_eps(optimizer: Optimizer) -> Optimizer:
 
 OPTIMIZERS = optimizers(kinds=st.sampled_from((SGD, Adam, AdamW, Adafactor))).map(with_large_eps)
 MLPS: dict[str, Any] = {"tokens": st.just(False), "precisions": st.just(Precision.FLOAT64)}
-"""Models over sequences have a reference of their own, for one step: `tests/unit/train/test_tokens.py`."""
+"""Models over sequences have a reference of their own, for one step: `tests/unit/training/test_tokens.py`."""
 FLOAT64_TRAININGS = trainings(optimizers=OPTIMIZERS, **MLPS)
 MUON_TRAININGS = trainings(optimizers=optimizers(kinds=st.just(Muon)), **MLPS)
 

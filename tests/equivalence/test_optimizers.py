@@ -31,10 +31,10 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import optimizers, scenarios, trainings
-from equivcheck.trace.differences import Phase
-from equivcheck.train.setup import Setup
-from fresh import drawn_afresh
-from supported import require_supported
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
+from support.fresh import drawn_afresh
+from support.supported import require_supported
 
 EXAMPLES = max(6, settings().max_examples // 16)
 

@@ -10,15 +10,15 @@ from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.limits import why_unsupported
 from equivcheck.export.script import script_of
-from equivcheck.layouts.limits.repairs import has_ties
-from equivcheck.layouts.script.numbers import Numbers
+from equivcheck.layouts.base.limits.repairs import has_ties
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.layouts.parallelisms.pipeline import apply, limits
+from equivcheck.layouts.parallelisms.pipeline.communication import PIPELINE_COMMUNICATION
+from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.mutants.registry import mutant
-from equivcheck.parallelisms.pipeline import apply, limits
-from equivcheck.parallelisms.pipeline.communication import PIPELINE_COMMUNICATION
-from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -46,10 +46,10 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import PP
 from equivcheck.strategies import scenarios, trainings
-from equivcheck.trace.differences import Phase as Moment
-from exported import differences_of_traces, printed_differences
-from fresh import drawn_afresh
-from supported import require_supported
+from equivcheck.worlds.trace.differences import Phase as Moment
+from support.exported import differences_of_traces, printed_differences
+from support.fresh import drawn_afresh
+from support.supported import require_supported
 
 pytestmark = pytest.mark.mostly_equivalent
 

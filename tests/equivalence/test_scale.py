@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.limits import unsupported
-from equivcheck.composition.registry import layout_names
+from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
-from equivcheck.layouts.script.numbers import Numbers
-from equivcheck.oracle.beyond import check_beyond
+from equivcheck.layouts.base.script.numbers import Numbers
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -53,8 +53,8 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import scenarios
-from exported import printed_differences
-from supported import require_supported
+from support.exported import printed_differences
+from support.supported import require_supported
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.limits import repaired
-from equivcheck.composition.program import rank_program
-from equivcheck.reference.reference import Reference, ReferenceRun
+from equivcheck.layouts.composition.limits import repaired
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -37,10 +37,10 @@ from equivcheck.scenario import (
     ZeroGrad,
 )
 from equivcheck.strategies import models, scenarios, trainings
-from equivcheck.trace.moments import moments
-from equivcheck.trace.tensors import full_vector
-from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.moments import moments
+from equivcheck.worlds.trace.tensors import full_vector
+from equivcheck.worlds.trace.trace import Trace
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": SGD(lr=0.1),

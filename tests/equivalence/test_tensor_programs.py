@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 
 from equivcheck import check
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.program_run.known.on_file import ON_FILE
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
+from equivcheck.programs.nouns.operations.registry import FAMILIES
+from equivcheck.programs.run.known.on_file import ON_FILE
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.strategies import programs
-from equivcheck.tensor_program import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
-from equivcheck.tensor_program.operations.registry import FAMILIES
-from equivcheck.trace.differences import Difference
-from equivcheck.verdict.program import ProgramVerdict
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.worlds.trace.differences import Difference
 
 DIFFERING = {name for known in ON_FILE if known.phases for name in known.operations}
 PLAIN = tuple(

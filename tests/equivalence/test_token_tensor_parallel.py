@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
-from equivcheck.composition.registry import layout_names
-from equivcheck.parallelisms.tensor_parallel.communication import TensorParallelCalls
+from equivcheck.layouts.composition.registry import layout_names
+from equivcheck.layouts.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -45,8 +45,8 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.strategies import scenarios, trainings
-from fresh import drawn_afresh
-from supported import require_mended
+from support.fresh import drawn_afresh
+from support.supported import require_mended
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -218,6 +218,6 @@ def test_a_call_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.Monkey
 
 def test_a_head_that_is_not_tied_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """`parallelize_module` gives the head a weight of its own, whose gradient the embedding's then lacks."""
-    monkeypatch.setattr("equivcheck.parallelisms.tensor_parallel.styles.tie_again", lambda _model: None)
+    monkeypatch.setattr("equivcheck.layouts.parallelisms.tensor_parallel.styles.tie_again", lambda _model: None)
     verdict = check(a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True))
     assert verdict.outcome is not Outcome.EQUIVALENT

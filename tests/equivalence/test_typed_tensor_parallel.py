@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from packaging.version import Version
 
-from equivcheck import Outcome, check, torch_version
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.limits import repaired_layout, unsupported, why_unsupported
-from equivcheck.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
+from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.limits.repairs import has_routing
-from equivcheck.layouts.script.draft import CannotExport
+from equivcheck.layouts.base.limits.repairs import has_routing
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import repaired_layout, unsupported, why_unsupported
+from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
@@ -49,7 +49,8 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios
-from supported import TYPED
+from equivcheck.system import torch_version
+from support.supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
 
@@ -176,7 +177,7 @@ RIGHT: dict[str, Any] = {}
 
 def typed_regions() -> Any:
     """The module, which needs the package."""
-    from equivcheck.parallelisms.local_tensor_parallel import typed_regions
+    from equivcheck.layouts.parallelisms.local_tensor_parallel import typed_regions
 
     return typed_regions
 
@@ -198,7 +199,7 @@ def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     def without(name: str, *rest: Any) -> ModuleSpec | None:
         return None if name == "spmd_types" else found(name, *rest)
 
-    monkeypatch.setattr("equivcheck.parallelisms.local_tensor_parallel.limits.find_spec", without)
+    monkeypatch.setattr("equivcheck.layouts.parallelisms.local_tensor_parallel.limits.find_spec", without)
     scenario = a_scenario()
     assert "pip install spmd_types" in (unsupported(scenario.training, scenario.layout) or "")
     assert check(scenario).outcome is Outcome.UNSUPPORTED
@@ -208,7 +209,7 @@ def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
 def test_on_a_torch_that_its_package_cannot_use_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is installed; the nearest layout does without."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.9.1"))
-    monkeypatch.setattr("equivcheck.parallelisms.local_tensor_parallel.limits.find_spec", lambda _name: True)
+    monkeypatch.setattr("equivcheck.layouts.parallelisms.local_tensor_parallel.limits.find_spec", lambda _name: True)
     scenario = a_scenario()
     assert "cannot be imported" in (unsupported(scenario.training, scenario.layout) or "")
     assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)

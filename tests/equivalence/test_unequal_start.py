@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from equivcheck import Scenario, check
-from equivcheck.layouts.unequal_start import disturb
+from equivcheck.layouts.base.unequal_start import disturb
 from equivcheck.scenario import DDP, Layout, Parallelism
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.worlds.failure import RanksFailed

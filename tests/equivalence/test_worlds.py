@@ -10,16 +10,16 @@ import numpy as np
 from hypothesis import HealthCheck, event, example, given, settings
 
 from equivcheck import Scenario
-from equivcheck.composition.program import rank_program
-from equivcheck.reference.reference import Reference, ReferenceRun
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.oracle.reference.reference import Reference, ReferenceRun
 from equivcheck.scenario import Axis, Compression, Data, Layer, Layout, Mesh, Model, Replicate, Training
 from equivcheck.strategies import scenarios
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.moments import moments
-from equivcheck.trace.tensors import Numbers, Table, Vector, norms
-from equivcheck.trace.trace import Snapshot, Trace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import moments
+from equivcheck.worlds.trace.tensors import Numbers, Table, Vector, norms
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 EXAMPLES = max(6, settings().max_examples // 16)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from equivcheck import Scenario, check
-from equivcheck.composition.program import rank_program
+from equivcheck.layouts.composition.program import rank_program
 from equivcheck.scenario import DDP, Layout
 from equivcheck.strategies import layouts, scenarios
-from equivcheck.trace.trace import Trace
 from equivcheck.worlds.pool import ranks
-from fresh import drawn_afresh
+from equivcheck.worlds.trace.trace import Trace
+from support.fresh import drawn_afresh
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

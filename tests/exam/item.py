@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from equivcheck import Verdict, check, check_training
-from equivcheck.choice import Choice
 from equivcheck.mutants.registry import mutant
+from equivcheck.system.choice import Choice
 from equivcheck.user.verdict import UserVerdict
 from mutants.minimums import MINIMUMS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import Outcome
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from exam.item import Item, Listed, Planted
 from exam.items import ITEMS
 from exam.score import score

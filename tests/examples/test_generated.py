@@ -16,11 +16,11 @@ from generator import pages, sources
 
 import equivcheck.scenario
 from equivcheck.cli import main
-from equivcheck.known_issues.known import issues_on_file
-from equivcheck.known_issues.showing import Shows, measured
-from equivcheck.layouts.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
-from equivcheck.program_run.known.on_file import ON_FILE
+from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.showing import Shows, measured
+from equivcheck.programs.run.known.on_file import ON_FILE
 
 
 @pytest.mark.parametrize("name", mutants())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from equivcheck import Matrix, Outcome
-from equivcheck.layout_matrix.recipe import matrix_of
+from equivcheck.user.matrix.recipe import matrix_of
 from examples.recipes import EXAMPLES, PLANTED, RECIPES
 
 SLOW = (

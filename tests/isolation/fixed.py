@@ -10,9 +10,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from equivcheck.composition.running import Runner
-from equivcheck.oracle.check import check
-from equivcheck.reference import reference
+from equivcheck.checking.check import check
+from equivcheck.layouts.composition.running import Runner
+from equivcheck.oracle.reference import reference
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -31,8 +31,8 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.trace.moments import moments
 from equivcheck.worlds.pool import close_worlds
+from equivcheck.worlds.trace.moments import moments
 
 Results = dict[str, list[str]]
 """By parallelism: the verdict's outcome, its worst error, a digest of all bits that ranks leave."""

@@ -7,7 +7,7 @@ import pytest
 from equivcheck import check
 from equivcheck.export.forked import launched
 from equivcheck.export.script import script_of
-from equivcheck.known_issues.known import issues_on_file, known_issues
+from equivcheck.oracle.known_issues.known import issues_on_file, known_issues
 from equivcheck.scenario.file_format.codec import from_json
 
 EXPORTED = Path(__file__).parent / "exported"

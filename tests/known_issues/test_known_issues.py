@@ -10,9 +10,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from equivcheck.export.forked import launched
-from equivcheck.known_issues.known import Kind, KnownIssue, issues_on_file, known_issues, script_path
-from equivcheck.known_issues.showing import Shows, measured, read_table, showing, table_path, written_table
-from equivcheck.torch_version import OLDEST
+from equivcheck.oracle.known_issues.known import Kind, KnownIssue, issues_on_file, known_issues, script_path
+from equivcheck.oracle.known_issues.showing import Shows, measured, read_table, showing, table_path, written_table
+from equivcheck.system.torch_version import OLDEST
 
 HERE = known_issues()
 """Those of the installed torch."""

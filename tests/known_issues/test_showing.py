@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.known_issues.known import KnownIssue, issues_on_file
-from equivcheck.known_issues.showing import Showing, Shows, read_table, showing, written_table
+from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
+from equivcheck.oracle.known_issues.showing import Showing, Shows, read_table, showing, written_table
 
 ISSUES = {issue.id: issue for issue in issues_on_file()}
 WRONG, CRASH = ISSUES["fsdp1_unties"], ISSUES["adafactor_of_nothing"]

@@ -14,9 +14,9 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.mutant import Family
 from equivcheck.mutants.registry import mutant, mutants
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 from mutants.minimums import MINIMUMS
-from supported import require_mended, require_supported
+from support.supported import require_mended, require_supported
 
 KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
     Family.DATA_PARALLEL: {

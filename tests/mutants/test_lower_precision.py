@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.program import rank_program
+from equivcheck.layouts.composition.program import rank_program
 from equivcheck.mutants.precision.lower_precision import masters_in_bfloat16, reduced_in_bfloat16
 from equivcheck.scenario import SGD, AdamW, ElementType, MixedPrecision
 from equivcheck.strategies import optimizers, scenarios, trainings
-from equivcheck.trace.trace import Trace
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.pool import ranks
-from lowered import lowered_layouts
+from equivcheck.worlds.trace.trace import Trace
+from support.lowered import lowered_layouts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

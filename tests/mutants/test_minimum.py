@@ -11,7 +11,7 @@ import pytest
 
 from equivcheck import Outcome, check
 from equivcheck.mutants.registry import mutant
-from equivcheck.selftest.examine import Effort, examine
+from equivcheck.quality.selftest.examine import Effort, examine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,6 +1,6 @@
 """A second reference, independent of torch and of the train loop: what checks the reference itself.
 
-Nothing is shared with `equivcheck.train` but the nouns. It computes in the element type of the arrays that it is given.
+Nothing is shared with `equivcheck.training` but the nouns. It computes in the element type of the arrays that it is given.
 """
 
 from __future__ import annotations

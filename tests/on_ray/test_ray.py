@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from equivcheck.campaign.cluster.connect import connect_ray
+from equivcheck.campaign.cluster.crew import ClusterFailed
 from equivcheck.campaign.events import Event, KeptFinding, Ticked
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.cluster.connect import connect_ray
-from equivcheck.cluster.crew import ClusterFailed
-from equivcheck.findings.store import FindingStore
 from on_ray.conftest import NAMES, ThreeNodes
 from on_ray.patient_start import PATIENCE
-from processes import end_soon
+from support.processes import end_soon
 from unit.campaign import fakes
 
 SMALLEST = fakes.scenario(width=3, ranks=1)
@@ -101,8 +101,8 @@ import json, sys
 from unit.campaign import fakes
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.cluster.connect import connect_ray
-from equivcheck.findings.store import FindingStore
+from equivcheck.campaign.cluster.connect import connect_ray
+from equivcheck.campaign.findings.store import FindingStore
 
 def tell(event):
     if type(event).__name__ == "Ticked" and event.num_findings and all(node.num_checks for node in event.nodes):

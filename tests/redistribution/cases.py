@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from equivcheck.choice import Choice
+from equivcheck.system.choice import Choice
 
 Coordinate = tuple[int, ...]
 """Where a rank stands, by mesh axis."""

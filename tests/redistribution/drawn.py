@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from redistribution.cases import Held, Order, Placement, Placements, Redistribution, Start, strided
 from redistribution.limits import REPAIRS
 

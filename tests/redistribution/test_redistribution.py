@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.distributed.tensor import placement_types
 
 from collectives.worlds import DEADLINE, WORLDS, run_in
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import open_ranks
 from equivcheck.worlds.sim import arithmetic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from upstream import Upstream, assert_listed, assert_shows, assert_sim_agrees
+from support.upstream import Upstream, assert_listed, assert_shows, assert_sim_agrees
 
 PACKAGE = "redistribution.upstream"
 UPSTREAM = (

@@ -18,9 +18,9 @@ from typing import Any
 from equivcheck import Outcome, check
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.counts.histogram import Histogram
+from equivcheck.campaign.selection.expected_cost import expected_cost
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
-from equivcheck.selection.expected_cost import expected_cost
 from equivcheck.strategies import scenarios
 
 SHARES = {"median": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}

@@ -23,9 +23,9 @@ from rich.console import Console
 
 from equivcheck.campaign.control import applicable_mutants
 from equivcheck.campaign.events import Event, Summary, Ticked
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan, frontier_scenarios
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.store import FindingStore
 from equivcheck.report.progress import ProgressLine
 from equivcheck.report.summary_object import summary_object
 
@@ -89,7 +89,7 @@ def _workers() -> Iterator[psutil.Process]:
     """The children of this process, and those of the one that workers are forked from, if there is one."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            is_server = any("equivcheck.workers.forking" in argument for argument in child.cmdline())
+            is_server = any("equivcheck.worlds.workers.forking" in argument for argument in child.cmdline())
             yield from child.children() if is_server else (child,)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import equivcheck
-from equivcheck.composition.expected_calls import MODELLED
-from equivcheck.composition.registry import layout_kinds
-from equivcheck.coverage.features import _fields
+from equivcheck.campaign.coverage.features import _fields
+from equivcheck.layouts.composition.expected_calls import MODELLED
+from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.scenario import (
     Data,
     Execution,
@@ -30,7 +30,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 PACKAGE = Path(equivcheck.__file__).parent
-FOLDERS = PACKAGE / "parallelisms"
+FOLDERS = PACKAGE / "layouts/parallelisms"
 OPTIONS = [(kind, field.name) for kind in PARALLELISMS for field in fields(kind)]
 NOUNS = [(kind, field.name) for kind in (Training, Model, Layer, Data, Execution) for field in fields(kind)]
 NO_LIMIT = {
@@ -88,7 +88,7 @@ def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
 
 def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
     """The files that say what layouts cannot run, of one parallelism and of all."""
-    general = (PACKAGE / "layouts/limits", *(PACKAGE / "composition").glob("*limits.py"))
+    general = (PACKAGE / "layouts/base/limits", *(PACKAGE / "layouts/composition").glob("*limits.py"))
     return with_facts(kind, FOLDERS / kind.tag / "limits.py", *general)
 
 
@@ -126,8 +126,8 @@ def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parall
 def test_a_field_of_a_training_is_trained_written_and_drawn(kind: type, name: str) -> None:
     """What trains, what exports and what generates scenarios know of it, itself or by what the noun tells of it."""
     told = {name} | _told_of(kind, name)
-    assert told & names_in(PACKAGE / "train", PACKAGE / "layouts/execution", PACKAGE / "composition", FOLDERS)
-    assert told & names_in(PACKAGE / "export", PACKAGE / "layouts/script", FOLDERS)
+    assert told & names_in(PACKAGE / "training", PACKAGE / "layouts/base/execution", PACKAGE / "layouts/composition", FOLDERS)
+    assert told & names_in(PACKAGE / "export", PACKAGE / "layouts/base/script", FOLDERS)
     assert name in names_in(PACKAGE / "strategies")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import equivcheck
-from equivcheck.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.known import issues_on_file
 
 ROOT = Path(__file__).parents[2]
 DIST_INFO = "equivcheck-*.dist-info"
@@ -86,8 +86,8 @@ def test_a_wheel_has_all_that_is_needed(wheel: Path) -> None:
     files = contents(wheel)
     assert {name for name in files if name.startswith("equivcheck/strategies/")} == REAL_CODE
     assert b"def scenarios(" in files["equivcheck/strategies/scenario.py"]
-    assert {"equivcheck/py.typed", "equivcheck/known_issues/known.toml"} <= files.keys()
-    assert {f"equivcheck/known_issues/scripts/{issue.id}.py" for issue in issues_on_file()} <= files.keys()
+    assert {"equivcheck/py.typed", "equivcheck/oracle/known_issues/known.toml"} <= files.keys()
+    assert {f"equivcheck/oracle/known_issues/scripts/{issue.id}.py" for issue in issues_on_file()} <= files.keys()
 
 
 def test_a_wheel_declares_its_entry_points(wheel: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_wheel_declares_its_entry_points(wheel: Path) -> None:
     assert {group: dict(declared[group]) for group in declared.sections()} == {
         "console_scripts": {"equivcheck": "equivcheck.cli:main"},
         "pytest11": {"equivcheck": "equivcheck.pytest_plugin"},
-        "hypothesis": {"equivcheck": "equivcheck.profiles:register_profiles"},
+        "hypothesis": {"equivcheck": "equivcheck.system.profiles:register_profiles"},
     }
 
 
@@ -115,7 +115,8 @@ def test_a_wheel_is_imported_without_torch(installed: Path) -> None:
     """What is imported at the start of a run waits for no torch, and the strategies come from the package alone."""
     code = (
         "from importlib.util import find_spec\n"
-        "import equivcheck, equivcheck.pytest_plugin, equivcheck.cli, equivcheck.profiles, equivcheck.strategies as strategies\n"
+        "import equivcheck, equivcheck.pytest_plugin, equivcheck.cli, equivcheck.system.profiles\n"
+        "import equivcheck.strategies as strategies\n"
         "print('torch' in sys.modules, find_spec('strategies'), strategies.__file__)"
     )
     assert run_in(installed, code) == f"False None {installed / 'equivcheck/strategies/__init__.py'}"

@@ -7,12 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from equivcheck.campaign.counts.histogram import Histogram
-from equivcheck.coverage.programs import ProgramReach
-from equivcheck.coverage.reach import Reach
-from equivcheck.findings.fingerprint import blur
+from equivcheck.campaign.coverage.programs import ProgramReach
+from equivcheck.campaign.coverage.reach import Reach
+from equivcheck.campaign.findings.fingerprint import blur
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.scenario.case import Case
-from equivcheck.verdict.program import ProgramVerdict
-from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 
 
 @dataclass(slots=True)

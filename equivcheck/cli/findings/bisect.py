@@ -15,9 +15,9 @@ from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
-    from equivcheck.findings.versions import ShownIn
-    from equivcheck.known_issues.known import KnownIssue
-    from equivcheck.versions.environments import Installation
+    from equivcheck.campaign.findings.versions import ShownIn
+    from equivcheck.oracle.known_issues.known import KnownIssue
+    from equivcheck.quality.versions.environments import Installation
 
 SECONDS = 300.0
 """Limit for each version."""
@@ -57,8 +57,8 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     """
     if (finding is None) == (issue_id is None):
         raise UsageError("bisect takes either a finding or --id with a known issue; allowed: one of them")
-    from equivcheck.findings.finding import Finding, write_versions
-    from equivcheck.versions.measuring import Search
+    from equivcheck.campaign.findings.finding import Finding, write_versions
+    from equivcheck.quality.versions.measuring import Search
 
     # What is looked for before the index of packages is asked which versions there are, as that takes seconds.
     sought = find(str(finding), store) if issue_id is None else _issue(issue_id)
@@ -75,7 +75,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
 
 
 def _issue(issue_id: str) -> KnownIssue:
-    from equivcheck.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.known import issues_on_file
 
     issues = {issue.id: issue for issue in issues_on_file()}
     if issue_id not in issues:

@@ -17,8 +17,8 @@ from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from equivcheck.mutants.mutant import Mutant
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
     from equivcheck.system.commands import Ran
-    from equivcheck.verdict.verdict import CaseVerdict
 
 DEADLINE = 60.0
 """Seconds for the check of a scenario of which nothing is known yet."""
@@ -86,7 +86,7 @@ def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[CaseVerd
     else:
         case = read_case(finding)
     from equivcheck.campaign.isolated import check_isolated
-    from equivcheck.oracle.check import check
+    from equivcheck.checking.check import check
     from equivcheck.scenario import Scenario
 
     if mutant is None:

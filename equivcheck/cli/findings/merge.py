@@ -13,7 +13,7 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
-    from equivcheck.history.merging import Merged
+    from equivcheck.campaign.history.merging import Merged
 
 
 @click.command()
@@ -25,8 +25,8 @@ def merge(sources: tuple[Path, ...], store: Path, as_json: bool) -> ExitCode:
 
     Of a finding that several have, the smallest scenario is kept. To merge the same again adds nothing.
     """
-    from equivcheck.history.merging import merge as merge_store
-    from equivcheck.history.merging import require_sources
+    from equivcheck.campaign.history.merging import merge as merge_store
+    from equivcheck.campaign.history.merging import require_sources
 
     require_sources(sources, store)
     merged = [merge_store(source, store) for source in sources]
@@ -42,7 +42,7 @@ def merge(sources: tuple[Path, ...], store: Path, as_json: bool) -> ExitCode:
 
 
 def _line(merged: Merged) -> str:
-    from equivcheck.findings.store import Kept
+    from equivcheck.campaign.findings.store import Kept
 
     new, better, seen = (merged.kept[kept] for kept in (Kept.NEW, Kept.BETTER, Kept.SEEN))
     found = f"{count(new, 'new finding')}, {better} with a better example, {seen} seen before"
@@ -50,7 +50,7 @@ def _line(merged: Merged) -> str:
 
 
 def _object(merged: Merged) -> dict[str, Any]:
-    from equivcheck.findings.store import Kept
+    from equivcheck.campaign.findings.store import Kept
 
     kept = {kept.value: merged.kept[kept] for kept in (Kept.NEW, Kept.BETTER, Kept.SEEN)}
     return {"store": str(merged.store), "findings": kept, "runs": merged.num_runs, "broken": list(merged.broken)}

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from equivcheck.choice import Choice
 from equivcheck.cli.findings.replay_all import replay_all
 from equivcheck.cli.options import confirm_option, console, deadline_option, json_option, print_json, store_option, world_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
+from equivcheck.system.choice import Choice
 from equivcheck.system.printable import printable
 from equivcheck.worlds.pool import STARTED
 
 if TYPE_CHECKING:
-    from equivcheck.findings.finding import Finding
-    from equivcheck.verdict.verdict import CaseVerdict
+    from equivcheck.campaign.findings.finding import Finding
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 class ReplayResult(Choice):
@@ -83,7 +83,7 @@ def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Cas
     """A finding's case checked in a process of its own, and on processes as well if that is asked for."""
     from equivcheck.campaign.isolated import check_isolated
     from equivcheck.campaign.plan import explaining_check
-    from equivcheck.oracle.confirm import CONFIRMING, confirmed_by, may_be_confirmed
+    from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
     check = explaining_check if world == STARTED else check_isolated
@@ -96,8 +96,8 @@ def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Cas
 
 def find(finding: str, store: Path) -> Finding:
     """The finding in a folder, or in the store by its fingerprint. Raises `UsageError`."""
-    from equivcheck.findings.finding import load_finding
-    from equivcheck.findings.store import FindingStore
+    from equivcheck.campaign.findings.finding import load_finding
+    from equivcheck.campaign.findings.store import FindingStore
 
     if os.path.isdir(finding) or "/" in finding:
         return load_finding(Path(finding))
@@ -106,7 +106,7 @@ def find(finding: str, store: Path) -> Finding:
 
 def compare(kept: Finding, verdict: CaseVerdict) -> ReplayResult:
     """What became of a finding."""
-    from equivcheck.findings.fingerprint import fingerprint
+    from equivcheck.campaign.findings.fingerprint import fingerprint
 
     if not verdict.outcome.is_finding:
         return ReplayResult.NO_LONGER
@@ -114,7 +114,7 @@ def compare(kept: Finding, verdict: CaseVerdict) -> ReplayResult:
 
 
 def _object(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> dict[str, Any]:
-    from equivcheck.findings.finding import verdict_object
+    from equivcheck.campaign.findings.finding import verdict_object
     from equivcheck.scenario.file_format.codec import encode
 
     return {

@@ -15,16 +15,16 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 if TYPE_CHECKING:
-    from equivcheck.findings.fate import Replayed
-    from equivcheck.findings.finding import Finding
-    from equivcheck.findings.store import FindingStore
-    from equivcheck.verdict.verdict import CaseVerdict
+    from equivcheck.campaign.findings.fate import Replayed
+    from equivcheck.campaign.findings.finding import Finding
+    from equivcheck.campaign.findings.store import FindingStore
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
     """Check every finding of a store again, a line each as it comes; one that cannot be read is an error on stderr."""
-    from equivcheck.findings.environment import environment
-    from equivcheck.findings.store import FindingStore
+    from equivcheck.campaign.findings.environment import environment
+    from equivcheck.campaign.findings.store import FindingStore
 
     torch, found = environment().torch, []
     for replayed in each_replayed(FindingStore(store), check, torch):
@@ -41,8 +41,8 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
 
 def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[Replayed]:
     """Check every finding of a store again, with a line each on stderr; one that cannot be read is an error there."""
-    from equivcheck.findings.fate import replayed
-    from equivcheck.findings.finding import BrokenFinding
+    from equivcheck.campaign.findings.fate import replayed
+    from equivcheck.campaign.findings.finding import BrokenFinding
 
     marks = store.fingerprints()
     for number, mark in enumerate(marks, start=1):
@@ -69,7 +69,7 @@ def _line(replayed: Replayed) -> str:
 
 
 def _object(replayed: Replayed) -> dict[str, Any]:
-    from equivcheck.findings.finding import verdict_object
+    from equivcheck.campaign.findings.finding import verdict_object
 
     kept = replayed.finding
     return {

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.choice import Choice
 from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.system.choice import Choice
 
 if TYPE_CHECKING:
-    from equivcheck.layouts.script.numbers import Numbers
+    from equivcheck.layouts.base.script.numbers import Numbers
     from equivcheck.mutants.mutant import Mutant
+    from equivcheck.oracle.verdict.verdict import CaseVerdict
+    from equivcheck.programs.verdict import ProgramVerdict
     from equivcheck.system.commands import Ran
-    from equivcheck.verdict.program import ProgramVerdict
-    from equivcheck.verdict.verdict import CaseVerdict
 
 DEFAULT_NAME = "repro.py"
 
@@ -30,9 +30,9 @@ class NumberSource(Choice):
 def script_text(verdict: CaseVerdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
     from equivcheck.export.script import script_of
-    from equivcheck.layouts.script.numbers import Numbers, usual_numbers
-    from equivcheck.verdict.program import ProgramVerdict
-    from equivcheck.verdict.verdict import Verdict
+    from equivcheck.layouts.base.script.numbers import Numbers, usual_numbers
+    from equivcheck.oracle.verdict.verdict import Verdict
+    from equivcheck.programs.verdict import ProgramVerdict
 
     assert isinstance(verdict, Verdict | ProgramVerdict)
     if isinstance(verdict, ProgramVerdict):
@@ -53,7 +53,7 @@ def script_text(verdict: CaseVerdict, mutant: Mutant | None, wanted: NumberSourc
 
 def _of_program(verdict: ProgramVerdict, wanted: NumberSource, name: str, seen_on: str) -> str:
     """The script of a tensor program, which is about its own numbers."""
-    from equivcheck.program_run.script import script_of_verdict
+    from equivcheck.programs.run.script import script_of_verdict
 
     if wanted is NumberSource.DRAWN:
         raise UsageError("a tensor program has its own numbers; allowed: --numbers auto or exact")

@@ -16,7 +16,7 @@ from equivcheck.system.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from equivcheck.history.standing import Record
+    from equivcheck.campaign.history.standing import Record
 
 _USUAL_DAYS = 90
 
@@ -39,8 +39,8 @@ def triage(  # noqa: PLR0913, PLR0917 - options
 
     A FINDING is named by the first digits of its fingerprint. Exit code 1 if one shows that is not accepted.
     """
-    from equivcheck.history import standing
-    from equivcheck.history.history import History
+    from equivcheck.campaign.history import standing
+    from equivcheck.campaign.history.history import History
 
     if accept is not None and withdraw is not None:
         raise UsageError("triage takes either --accept or --withdraw; allowed: one of them")

@@ -9,13 +9,13 @@ import torch
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, gradients_of, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over, tensors
-from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
 from equivcheck.scenario.mesh import CP, PP
-from equivcheck.train.accumulate import part_loss, scalar
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.accumulate import part_loss, scalar
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 Weights = Sequence[float]
 """Of each microbatch, a factor beside its share of the step's loss; 0 leaves it out."""

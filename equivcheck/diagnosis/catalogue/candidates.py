@@ -30,7 +30,7 @@ from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 
 _COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 _UPDATED = (Phase.UPDATE, Phase.STATE)

@@ -11,11 +11,11 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.catalogue.norms import clip_nothing, norm_of, scale_to, with_clipping, wrong_norms
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.layouts.rounding import EACH, ONCE, WhenReduced
-from equivcheck.reference.reduction import Gradients
+from equivcheck.layouts.base.rounding import EACH, ONCE, WhenReduced
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, ClipValue
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 Clip = Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor]
 """Clips the gradients of parameters and returns the norm."""

@@ -10,15 +10,15 @@ import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.reference.reduction import Gradients
-from equivcheck.reference.rounded import rounded_setup
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.reference.rounded import rounded_setup
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
-from equivcheck.trace.trace import Trace
-from equivcheck.train.loop import train
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.train.single_device import single_device
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.loop import train
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Setup], None]
 """Makes a setup wrong."""

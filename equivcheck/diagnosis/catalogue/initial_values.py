@@ -10,9 +10,9 @@ from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emu
 from equivcheck.diagnosis.diverged_run import DivergedRun, initial_values
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import numbered, tensors
-from equivcheck.trace.pieces import Whole, fill, part_of, whole_tensors
-from equivcheck.train.single_device import single_device
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.pieces import Whole, fill, part_of, whole_tensors
 
 
 def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:

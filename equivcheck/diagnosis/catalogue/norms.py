@@ -16,11 +16,11 @@ from equivcheck.diagnosis.emulation.coordinates import choices_of
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.diagnosis.words import over, tensors
-from equivcheck.reference.reduction import Gradients
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, ClipValue, NormType
-from equivcheck.trace.differences import Phase
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
 
 Norm = Callable[[Gradients, NormType], torch.Tensor]
 """A norm of gradients by name."""

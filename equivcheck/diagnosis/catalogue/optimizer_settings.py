@@ -12,10 +12,10 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, around_update, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Optimizer
-from equivcheck.train.optimizer import build_optimizer
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.optimizer import build_optimizer
+from equivcheck.training.setup import Setup
 
 Settings = dict[str, Any]
 """A parameter group of a torch optimizer."""

@@ -13,11 +13,11 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages
+from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layer, Layout, Pipeline, PlannedParallelism
 from equivcheck.scenario.mesh import PP, TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
 """The same parts of an activation in another order."""

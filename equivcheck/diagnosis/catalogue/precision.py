@@ -17,9 +17,9 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.layouts.rounding import EACH, ONCE, WHOLE, Division, WhenReduced
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, Division, WhenReduced
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 
 def other_types(diverged: DivergedRun) -> Iterator[tuple[torch.dtype, str]]:

@@ -23,10 +23,10 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import choices_of
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, number_of, over
-from equivcheck.layouts.rounding import EACH
-from equivcheck.trace.differences import Phase
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.layouts.base.rounding import EACH
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
 
 LEAST_SCALE = 16.0
 """From here on a power of two is taken for the factor of a loss scaler."""

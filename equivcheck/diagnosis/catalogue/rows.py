@@ -18,10 +18,10 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, cut
 from equivcheck.diagnosis.words import over
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 Take = Callable[[EmulatedRanks, RankCoordinate, Batch], Batch]
 """The rows of a microbatch that a rank computes on."""

@@ -11,10 +11,10 @@ import torch
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, changing_gradients, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
-from equivcheck.train.optimizer import build_optimizer
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.optimizer import build_optimizer
+from equivcheck.training.setup import Setup
 
 
 def _is_sharded(diverged: DivergedRun) -> bool:

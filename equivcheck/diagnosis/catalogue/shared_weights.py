@@ -12,11 +12,11 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
-from equivcheck.train.optimizer import build_optimizer
-from equivcheck.train.read import default_slots
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.optimizer import build_optimizer
+from equivcheck.training.read import default_slots
+from equivcheck.training.setup import Setup
 
 
 def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:

@@ -13,13 +13,13 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, over, tensors
-from equivcheck.layers.registry import kind_of
-from equivcheck.parallelisms.tensor_parallel.plans import fits, inputs_of
-from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import fits, inputs_of
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.setup import Setup
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 """What a linear then computes."""

@@ -18,11 +18,11 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import rows_of_tensor, tensors
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.pieces import Whole
-from equivcheck.train.material import material
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.material import material
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import Whole
 
 Values = TypeVar("Values")
 

@@ -12,19 +12,19 @@ from functools import partial
 
 import torch
 
-from equivcheck.composition.registry import when_reduced
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.layouts.rounding import Division
-from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
-from equivcheck.trace.trace import Trace
-from equivcheck.train.accumulate import part_loss, scalar
-from equivcheck.train.balance import Counts, counts_in
-from equivcheck.train.loop import Pause, pausing
-from equivcheck.train.material import Batch, material
-from equivcheck.train.setup import Setup
-from equivcheck.train.single_device import single_device
+from equivcheck.layouts.base.rounding import Division
+from equivcheck.layouts.composition.registry import when_reduced
+from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
+from equivcheck.training.accumulate import part_loss, scalar
+from equivcheck.training.balance import Counts, counts_in
+from equivcheck.training.loop import Pause, pausing
+from equivcheck.training.material import Batch, material
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.trace import Trace
 
 Parameters = dict[str, torch.nn.Parameter]
 """Those of one rank, by name."""

@@ -12,7 +12,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import DDP
-from equivcheck.trace.pieces import fill
+from equivcheck.worlds.trace.pieces import fill
 
 
 @lru_cache(maxsize=4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft
-from equivcheck.layouts.script.mesh import data_rank
+from equivcheck.layouts.base.script.draft import Draft
+from equivcheck.layouts.base.script.mesh import data_rank
 from equivcheck.scenario import Data
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft, refuse
-from equivcheck.layouts.script.loop import norm_arguments, order_of
-from equivcheck.layouts.script.text import block
+from equivcheck.layouts.base.script.draft import Draft, refuse
+from equivcheck.layouts.base.script.loop import norm_arguments, order_of
+from equivcheck.layouts.base.script.text import block
 from equivcheck.scenario import ClipNorm, NormType
 
 

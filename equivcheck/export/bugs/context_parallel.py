@@ -8,12 +8,12 @@ import torch
 
 from equivcheck.export.bugs.snippet import Snippet, each_gradient
 from equivcheck.export.bugs.token_layers import rewritten
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.text import block, indented
-from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.text import block, indented
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.scenario import ContextParallel, CrossEntropy
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.material import count_labels, material
+from equivcheck.training.material import count_labels, material
 
 _PLACED = "self.sequence.positions(query.shape[-2], query.device)"
 

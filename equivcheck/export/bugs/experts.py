@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from equivcheck.export.bugs.snippet import Snippet, flagged
 from equivcheck.export.bugs.token_layers import rewritten
-from equivcheck.layouts.expected_calls.counted_units import AXES
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.text import block
-from equivcheck.parallelisms.fsdp2.division import averaging_ranks
+from equivcheck.layouts.base.expected_calls.counted_units import AXES
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.text import block
+from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks
 from equivcheck.scenario import FSDP2, Scenario
 
 _ROUTED = re.compile(r"( *)(flat, chosen, weights = |values = torch\.zeros_like\(normed\))")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet, each_gradient
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.mesh import data_rank
-from equivcheck.layouts.script.text import block, indented
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import data_rank
+from equivcheck.layouts.base.script.text import block, indented
 
 
 def _reduced_by(draft: Draft, name: str, body: list[str], words: str) -> None:

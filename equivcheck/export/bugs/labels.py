@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.mesh import data_rank
+from equivcheck.layouts.base.data_rows import rows_of
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import data_rank
 from equivcheck.scenario import CrossEntropy, Pipeline
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.material import IGNORED, Batch, count_labels, material
+from equivcheck.training.material import IGNORED, Batch, count_labels, material
 
 Count = Callable[[Batch], float]
 """What the labels of a microbatch count."""

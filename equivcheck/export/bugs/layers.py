@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.limits.limit import parallelism_of
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.scenario import Split, TensorParallel
 
 

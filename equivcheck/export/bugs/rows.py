@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.script.mesh import data_rank
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import data_rank
 from equivcheck.scenario import SPMD
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft, LoopPosition
-from equivcheck.layouts.script.text import block
-from equivcheck.parallelisms.pipeline.export_copies import SUM_GRADIENTS
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.text import block
+from equivcheck.layouts.parallelisms.pipeline.export_copies import SUM_GRADIENTS
 
 
 def _not_summed(draft: Draft) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from equivcheck.export.bugs.snippet import Snippet, flagged
-from equivcheck.layouts.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.scenario import LocalTensorParallel
 from equivcheck.scenario.mesh import TP
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.export.bugs.snippet import Snippet
-from equivcheck.layouts.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 
 
 def _rate_scaled_by_ranks(draft: Draft) -> None:

@@ -11,10 +11,10 @@ from equivcheck.mutants.accumulation.weights import ACCUMULATES, TWO_MICROBATCHE
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks, num_microbatches
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP1, Scenario, ZeroGrad
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 
 def _sums_over_ranks(scenario: Scenario) -> bool:

@@ -8,12 +8,12 @@ from functools import partial
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_rank, data_ranks, num_microbatches
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.trace.stage import Stage
-from equivcheck.train.accumulate import part_loss, scalar
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.accumulate import part_loss, scalar
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
 """Layouts in which a rank accumulates over microbatches by itself: not a pipeline, whose schedule does."""

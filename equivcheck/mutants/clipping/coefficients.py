@@ -13,11 +13,11 @@ from equivcheck.mutants.clipping.norms import BY_NORM, BY_PARAMETERS, Clipping, 
 from equivcheck.mutants.comm_hooks import averaged, reduce_by
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
-from equivcheck.trace.stage import Stage
-from equivcheck.train.accumulate import whole
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.accumulate import whole
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
 
 ACTIVE = "one gradient with a norm above the largest shows it at the first step"
 

@@ -12,13 +12,13 @@ from torch import nn
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import OVER_OTHERS, is_eager, is_wrapped
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AnyLayer, ClipNorm, NormType, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
-from equivcheck.trace.stage import Stage
-from equivcheck.train.accumulate import whole
-from equivcheck.train.read import local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.accumulate import whole
+from equivcheck.training.read import local_values
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
 
 SPLIT = "two ranks hold different elements of one gradient"
 BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel")

@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from equivcheck.layers.sequence import Looks
-from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.layouts.base.partition import chunk_sizes
+from equivcheck.layouts.parallelisms.context_parallel.ranks import Gather, PositionRanks
+from equivcheck.layouts.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
 from equivcheck.mutants.context_parallel.sites import (
     BY_POSITIONS,
     IN_PARTS,
@@ -21,11 +22,10 @@ from equivcheck.mutants.context_parallel.sites import (
 )
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of
-from equivcheck.parallelisms.context_parallel.ranks import Gather, PositionRanks
-from equivcheck.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Exchange
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.sequence import Looks
+from equivcheck.training.setup import Setup
 
 Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 """Which positions of keys each of queries does not see; None for seeing all."""

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from equivcheck.layers.attention.module import AttentionModule, attention, turned
 from equivcheck.mutants.context_parallel.sites import (
     BY_POSITIONS,
     IN_PARTS,
@@ -23,11 +22,12 @@ from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import loss_of_labels
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 HEAD_AND_TAIL = Minimum(because="the first rank has the first and the last position, the second the two between")
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.layers.attention.module import AttentionModule
-from equivcheck.layers.module import LayerModule
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
+from equivcheck.layouts.parallelisms.context_parallel.sequences import PartOfSequence
 from equivcheck.mutants.mutant import Minimum
 from equivcheck.mutants.needs import is_eager, within
-from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
-from equivcheck.parallelisms.context_parallel.ranks import PositionRanks
-from equivcheck.parallelisms.context_parallel.sequences import PartOfSequence
 from equivcheck.scenario import Attention, ContextParallel, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.model import MLP
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.attention.module import AttentionModule
+from equivcheck.training.layers.module import LayerModule
+from equivcheck.training.model import MLP
+from equivcheck.training.setup import Setup
 
 BY_POSITIONS = within(ContextParallel.tag)
 IN_PARTS = Minimum(because="two ranks have a position each")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, is_cut, ranks_of
 from equivcheck.mutants.experts.gradients import keep_own_gradients
 from equivcheck.mutants.mutant import Minimum, fault
@@ -16,12 +17,11 @@ from equivcheck.mutants.needs import all_of, has_microbatches
 from equivcheck.mutants.rank import scale_gradients
 from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import loss_of_labels
-from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, CrossEntropy, Scenario
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.material import Batch, count_labels
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.setup import Setup
 
 ALONE = (ContextParallel.tag,)
 

@@ -19,9 +19,9 @@ from equivcheck.mutants.needs import (
     updates_exceed_rounding,
 )
 from equivcheck.mutants.rank import data_ranks, scale, scale_gradients, size_of, stepped
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 
 @fault(

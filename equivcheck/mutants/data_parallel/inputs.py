@@ -11,11 +11,11 @@ from equivcheck.mutants.comm_hooks import ddp_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks
 from equivcheck.mutants.rank import data_rank, data_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.train.material import Batch
-from equivcheck.train.read import local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch
+from equivcheck.training.read import local_values
+from equivcheck.training.setup import Setup
 
 TAKES_ROWS = (*DATA_PARALLEL, "spmd")
 """Layouts in which ranks take their share of the rows."""

@@ -11,10 +11,10 @@ from equivcheck.mutants.comm_hooks import averaged, ddp_of, kept, lost, reduce_b
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AuxiliaryLinear, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 
 def _looks_for_unused(scenario: Scenario) -> bool:

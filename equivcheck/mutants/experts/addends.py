@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.layouts.base.partition import chunk_sizes
+from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import weights_of_addends
 from equivcheck.mutants.experts.sites import any_experts, experts_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import is_eager, within
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
-from equivcheck.parallelisms.local_tensor_parallel.units_within import LocalRegion
-from equivcheck.parallelisms.tensor_parallel.plans import weights_of_addends
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Layout, LocalTensorParallel, Model, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.material import material
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.material import material
+from equivcheck.training.setup import Setup
 
 LOCAL = within(LocalTensorParallel.tag)
 

@@ -8,14 +8,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from equivcheck.layers.experts.module import Router
-from equivcheck.layers.module import Load
-from equivcheck.layouts.data_rows import sum_counts
-from equivcheck.layouts.expected_calls.counted_units import AXES
+from equivcheck.layouts.base.data_rows import sum_counts
+from equivcheck.layouts.base.expected_calls.counted_units import AXES
 from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, within
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -27,10 +26,11 @@ from equivcheck.scenario import (
     Replicate,
     Scenario,
 )
-from equivcheck.train.balance import Counts, own_counts
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.balance import Counts, own_counts
+from equivcheck.training.layers.experts.module import Router
+from equivcheck.training.layers.module import Load
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 COUNTED = within(*(kind.tag for kind in (DDP, Replicate, FSDP1, FSDP2, ExpertParallel, ContextParallel, LocalDataParallel)))
 """Layouts in which ranks count what others choose."""

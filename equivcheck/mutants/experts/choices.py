@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.layers.experts.module import ExpertsModule, Router
 from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
 from equivcheck.mutants.experts.weights import ALONE, Routed, reroute
 from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, FSDP1, FSDP2, ExpertParallel, Experts, Replicate
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import ExpertsModule, Router
+from equivcheck.training.setup import Setup
 
 BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
 """Layouts in which a rank computes a microbatch of its rows at once."""

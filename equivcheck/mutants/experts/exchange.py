@@ -8,17 +8,17 @@ from functools import partial
 
 import torch
 
-from equivcheck.layouts.partition import chunk_sizes
+from equivcheck.layouts.base.partition import chunk_sizes
+from equivcheck.layouts.parallelisms.expert_parallel.exchange import Exchange
 from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, within
 from equivcheck.mutants.rank import size_of
-from equivcheck.parallelisms.expert_parallel.exchange import Exchange
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel, Experts, Scenario
 from equivcheck.scenario.mesh import EP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 SHARED_OUT = within(ExpertParallel.tag)
 OVER_ONE = Minimum(because="over one rank no row is sent")

@@ -12,11 +12,11 @@ from equivcheck.mutants.experts.sites import experts_of, has_experts
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import EP
-from equivcheck.train.read import local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.read import local_values
+from equivcheck.training.setup import Setup
 
 Named = Callable[[str], bool]
 SUM_OVER_ONE = Minimum(because="the sum over one rank is the mean")

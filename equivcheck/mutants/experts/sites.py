@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.layers.experts.module import ExpertsModule
 from equivcheck.mutants.needs import EVERYWHERE, is_eager
 from equivcheck.scenario import SPMD, Experts, Scenario
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.setup import Setup
 
 Chosen = Callable[[Experts], bool]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch.distributed.fsdp import FSDPModule
 
-from equivcheck.layouts import gradients_by_hand
-from equivcheck.layouts.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
+from equivcheck.layouts.base import gradients_by_hand
+from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
 from equivcheck.scenario.mesh import EP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
 ONE_DIVIDES_BY_ONE = Minimum(because="over one rank experts are divided by as much as all else")

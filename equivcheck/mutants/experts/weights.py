@@ -8,12 +8,12 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from equivcheck.layers.experts.module import Router
 from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, Chosen, any_experts, experts_of, has_experts
 from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import Router
+from equivcheck.training.setup import Setup
 
 Routed = tuple[torch.Tensor, torch.Tensor]
 """Whether each expert is chosen, and its weight, both (..., experts)."""

@@ -8,9 +8,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of, num_microbatches
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 _SECOND_STEP = "the first step has the first rate in any case"
 

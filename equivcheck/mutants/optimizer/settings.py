@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from equivcheck.composition.registry import rounds
+from equivcheck.layouts.composition.registry import rounds
 from equivcheck.mutants.mutant import Minimum, fault, register
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SGD, Adam, AdamW, NAdam, Precision, RAdam, RMSprop, Rprop, Scenario, Training
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 Change = Callable[[Training], Training]
 _ONE_UPDATE = "a rank updates alone, and the first update shows it"

@@ -9,13 +9,13 @@ from typing import Any, cast
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from equivcheck.composition.registry import TIMES
+from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, keeps_state
 from equivcheck.mutants.rank import stepped
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ASGD, FSDP2, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 _RESUMABLE = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
 """Layouts that a training can go on under; other compositions train local tensors, which checkpoints know nothing of."""

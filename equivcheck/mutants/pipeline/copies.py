@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, clip_across
+from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, within
 from equivcheck.mutants.pipeline.stages import run_as
-from equivcheck.parallelisms.pipeline.schedules import Pipe, clip_across
-from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, NormType, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 
 def _has_copies(scenario: Scenario) -> bool:

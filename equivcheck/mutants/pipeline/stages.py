@@ -8,16 +8,16 @@ from itertools import count
 
 import torch
 
-from equivcheck.layouts.limits.limit import parallelism_of
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe
+from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import within
-from equivcheck.parallelisms.pipeline.schedules import Pipe
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.train.accumulate import scaled
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.accumulate import scaled
+from equivcheck.training.setup import Setup
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
 from equivcheck.mutants.parameter_use import FirstValues, Through, use_weight_through
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, Replicate, Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.linear.module import Block
+from equivcheck.training.setup import Setup
 
 _SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPMD)))
 

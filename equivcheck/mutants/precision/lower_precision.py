@@ -7,16 +7,16 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
-from equivcheck.composition.registry import rounding_of
+from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.mutants.comm_hooks import averaged_in, reduce_by
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, is_wrapped, reduces_by_hooks
 from equivcheck.mutants.rank import scale, stepped
 from equivcheck.mutants.torch_private import ReduceInBfloat16, scatter_by
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ElementType, Layout, Scenario
 from equivcheck.scenario.mesh import DP, SHARD
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 LOSS_FACTOR = 1024.0
 """By which a loss may be scaled so that gradients are not too small for float16: a power of 2, which rounds nothing."""

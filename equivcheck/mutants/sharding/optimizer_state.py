@@ -10,20 +10,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from equivcheck.layers.parameters import parameters_of
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import splits_weights
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
 from equivcheck.mutants.rank import axis_names, mesh_of, stepped
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, OF_SHARDS, is_sharded, num_shards
 from equivcheck.mutants.sharding.updates import OPTIMIZES, starts_here
-from equivcheck.parallelisms.tensor_parallel.plans import splits_weights
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel, Training, ZeroGrad
 from equivcheck.scenario.mesh import DP, SHARD, TP
-from equivcheck.trace.stage import Stage
-from equivcheck.train.optimizer import build_optimizer
-from equivcheck.train.read import State, local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.optimizer import build_optimizer
+from equivcheck.training.read import State, local_values
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
 
 
 def _needs_whole(scenario: Scenario) -> bool:

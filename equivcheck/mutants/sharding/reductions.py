@@ -6,10 +6,10 @@ from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, is_eager
 from equivcheck.mutants.rank import axis_names, data_ranks, mesh_of, scale_gradients, size_of
 from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, scatter_by
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 """Layouts of `fully_shard`."""

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from equivcheck.layers.parameters import parameters_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_steps, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import stepped
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
 from equivcheck.mutants.torch_private import fsdp_modules, send_nothing
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Scenario, Training
-from equivcheck.train.read import local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.read import local_values
+from equivcheck.training.setup import Setup
 
 OPTIMIZES = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
 """Layouts in which an optimizer may be handled wrongly."""

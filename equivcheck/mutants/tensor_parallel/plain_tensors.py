@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.partition import leaves_nothing
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
+from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, within
 from equivcheck.mutants.rank import size_of
-from equivcheck.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
-from equivcheck.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
-from equivcheck.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.parallelisms.local_tensor_parallel.routes import Route
-from equivcheck.parallelisms.tensor_parallel.activations import ActivationPlacement
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import LocalTensorParallel, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.setup import Setup
 
 PLAIN = within(LocalTensorParallel.tag)
 OVER_ONE = Minimum(because="over one rank nothing is moved")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from equivcheck.layers.linear.module import Block
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import LayerSite, places
 from equivcheck.mutants.needs import within
-from equivcheck.parallelisms.tensor_parallel.plans import LayerSite, places
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.linear.module import Block
+from equivcheck.training.setup import Setup
 
 WITH_A_PLAN = within(TensorParallel.tag)
 """Layouts with tensor parallelism."""

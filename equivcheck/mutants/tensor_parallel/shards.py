@@ -10,20 +10,20 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import LayerSite
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import changed
 from equivcheck.mutants.precision.layers import other_mask
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
-from equivcheck.parallelisms.tensor_parallel.plans import LayerSite
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.trace.trace import Piece
-from equivcheck.train.material import Batch, material
-from equivcheck.train.read import local_values
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch, material
+from equivcheck.training.read import local_values
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.trace import Piece
 
 
 def _is_square(layer: Planned) -> bool:

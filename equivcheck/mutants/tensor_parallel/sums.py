@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from equivcheck.layers.linear.module import Block
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.linear.module import Block
+from equivcheck.training.setup import Setup
 
 
 def _is_column(layer: Planned) -> bool:

@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.sites import Chosen, has_layer, layers_of
-from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Attention, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.setup import Setup
 
 ONE_RANK = "one rank attends as well"
 IN_PARTS = "two ranks have a part of each sequence"

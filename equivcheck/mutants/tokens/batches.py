@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 
 def compute_on(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:

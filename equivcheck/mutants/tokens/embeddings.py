@@ -16,10 +16,10 @@ from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import length_of, plan_of, shares_out_vocabulary
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 LookUp = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """From a rank's rows of an embedding, tokens, and the token of the first of its rows: what it adds for each token."""

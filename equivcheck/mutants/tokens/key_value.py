@@ -7,17 +7,17 @@ from functools import partial
 
 import torch
 
-from equivcheck.layers.attention.module import AttentionModule, turned
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import changed
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, turned
+from equivcheck.training.setup import Setup
 
 ONE_RANK = "one rank sums over copies as well"
 

@@ -12,10 +12,10 @@ from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data
 from equivcheck.mutants.rank import data_ranks
 from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import counts_labels, ignores_labels, loss_of_labels
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Scenario
-from equivcheck.train.material import Batch, count_labels
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """What the loss of each microbatch of a step is divided by."""

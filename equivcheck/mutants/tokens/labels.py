@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import torch
 
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.batches import compute_on, minimise
 from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.material import IGNORED
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import IGNORED
+from equivcheck.training.setup import Setup
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 ONE_RANK = "one rank computes another loss as well"

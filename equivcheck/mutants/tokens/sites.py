@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.layers.module import LayerModule
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
 from equivcheck.mutants.needs import is_eager
-from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
 from equivcheck.scenario import Scenario
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.module import LayerModule
+from equivcheck.training.setup import Setup
 
 Chosen = Callable[[PlannedLayer], bool]
 

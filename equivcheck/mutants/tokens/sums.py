@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.layers.registry import kind_of
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.rank import size_of
@@ -16,13 +17,12 @@ from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
 from equivcheck.mutants.tokens.needs import head_split
 from equivcheck.mutants.tokens.sites import has_layer, layers_of
-from equivcheck.parallelisms.tensor_parallel.plans import inputs_of
-from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.material import material
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.material import material
+from equivcheck.training.setup import Setup
 
 
 def _is_within_after_something(place: PlannedLayer) -> bool:

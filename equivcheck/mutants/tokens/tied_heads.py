@@ -7,9 +7,9 @@ import torch
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps
 from equivcheck.mutants.parameter_use import FirstValues, Through, use_through, use_weight_through
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 
 def _ties_trained(scenario: Scenario) -> bool:

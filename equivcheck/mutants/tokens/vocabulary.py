@@ -11,18 +11,18 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from equivcheck.layouts.partition import chunk_size, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import head_split, plan_of, shares_out_vocabulary
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.loss import loss_of
-from equivcheck.train.material import IGNORED, class_weights
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.loss import loss_of
+from equivcheck.training.material import IGNORED, class_weights
+from equivcheck.training.setup import Setup
 
 IN_SHARDS = "two ranks have a part of the vocabulary each"
 

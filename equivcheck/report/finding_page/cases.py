@@ -7,6 +7,8 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from equivcheck.oracle.verdict.verdict import AGAIN, CaseVerdict, Verdict
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.report.finding_page import page
 from equivcheck.report.finding_page.page import Told
 from equivcheck.report.finding_page.second_run import SecondRun
@@ -14,8 +16,6 @@ from equivcheck.report.frame.headline import footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
-from equivcheck.verdict.program import ProgramVerdict
-from equivcheck.verdict.verdict import AGAIN, CaseVerdict, Verdict
 
 Again = Callable[[Any], SecondRun]
 """Runs the ranks of a verdict on a scenario once more."""

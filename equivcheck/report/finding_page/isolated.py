@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.report.finding_page.second_run import SecondRun, run_once_more
-from equivcheck.verdict.verdict import Verdict
-from equivcheck.workers.link import Link
-from equivcheck.workers.process import Ended, WorkerProcess
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
+from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 _START_SECONDS = 120.0
 """For the start of the process, beside two runs of the ranks, in another world where the first shows nothing."""

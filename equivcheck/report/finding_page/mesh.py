@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from equivcheck.layers.parameters import Parameter, parameters_of
-from equivcheck.layouts.partition import cut_dim
+from equivcheck.layouts.base.partition import cut_dim
 from equivcheck.scenario import FSDP1, Layout, Mesh, Model, Parallelism, Pipeline, ShardingStrategy
 from equivcheck.scenario.noun import changed
 from equivcheck.scenario.scenario import count
+from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.failure import Failure
 
 WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP, LETTER = 58, 44, 8, 26, 74, 26, 7

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from equivcheck.comparison.communication import differing_calls
-from equivcheck.findings.finding import Finding
-from equivcheck.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.finding import Finding
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.oracle.comparison.communication import differing_calls
+from equivcheck.oracle.verdict.verdict import AGAIN, CaseVerdict, Verdict
 from equivcheck.report.finding_page import call_lanes
 from equivcheck.report.finding_page.mesh import drawn_mesh, options, placements
 from equivcheck.report.finding_page.second_run import SecondRun
@@ -23,9 +24,8 @@ from equivcheck.report.lanes import group_names
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 from equivcheck.system.printable import in_short
-from equivcheck.trace.differences import Divergence
-from equivcheck.verdict.verdict import AGAIN, CaseVerdict, Verdict
 from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.trace.differences import Divergence
 
 _LONGEST_HEADLINE = 300
 _LONGEST_TEXT = 12_000

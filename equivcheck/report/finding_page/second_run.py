@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from equivcheck.comparison.assemble import Assembled, Assembler
-from equivcheck.comparison.compare import compare, errors_of, snapshots_of
-from equivcheck.composition.limits import why_unsupported
-from equivcheck.composition.running import RanksResult, Runner, able
 from equivcheck.errors import EquivCheckError
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.layouts.composition.running import RanksResult, Runner, able
+from equivcheck.oracle.comparison.assemble import Assembled, Assembler
+from equivcheck.oracle.comparison.compare import compare, errors_of, snapshots_of
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import ReferenceRun
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
-from equivcheck.trace.differences import Divergence
-from equivcheck.trace.moments import moments, moments_of_steps
-from equivcheck.trace.tensors import Vector
-from equivcheck.trace.trace import Snapshot
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure, RanksFailed
+from equivcheck.worlds.trace.differences import Divergence
+from equivcheck.worlds.trace.moments import moments, moments_of_steps
+from equivcheck.worlds.trace.tensors import Vector
+from equivcheck.worlds.trace.trace import Snapshot
 
 Alter = Callable[[Setup], None]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equivcheck.report.finding_page.second_run import Compared
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

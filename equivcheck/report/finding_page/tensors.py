@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equivcheck.oracle.verdict.sentences import place, whose
 from equivcheck.report.finding_page.second_run import Compared, SecondRun
 from equivcheck.scenario import Mesh, Scenario
 from equivcheck.scenario.scenario import count
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.trace.pieces import parts_of
-from equivcheck.trace.tensors import Flags, Vector
-from equivcheck.trace.trace import Piece
-from equivcheck.verdict.sentences import place, whose
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.pieces import parts_of
+from equivcheck.worlds.trace.tensors import Flags, Vector
+from equivcheck.worlds.trace.trace import Piece
 
 MAX_TENSORS = 6
 """Drawn; the first that differ."""

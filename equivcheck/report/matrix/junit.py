@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from equivcheck.layout_matrix.result import MatrixResult
-from equivcheck.layout_matrix.row import Row
-from equivcheck.layout_matrix.text import said
 from equivcheck.system.printable import printable
+from equivcheck.user.matrix.result import MatrixResult
+from equivcheck.user.matrix.row import Row
+from equivcheck.user.matrix.text import said
 
 
 def write_junit(path: Path, name: str, found: MatrixResult) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equivcheck.layout_matrix.result import MatrixResult, one_device, totals
-from equivcheck.layout_matrix.text import HEADINGS, cells, said
 from equivcheck.report.frame.headline import Headline, footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.system.output_file import replace_text
+from equivcheck.user.matrix.result import MatrixResult, one_device, totals
+from equivcheck.user.matrix.text import HEADINGS, cells, said
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:

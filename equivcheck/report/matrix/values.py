@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from equivcheck.layout_matrix.result import MatrixResult
-from equivcheck.layout_matrix.row import Row
+from equivcheck.user.matrix.result import MatrixResult
+from equivcheck.user.matrix.row import Row
 
 
 def matrix_object(found: MatrixResult) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from equivcheck.dry_run.run import DryRun, RankPlan
-from equivcheck.layouts.expected_calls.communication import Traffic
+from equivcheck.checking.dry_run.run import DryRun, RankPlan
+from equivcheck.layouts.base.expected_calls.communication import Traffic
 from equivcheck.report.frame.charts import stacked
 from equivcheck.report.frame.headline import Headline, footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
-from equivcheck.trace.stage import Stage
+from equivcheck.worlds.trace.stage import Stage
 
 _MAX_PARAMETERS = 200
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

@@ -6,10 +6,10 @@ import statistics
 from pathlib import Path
 
 from equivcheck.mutants.mutant import Family, Mutant
+from equivcheck.quality.selftest.row import OfLayout, Row, Selftest
 from equivcheck.report.frame.headline import Headline, footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.scenario.scenario import count
-from equivcheck.selftest.row import OfLayout, Row, Selftest
 from equivcheck.system.output_file import replace_text
 
 _WIDEST = 12

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equivcheck.known_issues.known import KnownIssue
+from equivcheck.oracle.known_issues.known import KnownIssue
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame.charts import stacked
 from equivcheck.report.frame.headline import Headline, footer
 from equivcheck.report.frame.templates import rendered
 from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
-from equivcheck.verdict.verdict import Outcome
 
 _MARKS = {"shows": "●", "does not": "○", "cannot run": "-"}
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equivcheck.campaign.findings.finding import BrokenFinding
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.history.failing import fails
+from equivcheck.campaign.history.run import Run
+from equivcheck.campaign.history.standing import Record
 from equivcheck.errors import UsageError
-from equivcheck.findings.finding import BrokenFinding
-from equivcheck.findings.store import FindingStore
-from equivcheck.history.failing import fails
-from equivcheck.history.run import Run
-from equivcheck.history.standing import Record
+from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.system.printable import in_short
-from equivcheck.verdict.verdict import CaseVerdict
 
 _LONGEST_TEXT = 12_000
 """Characters of what is said of a finding, or of its case."""

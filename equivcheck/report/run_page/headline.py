@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from equivcheck.history.past import PastRun
-from equivcheck.history.run import Ended
+from equivcheck.campaign.history.past import PastRun
+from equivcheck.campaign.history.run import Ended
 from equivcheck.report.frame.headline import Headline
 from equivcheck.scenario.scenario import count
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import jinja2
 
-from equivcheck.history.failing import fails, told_in
-from equivcheck.history.history import History, HistoryFailed
-from equivcheck.history.past import Noted, PastRun, find_run, noted, past_runs
-from equivcheck.history.standing import records
-from equivcheck.known_issues.known import issues_on_file
+from equivcheck.campaign.history.failing import fails, told_in
+from equivcheck.campaign.history.history import History, HistoryFailed
+from equivcheck.campaign.history.past import Noted, PastRun, find_run, noted, past_runs
+from equivcheck.campaign.history.standing import records
+from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame import charts
 from equivcheck.report.frame.pairs import pair_rows
 from equivcheck.report.frame.templates import rendered
@@ -22,7 +23,6 @@ from equivcheck.report.run_page.tables import all_layouts, layout_rows
 from equivcheck.report.standing_text import where_seen
 from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
-from equivcheck.verdict.verdict import Outcome
 
 _NUM_EARLIER = 20
 """Runs in the last table, this one included."""

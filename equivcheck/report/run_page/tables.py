@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from equivcheck.history.past import Noted
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.campaign.history.past import Noted
+from equivcheck.oracle.verdict.verdict import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

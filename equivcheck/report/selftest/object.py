@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.selftest.row import Row, Selftest, Shrunk
 
 
 def selftest_object(found: Selftest) -> dict[str, Any]:

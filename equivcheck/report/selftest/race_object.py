@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from equivcheck.selftest.race.result import Race
+from equivcheck.quality.selftest.race.result import Race
 
 
 def race_object(found: Race) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from equivcheck.quality.selftest.race.result import CampaignRun, Race
 from equivcheck.scenario.scenario import count
-from equivcheck.selftest.race.result import CampaignRun, Race
 
 
 def print_race(console: Console, found: Race) -> None:

@@ -8,8 +8,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
 from equivcheck.scenario.scenario import count, in_words
-from equivcheck.selftest.row import Row, Selftest, Shrunk
 
 
 def print_selftest(console: Console, found: Selftest) -> None:

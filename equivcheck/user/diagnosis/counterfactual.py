@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.verdict.cause import Cause
 
 Change = Callable[[EmulatedRanks], None]
 """Makes an honest emulation wrong."""

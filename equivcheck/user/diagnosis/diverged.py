@@ -13,15 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.comparison.compare import compare
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_of
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.reference.reference import Reference
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.moments import moments
-from equivcheck.trace.pieces import part_of, parts_of
-from equivcheck.trace.trace import Snapshot
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.reference import Reference
 from equivcheck.user.batches import converted, microbatches, share_of
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
@@ -30,6 +26,10 @@ from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import moments
+from equivcheck.worlds.trace.pieces import part_of, parts_of
+from equivcheck.worlds.trace.trace import Snapshot
 
 Masks = Mapping[str, torch.Tensor]
 """Some elements of tensors, by name."""

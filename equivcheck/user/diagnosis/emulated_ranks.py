@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
-from equivcheck.reference.reduction import Gradients
-from equivcheck.trace.trace import Snapshot
-from equivcheck.train.threads import one_thread
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import converted, number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, named
 from equivcheck.user.diagnosis.interception import intercepted, norm_of
@@ -28,6 +27,7 @@ from equivcheck.user.task import Loss
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.trace import Snapshot
 
 Optimizer = torch.optim.Optimizer
 Event = Callable[[int, int], None]

@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from equivcheck.comparison.compare import compare
 from equivcheck.diagnosis.agreement import num_agreeing_moments
 from equivcheck.diagnosis.patterns import pattern_of
-from equivcheck.trace.differences import Difference, Phase
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
 from equivcheck.user.diagnosis.catalogue.linears import wrong_splits
 from equivcheck.user.diagnosis.catalogue.losses import wrong_losses
@@ -28,7 +28,7 @@ from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)

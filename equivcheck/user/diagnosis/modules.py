@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from equivcheck.trace.trace import Piece
-from equivcheck.train.read import local_values, pieces_of
+from equivcheck.training.read import local_values, pieces_of
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import summing_step, train, usual_step
 from equivcheck.user.ranks import rank_module, rank_reader
@@ -21,6 +20,7 @@ from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.trace.trace import Piece
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

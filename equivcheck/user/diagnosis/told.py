@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.reference.reference import Reference
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.description import failed
 from equivcheck.user.diagnosis.diverged import diverged_training
 from equivcheck.user.diagnosis.explain import explanation_of
 from equivcheck.user.diagnosis.typed import opinion_of_types
@@ -14,7 +15,6 @@ from equivcheck.user.diagnosis.where import where_of
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Task
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.description import failed
 
 
 def with_types(verdict: UserVerdict, task: Task) -> UserVerdict:

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.oracle.verdict.description import shortened
 from equivcheck.user.batches import converted, mapped, share_of
 from equivcheck.user.loop import build_optimizer, summing_step, usual_step
 from equivcheck.user.ranks import rank_module
 from equivcheck.user.task import Task
-from equivcheck.verdict.description import shortened
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.fake.ranks import FakeRanks
 from equivcheck.worlds.meshes import device_mesh

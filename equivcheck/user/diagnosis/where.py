@@ -8,12 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from equivcheck.comparison.compare import compare
 from equivcheck.diagnosis.words import numbered
-from equivcheck.reference.noise import ABSOLUTE, FACTOR
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.pieces import part_of
-from equivcheck.train.threads import one_thread
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
+from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import converted, moved, number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.modules import Seen, Watched, watched_device, watched_rank
@@ -23,6 +21,8 @@ from equivcheck.user.reference import moved_model
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import part_of
 
 COMPILED = "not looked for in modules: what is compiled runs as a whole"
 NO_MODULE = "no module's output, nor the gradient of one, differs at step {step}: what does arises {rest}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.precision.narrowed import where_narrowed
 from equivcheck.user.precision.policy import Precision
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
-from equivcheck.verdict.verdict import Outcome
 
 KEPT = "keep_dtype: wherever the training asks for float32, on one device and on ranks, it had float64"
 """What is said of a training that was made to keep its type."""

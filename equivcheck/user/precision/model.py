@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from equivcheck.layouts.rounding import Rounding
-from equivcheck.reference.perturbed_rounding import Jitter
-from equivcheck.reference.reduction import Averaging
+from equivcheck.layouts.base.rounding import Rounding
+from equivcheck.oracle.reference.perturbed_rounding import Jitter
+from equivcheck.oracle.reference.reduction import Averaging
 from equivcheck.user.batches import mapped
 from equivcheck.user.precision.autograd_private import when_backward_ends
 from equivcheck.user.precision.parts import Total, combined, joined, num_rows, part

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from equivcheck.train.threads import one_thread
+from equivcheck.training.threads import one_thread
 from equivcheck.user.reference import SingleDeviceRun, trace_of
 from equivcheck.user.task import Task
 

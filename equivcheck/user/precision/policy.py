@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import torch
 
 from equivcheck.errors import UsageError
-from equivcheck.layouts.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Division, Rounding
+from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Division, Rounding
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from equivcheck.user.task import Task
 
 Precision: TypeAlias = LowPrecision | MixedPrecision

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.layouts.rounding import Division
-from equivcheck.reference.coarse import coarse_moments
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
-from equivcheck.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
-from equivcheck.trace.trace import Trace
-from equivcheck.train.threads import one_thread
+from equivcheck.layouts.base.rounding import Division
+from equivcheck.oracle.reference.coarse import coarse_moments
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
+from equivcheck.oracle.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
+from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import factors
 from equivcheck.user.precision.model import Drift, RoundedModel
 from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
 from equivcheck.user.reference import SingleDeviceRun, coarsest, far_moment, measured, moved_material, trace_of
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.worlds.trace.trace import Trace
 
 FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
 

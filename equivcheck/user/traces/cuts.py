@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from equivcheck.errors import UsageError
-from equivcheck.trace.trace import Piece
-from equivcheck.train.read import box_of
+from equivcheck.training.read import box_of
+from equivcheck.worlds.trace.trace import Piece
 
 Cuts = Mapping[str, Sequence[tuple[int, str]]]
 """By the name of a parameter, or a pattern as of `fnmatch`: dims, and the axis of the mesh along which each is cut."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.comparison.assemble import Assembler
-from equivcheck.reference.noise import Expected
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.stage import Stage
-from equivcheck.trace.trace import Trace
+from equivcheck.oracle.comparison.assemble import Assembler
+from equivcheck.oracle.reference.noise import Expected
 from equivcheck.worlds.call import Call
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.stage import Stage
+from equivcheck.worlds.trace.trace import Trace
 
 _NOT_TRAINING = (Stage.SETUP, Stage.READING)
 """Stages whose calls are no part of a step."""

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from equivcheck.trace.trace import Piece, Slot
-from equivcheck.train.read import State, pieces_of, placed_as
+from equivcheck.training.read import State, pieces_of, placed_as
+from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Callable[[Piece], Piece]) -> list[Slot]:

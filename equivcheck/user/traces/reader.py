@@ -12,14 +12,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from equivcheck.errors import UsageError
-from equivcheck.layouts.local_tensors import localized_piece
-from equivcheck.parallelisms.fsdp1.flat_parameters import flat_slots
-from equivcheck.trace.trace import Piece, Slot, Snapshot
-from equivcheck.train.read import State, canonical_name, pieces_of, snapshot, state_slots
+from equivcheck.layouts.base.local_tensors import localized_piece
+from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
+from equivcheck.training.read import State, canonical_name, pieces_of, snapshot, state_slots
 from equivcheck.user.conversion import as_real
 from equivcheck.user.traces.cuts import Parts
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
+from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
 """Whole tensors of a module by name; every rank calls it, so that it may communicate."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.trace.trace import Slot, Trace
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.trace import Slot, Trace
 
 Settings = Mapping[str, Mapping[str, float]]
 """The numbers of the group of each parameter, by its name."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from importlib.resources import files
 
-from equivcheck.choice import Choice
+from equivcheck.system.choice import Choice
 from equivcheck.worlds.state.of_process import PYTHON
 from equivcheck.worlds.state.rank_flags import SETTERS
 from equivcheck.worlds.state.rank_variables import VARIABLES

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from equivcheck.trace.stage import Stage
 from equivcheck.worlds.call import BEFORE_STEPS, Call
 from equivcheck.worlds.sim.arithmetic import Combine, DisagreementError
 from equivcheck.worlds.sim.scheduler import Scheduler
+from equivcheck.worlds.trace.stage import Stage
 
 KEPT_CALLS = 4096
 """Records kept, some hundred bytes each: the ranks of a group issue equal calls, and so do the runs of a campaign."""

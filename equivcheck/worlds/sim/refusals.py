@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
 
 _BACKEND = "equivcheck_sim"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
+from equivcheck.layouts.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -26,7 +26,7 @@ from equivcheck.scenario import (
     Split,
     Training,
 )
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 PLAIN = Experts(hidden=2)
 NORMED = Experts(hidden=2, norm=Norm.RMS)

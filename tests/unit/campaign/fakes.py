@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.messages import MayShrink, Progress
 from equivcheck.campaign.plan import Plan
-from equivcheck.known_issues.avoiding import could_show
+from equivcheck.checking.kinds import verdict_on
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
+from equivcheck.oracle.known_issues.avoiding import could_show
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
+from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.scenario import (
     DDP,
     Axis,
@@ -33,13 +37,9 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.case import Case
 from equivcheck.system.temporary_folder import NoSpace, temporary_folder
-from equivcheck.tensor_program import Leaf, Operation, TensorProgram
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.verdict.cause import Cause
-from equivcheck.verdict.kinds import verdict_on
-from equivcheck.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.sim.interruption import abandon
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 
 def scenario(*, width: int = 1, steps: int = 1, ranks: int = 2, layers: int = 1) -> Scenario:

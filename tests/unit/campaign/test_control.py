@@ -8,9 +8,9 @@ import pytest
 
 from equivcheck.campaign import control
 from equivcheck.campaign.control import MAX_DRAWN, applicable_mutants, control_of
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.store import FindingStore
 from equivcheck.mutants.mutant import Family
 from unit.campaign import fakes
 

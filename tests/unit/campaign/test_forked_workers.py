@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from equivcheck.campaign.events import Event, Ticked
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.store import FindingStore
-from processes import children_of, end_soon
+from support.processes import children_of, end_soon
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")

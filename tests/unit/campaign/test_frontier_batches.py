@@ -11,10 +11,10 @@ from equivcheck.campaign import worker
 from equivcheck.campaign.isolated import check_isolated
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
-from equivcheck.composition.limits import why_unsupported
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import SPMD, Adamax, Axis, Implementation, Layout, Mesh, Scenario
-from equivcheck.verdict.verdict import Outcome, Verdict
-from equivcheck.workers.link import Link
+from equivcheck.worlds.workers.link import Link
 from unit.campaign import fakes
 
 WITHIN = fakes.scenario()

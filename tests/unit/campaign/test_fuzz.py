@@ -11,14 +11,14 @@ import pytest
 
 from equivcheck.campaign import supervisor
 from equivcheck.campaign.events import Event, KeptFinding, Listener, Started, Summary, Ticked
+from equivcheck.campaign.findings.example import is_shrunk
+from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.plan import Check, Plan
 from equivcheck.campaign.process import CheckingProcess
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.example import is_shrunk
-from equivcheck.findings.store import FindingStore, Kept
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import RankState
-from processes import children_of
+from support.processes import children_of
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")

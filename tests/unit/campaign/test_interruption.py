@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from processes import children_of, end_soon, soon
+from support.processes import children_of, end_soon, soon
 
 SCRIPT = """
 import json, sys
 from unit.campaign import fakes
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.store import FindingStore
+from equivcheck.campaign.findings.store import FindingStore
 
 is_told = False
 

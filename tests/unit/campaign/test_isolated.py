@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from equivcheck.campaign.isolated import CheckerFailed, check_isolated
-from equivcheck.verdict.verdict import Outcome
-from equivcheck.workers.fork_server import WorkerForkServer, forked_workers
-from equivcheck.workers.process import worker_environment
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.worlds.workers.fork_server import WorkerForkServer, forked_workers
+from equivcheck.worlds.workers.process import worker_environment
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -26,7 +26,7 @@ def test_a_check_begins_as_soon_as_its_process_can_be_forked(monkeypatch: pytest
     answers, is_ready = iter([False]), WorkerForkServer.is_ready.fget
     assert is_ready is not None
     monkeypatch.setattr(WorkerForkServer, "is_ready", property(lambda server: next(answers, True) and is_ready(server)))
-    with forked_workers("unit.workers.quick", worker_environment()):
+    with forked_workers("unit.worlds.workers.quick", worker_environment()):
         assert check_isolated(SCENARIO, world="sim", deadline=1.0, check=fakes.wide_diverges).outcome is Outcome.EQUIVALENT
 
 

@@ -13,13 +13,13 @@ import pytest
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.events import Event, Summary
+from equivcheck.campaign.findings.example import marked_not_shrunk
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.example import marked_not_shrunk
-from equivcheck.findings.store import FindingStore
-from equivcheck.verdict.verdict import Outcome, Verdict
-from equivcheck.workers.process import Ended
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.workers.process import Ended
 from unit.campaign import fakes
 
 WIDE = fakes.diverged(fakes.scenario(width=3))

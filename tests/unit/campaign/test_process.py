@@ -11,7 +11,7 @@ import pytest
 from equivcheck.campaign.messages import CheckOne
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.process import CheckingProcess
-from equivcheck.layouts.execution.compile_time import COMPILE_SECONDS
+from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.scenario import Scenario
 from unit.campaign import fakes
 

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from equivcheck.campaign.control import ProgramFault, applicable_faults, control_of, program_faults
+from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.campaign.turns import LEAST_SHARE, MOST_SHARE, Turns
-from equivcheck.findings.store import FindingStore
+from equivcheck.checking import cases
+from equivcheck.checking.cases import check_case
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.oracle import cases
-from equivcheck.oracle.cases import check_case
+from equivcheck.programs.deadline import PROGRAM_SECONDS
+from equivcheck.programs.nouns import Leaf, TensorProgram
 from equivcheck.report.summary_object import summary_object
-from equivcheck.tensor_program import Leaf, TensorProgram
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -119,4 +120,4 @@ def test_a_program_that_is_checked_again_has_more_time(world: str, monkeypatch: 
     monkeypatch.setattr(cases, "check", lambda _case, *, deadline, **_options: deadlines.append(deadline))
     for deadline in (1.0, PLAN.deadline, PLAN.with_more_time().deadline):
         check_case(program, world=world, deadline=deadline)
-    assert deadlines == [1.0, cases.PROGRAM_SECONDS, 2 * cases.PROGRAM_SECONDS]
+    assert deadlines == [1.0, PROGRAM_SECONDS, 2 * PROGRAM_SECONDS]

@@ -6,7 +6,7 @@ from itertools import groupby, islice
 
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.sources import Source, sources
-from equivcheck.composition.registry import layout_names
+from equivcheck.layouts.composition.registry import layout_names
 from unit.campaign import fakes
 
 NUM_BATCHES = 10 * len(layout_names()) * 10 // 3 + 10

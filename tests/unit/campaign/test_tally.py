@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.campaign.counts.tally import Tally
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 
 

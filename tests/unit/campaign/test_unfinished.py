@@ -13,27 +13,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from equivcheck.campaign.findings import finding as finding_module
+from equivcheck.campaign.findings.example import is_shrunk, without_mark
+from equivcheck.campaign.findings.finding import load_finding
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.messages import Found, MayShrink, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
 from equivcheck.campaign.recorder import Recorder
+from equivcheck.campaign.shrinking.search import Shrinking
 from equivcheck.campaign.supervisor import fuzz
 from equivcheck.campaign.worker import Worker
 from equivcheck.cli import main
 from equivcheck.diagnosis import explain
 from equivcheck.errors import NotEquivalent
-from equivcheck.findings import finding as finding_module
-from equivcheck.findings.example import is_shrunk, without_mark
-from equivcheck.findings.finding import load_finding
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore, Kept
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict import verdict as verdict_module
+from equivcheck.oracle.verdict.verdict import Verdict
+from equivcheck.quality.selftest.examine import Effort, examine
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.selftest.examine import Effort, examine
-from equivcheck.shrinking.search import Shrinking
-from equivcheck.verdict import verdict as verdict_module
-from equivcheck.verdict.verdict import Verdict
-from equivcheck.workers.link import Link
+from equivcheck.worlds.workers.link import Link
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -114,7 +114,7 @@ def test_check_prints_the_finding_that_it_cannot_explain(tmp_path: Path, monkeyp
             broken()
         return fakes.diverged(scenario)
 
-    monkeypatch.setattr("equivcheck.oracle.check.check", check)
+    monkeypatch.setattr("equivcheck.checking.check.check", check)
     monkeypatch.setattr(explain, "run_again", broken)
     (file := tmp_path / "it").write_text(to_json(FOUND.scenario))
     result = CliRunner().invoke(main, ["check", str(file), "--confirm", "--json"])

@@ -11,14 +11,14 @@ import pytest
 from rich.console import Console
 
 from equivcheck.campaign.events import Event
+from equivcheck.campaign.findings.finding import StoreFailed
+from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.findings.finding import StoreFailed
-from equivcheck.findings.store import FindingStore, Kept
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
 from equivcheck.scenario.file_format.codec import from_json, to_json
-from equivcheck.verdict.verdict import Verdict
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -32,8 +33,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 from unit.diagnosis import faults
 
 Fault = Callable[[Setup], None]

@@ -30,8 +30,8 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 Fault = Callable[[Setup], None]
 

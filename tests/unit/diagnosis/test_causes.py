@@ -6,8 +6,8 @@ import pytest
 
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Adam, AdamW, ClipNorm, Data, Group, Layer, Model, Select, Split, StepLR
-from equivcheck.verdict.cause import Cause
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, TRAINING, Fault
 

@@ -3,7 +3,7 @@
 from equivcheck import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 from mutants.minimums import MINIMUMS
 
 

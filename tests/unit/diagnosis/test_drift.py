@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Scenario, check
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.running import Runner
 from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.layouts.composition.running import Runner
+from equivcheck.oracle.comparison.compare import compare
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Resume
-from equivcheck.trace.trace import Slot
-from supported import require_supported
+from equivcheck.worlds.trace.trace import Slot
+from support.supported import require_supported
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 

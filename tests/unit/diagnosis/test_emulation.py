@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from equivcheck import Scenario
-from equivcheck.comparison.compare import compare
-from equivcheck.composition.registry import when_reduced
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
 from equivcheck.diagnosis.emulation.coordinates import choices_of, coordinates_of_ranks
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.layouts.rounding import EACH, ONCE, WHOLE, WhenReduced
+from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced
+from equivcheck.layouts.composition.registry import when_reduced
+from equivcheck.oracle.comparison.compare import compare
 from equivcheck.scenario import DDP, FSDP1, FSDP2, Axis, Mesh, Replicate, Replicator, ShardingStrategy
-from supported import require_supported
+from support.supported import require_supported
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2, over
 from unit.diagnosis.faults import LAYOUTS, ON_DDP, ON_FSDP2

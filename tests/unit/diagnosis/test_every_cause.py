@@ -4,8 +4,8 @@ import pytest
 
 from equivcheck import Outcome, check
 from equivcheck.diagnosis.explain import explained
-from equivcheck.verdict.cause import Cause
-from supported import require_mended, require_supported
+from equivcheck.oracle.verdict.cause import Cause
+from support.supported import require_mended, require_supported
 from unit.diagnosis import causes, token_causes
 from unit.diagnosis.causes import Example
 

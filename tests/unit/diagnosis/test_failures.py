@@ -5,7 +5,7 @@ import pytest
 from equivcheck import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.diagnosis.failures import diagnosis_of_failure
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.diagnosis.faults import ON_DDP, skip_a_collective
 

@@ -9,9 +9,9 @@ import torch
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.scenario import DDP, SGD, Adam, AuxiliaryLinear, ClipNorm, Data, Implementation, Layer, Model, Training
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause, Diagnosis
+from equivcheck.training.setup import Setup
 from unit.diagnosis import faults
 from unit.diagnosis.causes import CLIPPED, MOMENTUM, on_2, over
 from unit.diagnosis.faults import Fault

@@ -9,9 +9,9 @@ import torch
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, FSDP2, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 TRAINING = Training(
     model=Model(features=2, layers=(Layer(width=2), Layer(width=1))),

@@ -1,6 +1,6 @@
 """The causes of token models and of experts, each with the smallest scenario of a mutant that shows it."""
 
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 from mutants.minimums import MINIMUMS
 from unit.diagnosis.causes import Example
 

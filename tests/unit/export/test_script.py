@@ -8,10 +8,10 @@ import pytest
 
 from equivcheck.export.mutants import SNIPPETS, expressible
 from equivcheck.export.script import can_export, script_of
-from equivcheck.layouts.script.draft import CannotExport
-from equivcheck.layouts.script.form import form_of
-from equivcheck.layouts.script.numbers import MOST_LITERALS, Numbers, count_numbers
-from equivcheck.layouts.script.text import WIDTH
+from equivcheck.layouts.base.script.draft import CannotExport
+from equivcheck.layouts.base.script.form import form_of
+from equivcheck.layouts.base.script.numbers import MOST_LITERALS, Numbers, count_numbers
+from equivcheck.layouts.base.script.text import WIDTH
 from equivcheck.mutants.registry import mutants
 from equivcheck.scenario import (
     DDP,
@@ -30,7 +30,7 @@ from equivcheck.scenario import (
     Scenario,
     Training,
 )
-from equivcheck.train.material import material
+from equivcheck.training.material import material
 
 PLAIN = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(2,)))
 TWO = Mesh(axes=(Axis(name="dp", size=2),))

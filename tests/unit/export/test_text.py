@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.script.text import WIDTH, broken, call, formatted
+from equivcheck.layouts.base.script.text import WIDTH, broken, call, formatted
 
 NAMES = st.sampled_from(["values", "model.get_submodule", "a" * 30, "torch.optim.SGD"])
 ATOMS = st.one_of(

@@ -7,9 +7,9 @@ import sys
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from equivcheck.composition.program import rank_program
+from equivcheck.layouts.composition.program import rank_program
 from equivcheck.scenario import Scenario
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 
 
 def compiled_graphs(scenario: Scenario) -> tuple[int, int, bool]:

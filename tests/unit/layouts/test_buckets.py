@@ -7,7 +7,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.parallelisms.ddp.buckets import (
+from equivcheck.layouts.parallelisms.ddp.buckets import (
     Bucketing,
     filled,
     initial_buckets,
@@ -17,7 +17,7 @@ from equivcheck.parallelisms.ddp.buckets import (
 )
 from equivcheck.scenario import Model
 from equivcheck.strategies import models
-from equivcheck.train.model import MLP
+from equivcheck.training.model import MLP
 
 NUM_ELEMENTS = st.lists(st.integers(1, 300), min_size=1, max_size=12)
 LIMITS = st.lists(st.integers(1, 4000), min_size=1, max_size=3)

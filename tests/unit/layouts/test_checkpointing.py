@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivcheck.layouts.execution.activation_checkpointing import recompute_layers
+from equivcheck.layouts.base.execution.activation_checkpointing import recompute_layers
 from equivcheck.scenario import Data, Execution, Layer, Model, Recompute, Training
-from equivcheck.train.material import material
-from equivcheck.train.single_device import single_device
+from equivcheck.training.material import material
+from equivcheck.training.single_device import single_device
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=5, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),

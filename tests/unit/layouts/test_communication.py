@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from equivcheck.composition.program import rank_program
-from equivcheck.layouts.expected_calls.communication import axes_of, traffic
+from equivcheck.layouts.base.expected_calls.communication import axes_of, traffic
+from equivcheck.layouts.composition.program import rank_program
 from equivcheck.scenario import DDP, FSDP2, Axis, ClipNorm, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
-from equivcheck.trace.stage import Stage
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.call import BEFORE_STEPS
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.stage import Stage
 
 MODEL = Model(features=2, layers=(Layer(width=3),))
 MESH = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=2), Axis(name="tp", size=1)))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.composition.limits import repaired_layout, unsupported
-from equivcheck.layouts.limits.execution import has_compiler
+from equivcheck.layouts.base.limits.execution import has_compiler
+from equivcheck.layouts.composition.limits import repaired_layout, unsupported
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.composition.expected_calls import predicted
+from equivcheck.layouts.composition.expected_calls import predicted
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -26,7 +26,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.stage import Stage
+from equivcheck.worlds.trace.stage import Stage
 
 FROZEN_FIRST = Model(features=2, layers=(Layer(width=2, frozen=True), Layer(width=2)))
 AUXILIARY = Model(features=2, layers=(Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS),))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from equivcheck.composition.program import rank_program
-from equivcheck.layers.parameters import by_layer, parameters_of
-from equivcheck.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts, held_of
-from equivcheck.parallelisms.fsdp1.known import rank_without_gradients
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts, held_of
+from equivcheck.layouts.parallelisms.fsdp1.known import rank_without_gradients
 from equivcheck.scenario import (
     FSDP1,
     Axis,
@@ -24,8 +23,9 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.trace import Trace
+from equivcheck.training.layers.parameters import by_layer, parameters_of
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.trace import Trace
 
 NUM_RANKS = 3
 LAYERS = (Layer(width=5, norm=Norm.LAYER, frozen=True), Layer(width=1, bias=False), Layer(width=3))

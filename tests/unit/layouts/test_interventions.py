@@ -7,10 +7,10 @@ from importlib.resources import files
 
 import pytest
 
-from equivcheck.known_issues.known import read_issues
-from equivcheck.layouts.interventions import BY_DEFINITION, INTERVENTIONS, Intervention
+from equivcheck.layouts.base.interventions import BY_DEFINITION, INTERVENTIONS, Intervention
+from equivcheck.oracle.known_issues.known import read_issues
 
-ON_FILE = {issue.id for issue in read_issues(files("equivcheck.known_issues").joinpath("known.toml").read_text("utf-8"))}
+ON_FILE = {issue.id for issue in read_issues(files("equivcheck.oracle.known_issues").joinpath("known.toml").read_text("utf-8"))}
 
 
 @pytest.mark.parametrize("one", INTERVENTIONS, ids=lambda one: one.place)

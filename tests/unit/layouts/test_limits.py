@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.composition.limits import repaired, repaired_layout, unsupported
-from equivcheck.composition.registry import kind_of
+from equivcheck.layouts.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     ASGD,
     DDP,

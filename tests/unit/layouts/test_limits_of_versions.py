@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 from packaging.version import Version
 
-from equivcheck import Scenario, check, torch_version
-from equivcheck.composition.limits import repaired, unsupported
-from equivcheck.composition.registry import kind_of
-from equivcheck.layouts.limits.limit import Limit
-from equivcheck.layouts.limits.optimizers import elementwise
+from equivcheck import Scenario, check
+from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -40,7 +40,8 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.differences import Difference
+from equivcheck.system import torch_version
+from equivcheck.worlds.trace.differences import Difference
 from unit.layouts.plain import PLAIN, layout_of, with_layer
 
 MUON = replace(PLAIN, model=Model(features=4, layers=(Layer(width=4, bias=False),)), optimizer=Muon())

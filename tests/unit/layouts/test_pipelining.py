@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from equivcheck.composition.program import rank_program, rank_setup
-from equivcheck.parallelisms.pipeline.schedules import clip_across
-from equivcheck.parallelisms.pipeline.stages import weights_of_several_ranks
+from equivcheck.layouts.composition.program import rank_program, rank_setup
+from equivcheck.layouts.parallelisms.pipeline.schedules import clip_across
+from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.scenario import (
     Axis,
     ClipNorm,
@@ -31,10 +31,10 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import scenarios
-from equivcheck.train.material import material
+from equivcheck.training.material import material
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.world import World
-from supported import require_supported
+from support.supported import require_supported
 
 UNHURRIED = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 LAYERS = tuple(Layer(width=width) for width in (3, 2, 4, 2))

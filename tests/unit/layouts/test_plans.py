@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.composition.limits import unsupported
 from equivcheck.errors import InvalidScenario
-from equivcheck.parallelisms.tensor_parallel.plans import ALL_PLANS, LayerSite, legal_plans
+from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import ALL_PLANS, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
     AnyLayer,

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, check
-from equivcheck.composition.fitting import fitted
-from equivcheck.composition.limits import repaired_layout, why_unsupported
-from equivcheck.composition.registry import kind_of
-from equivcheck.layouts.limits.propagated_gradients import REFUSED_IN_PLACE
-from equivcheck.oracle.beyond import raised_on_every_rank
+from equivcheck.checking.beyond import raised_on_every_rank
+from equivcheck.layouts.base.limits.propagated_gradients import REFUSED_IN_PLACE
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import repaired_layout, why_unsupported
+from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     FSDP2,
     SGD,
@@ -42,7 +42,7 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 
 BY_ROWS = TensorParallel(
     plan=(

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import pytest
 
-from equivcheck.composition import registry
-from equivcheck.composition.limits import repaired, unsupported
-from equivcheck.composition.registry import BrokenLayout, kind_of, layout_kinds
 from equivcheck.errors import UsageError
-from equivcheck.layouts.kind import LayoutKind
-from equivcheck.layouts.limits.limit import Limit
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.composition import registry
+from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.registry import BrokenLayout, kind_of, layout_kinds
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Training
 from equivcheck.scenario.parallelism import PARALLELISMS
 
@@ -117,8 +117,8 @@ def test_repairs_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_asking_for_limits_imports_no_torch() -> None:
     """The generator can ask every kind what it cannot run without torch."""
     program = (
-        "import sys; from equivcheck.composition.registry import layout_kinds; "
-        "import equivcheck.parallelisms.tensor_parallel.plans; "
+        "import sys; from equivcheck.layouts.composition.registry import layout_kinds; "
+        "import equivcheck.layouts.parallelisms.tensor_parallel.plans; "
         "[kind.limits for kind in layout_kinds().values()]; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

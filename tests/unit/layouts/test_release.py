@@ -11,7 +11,7 @@ from torch import nn
 from equivcheck import Scenario, check
 from equivcheck.scenario import FSDP1, FSDP2, AuxiliaryLinear, Axis, Data, Layer, Layout, Mesh, Model, Training, Wrapping
 from equivcheck.worlds.pool import ranks
-from groups_left import num_groups_left
+from support.groups_left import num_groups_left
 
 MESH = Mesh(axes=(Axis(name="dp", size=2),))
 SCENARIOS = [

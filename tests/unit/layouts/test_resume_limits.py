@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck import torch_version
-from equivcheck.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
-from equivcheck.composition.resume_limits import CHECKPOINT_LIMITS, flattenings
+from equivcheck.layouts.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
+from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LIMITS, flattenings
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -52,6 +51,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.strategies import layouts, scenarios
+from equivcheck.system import torch_version
 
 PLAIN = Training(model=Model(features=4, layers=(Layer(width=4), Layer(width=4))), data=Data(microbatches=(4,)), steps=2)
 PLAN = (LayerPlan(), LayerPlan())

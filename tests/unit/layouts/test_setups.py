@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from equivcheck.composition.program import rank_program, rank_setup
-from equivcheck.layouts.data_rows import rows_of
+from equivcheck.layouts.base.data_rows import rows_of
+from equivcheck.layouts.composition.program import rank_program, rank_setup
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -38,13 +38,13 @@ from equivcheck.scenario import (
 from equivcheck.scenario import (
     Replicate as Replicated,
 )
-from equivcheck.trace.tensors import table_of
-from equivcheck.trace.trace import Piece
-from equivcheck.train.material import material
-from equivcheck.train.read import local_values
+from equivcheck.training.material import material
+from equivcheck.training.read import local_values
 from equivcheck.worlds import meshes
+from equivcheck.worlds.trace.tensors import table_of
+from equivcheck.worlds.trace.trace import Piece
 from equivcheck.worlds.world import World
-from supported import require_supported
+from support.supported import require_supported
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD")
 

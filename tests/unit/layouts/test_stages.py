@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.parallelisms.pipeline.communication import _num_rounds
-from equivcheck.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
+from equivcheck.layouts.parallelisms.pipeline.communication import _num_rounds
+from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, trained_layers
 from equivcheck.scenario import AuxiliaryLinear, Layer, Model, Norm, Pipeline, PipelineSchedule, Scenario
 from equivcheck.strategies import models, scenarios
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.composition.limits import repaired, unsupported
 from equivcheck.errors import InvalidScenario
+from equivcheck.layouts.composition.limits import repaired, unsupported
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.composition.limits import resumable_training, unsupported
+from equivcheck.layouts.composition.limits import resumable_training, unsupported
 from equivcheck.scenario import FSDP2, SPMD, Attention, Data, Distribution, Head, Model, Parallelism, Tokens
 from equivcheck.strategies import attentions
 from unit.layouts.plain import PLAIN, layout_of

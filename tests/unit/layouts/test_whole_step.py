@@ -9,7 +9,7 @@ import pytest
 from torch.fx import GraphModule
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.execution.whole_step import graphs_of
+from equivcheck.layouts.base.execution.whole_step import graphs_of
 from equivcheck.scenario import (
     SGD,
     SPMD,
@@ -36,8 +36,8 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4), Layer(width=2)), counter=True),

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.composition.registry import layout_names
 from equivcheck.errors import UsageError
+from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.mutants import registry
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
 from equivcheck.mutants.registry import BrokenMutant, mutant, mutants, mutants_of
 from equivcheck.mutants.sharding.optimizer_state import state_lost
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 
 
 def _nothing(_setup: object) -> None:

@@ -5,7 +5,7 @@ import signal
 
 import torch.distributed as dist
 
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 
 
 def double_the_gradients(setup: Setup) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.reference import reference as module
-from equivcheck.reference.addends import addend_traces
-from equivcheck.reference.reference import ReferenceRun
-from equivcheck.reference.summation import split_trace
+from equivcheck.oracle.reference import reference as module
+from equivcheck.oracle.reference.addends import addend_traces
+from equivcheck.oracle.reference.reference import ReferenceRun
+from equivcheck.oracle.reference.summation import split_trace
 from equivcheck.scenario import (
     SPMD,
     Activation,
@@ -29,8 +29,8 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.trace.differences import Phase
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.differences import Phase
 
 TRAINING = Training(
     model=Model(features=28, layers=(Layer(width=1), Layer(width=31, activation=Activation.TANH), Layer(width=31, bias=False))),

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.findings.environment import environment
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.readme import readme
+from equivcheck.checking.beyond import check_beyond, judged_beyond
 from equivcheck.cli import main
-from equivcheck.findings.environment import environment
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.readme import readme
-from equivcheck.oracle.beyond import check_beyond, judged_beyond
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.summary_details import _beyond_text
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from unit.campaign import fakes
 from unit.campaign.test_frontier_batches import beyond_a_limit

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
-from equivcheck.composition.program import rank_program
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Resume, Training
-from equivcheck.tally import IN_PART, take
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.trace import Trace
+from equivcheck.system.tally import IN_PART, take
 from equivcheck.user.verdict import UserVerdict
-from equivcheck.verdict.verdict import Verdict
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.trace import Trace
 from unit.oracle.alterations import (
     double_the_gradients,
     kill_rank_one,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.reference import reference
+from equivcheck.oracle.reference import reference
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Training
 from equivcheck.strategies import scenarios
 from unit.oracle.alterations import double_the_gradients, nudge_the_gradients

@@ -32,10 +32,10 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.call import Call
-from supported import require_mended
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from support.supported import require_mended
 from unit.oracle.alterations import double_the_gradients
 
 TRAINING = Training(

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.comparison.compare import Comparison, compare
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.oracle.comparison.compare import Comparison, compare
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Adam, AuxiliaryLinear, ClipNorm, Data, Layer, Model, Training
-from equivcheck.trace.differences import Difference, Phase
-from equivcheck.trace.trace import Snapshot, Trace
-from equivcheck.train.loop import train
-from equivcheck.train.single_device import single_device
-from equivcheck.train.threads import one_thread
+from equivcheck.training.loop import train
+from equivcheck.training.single_device import single_device
+from equivcheck.training.threads import one_thread
+from equivcheck.worlds.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, auxiliary=AuxiliaryLinear.NEVER), Layer(width=2)), counter=True),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from equivcheck.layouts.execution.compile_time import (
+from equivcheck.layouts.base.execution.compile_time import (
     COMPILE_SECONDS,
     all_compile_seconds,
     compile_seconds,

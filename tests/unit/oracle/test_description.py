@@ -10,14 +10,14 @@ from rich.console import Console
 
 import equivcheck.scenario as nouns
 from equivcheck import NotEquivalent, Verdict
-from equivcheck.findings.environment import environment
-from equivcheck.findings.readme import readme
+from equivcheck.campaign.findings.environment import environment
+from equivcheck.campaign.findings.readme import readme
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.verdict import CODE_WIDTH, Outcome
 from equivcheck.report.verdict_text import print_verdict
 from equivcheck.scenario import Scenario
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.verdict import CODE_WIDTH, Outcome
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from unit.diagnosis.faults import ON_DDP
 
 DIVERGED = Verdict(
@@ -110,7 +110,7 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
         asked.append(verdict.scenario)
         return replace(verdict, drift="in every step, also when it starts from the reference's values")
 
-    monkeypatch.setattr("equivcheck.verdict.verdict._explain", explain)
+    monkeypatch.setattr("equivcheck.oracle.verdict.verdict._explain", explain)
     with pytest.raises(NotEquivalent) as caught:
         replace(DIVERGED, diagnosis=None, drift="").assert_equivalent()
     assert not asked
@@ -126,7 +126,7 @@ def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -
     def explain(*_: object) -> Verdict:
         raise KeyError("no such cause")
 
-    monkeypatch.setattr("equivcheck.verdict.verdict._explain", explain)
+    monkeypatch.setattr("equivcheck.oracle.verdict.verdict._explain", explain)
     plain = replace(DIVERGED, diagnosis=None, drift="")
     with pytest.raises(NotEquivalent) as caught:
         plain.assert_equivalent()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.reference.doubt import NO_GRADIENT, Doubt, doubt_about, drowned_from, earlier
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import ReferenceRun, noise_limit
+from equivcheck.oracle.reference.doubt import NO_GRADIENT, Doubt, doubt_about, drowned_from, earlier
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),

@@ -6,20 +6,20 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from equivcheck.composition.running import RanksResult
+from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import MAX_FOLLOWERS, Case, judge, judge_coarsely, judge_failure
-from equivcheck.reference.doubt import Doubt
-from equivcheck.reference.noise import Expected
-from equivcheck.reference.reference import Reference, ReferenceRun
+from equivcheck.oracle.reference.doubt import Doubt
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import Reference, ReferenceRun
+from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario import Data, Layer, Model, Training
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.trace.trace import Step, Trace
-from equivcheck.train.loop import train
-from equivcheck.train.single_device import single_device
-from equivcheck.train.threads import one_thread
-from equivcheck.verdict.verdict import Judgement, Outcome
+from equivcheck.training.loop import train
+from equivcheck.training.single_device import single_device
+from equivcheck.training.threads import one_thread
 from equivcheck.worlds.failure import Failure, FailureKind
 from equivcheck.worlds.ranks import Run
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.trace import Step, Trace
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=1))), data=Data(microbatches=(4,)), steps=3)
 LAST = TRAINING.steps - 1

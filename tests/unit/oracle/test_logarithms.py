@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layers.attention.module import AttentionModule
-from equivcheck.layers.sequence import WHOLE
-from equivcheck.reference import reference as module
-from equivcheck.reference.logarithms import ByLogarithms, loss_by_sums
+from equivcheck.oracle.reference import reference as module
+from equivcheck.oracle.reference.logarithms import ByLogarithms, loss_by_sums
 from equivcheck.scenario import (
     Activation,
     Adafactor,
@@ -39,9 +37,11 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
-from equivcheck.train.loss import loss_of
-from equivcheck.train.material import IGNORED
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.attention.module import AttentionModule
+from equivcheck.training.layers.sequence import WHOLE
+from equivcheck.training.loss import loss_of
+from equivcheck.training.material import IGNORED
+from equivcheck.training.setup import Setup
 
 OFF = 1e-11
 """Error that is planted in logarithms of about a thousand: a hundred units in the last place, whatever a processor rounds."""

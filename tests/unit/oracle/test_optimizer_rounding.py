@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.reference import noise as floor
-from equivcheck.reference.noise import perturbed
-from equivcheck.reference.optimizer_rounding import round_in_optimizer, rounding_setup
-from equivcheck.reference.reference import ReferenceRun, noise_limit
+from equivcheck.oracle.reference import noise as floor
+from equivcheck.oracle.reference.noise import perturbed
+from equivcheck.oracle.reference.optimizer_rounding import round_in_optimizer, rounding_setup
+from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -32,12 +32,12 @@ from equivcheck.scenario import (
     Precision,
     Training,
 )
-from equivcheck.trace.differences import Phase
-from equivcheck.train.copies import train_copies
-from equivcheck.train.ensemble import train_ensemble
-from equivcheck.train.loop import train
-from equivcheck.train.single_device import single_device
-from supported import require_supported
+from equivcheck.training.copies import train_copies
+from equivcheck.training.ensemble import train_ensemble
+from equivcheck.training.loop import train
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.differences import Phase
+from support.supported import require_supported
 
 MODEL = Model(features=4, layers=(Layer(width=3, bias=False), Layer(width=2, bias=False)))
 TRAINING = Training(model=MODEL, data=Data(microbatches=(4,)), steps=2)

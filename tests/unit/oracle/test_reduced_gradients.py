@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from equivcheck.layouts.rounding import EACH, Division, WhenReduced
-from equivcheck.reference.reduction import AccumulatedGradients, Averaging, Gradients
+from equivcheck.layouts.base.rounding import EACH, Division, WhenReduced
+from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
 
 
 def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

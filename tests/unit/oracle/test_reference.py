@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.reference.reference import ReferenceRun
+from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Activation, Data, Layer, Model, Norm, Precision, Training
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 
 TRAINING = Training(
     model=Model(features=4, layers=(Layer(width=3, activation=Activation.TANH, norm=Norm.LAYER), Layer(width=2))),

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.program_run.one_device import Outputs
-from equivcheck.program_run.rank import DTensorTarget
-from equivcheck.tensor_program import Leaf, Operation, TensorProgram
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
+from equivcheck.programs.run.one_device import Outputs
+from equivcheck.programs.run.rank import DTensorTarget
 
 LEAF = Leaf(shape=(4, 6), placements=("S(0)",))
 PROGRAM = TensorProgram(

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from equivcheck import check
-from equivcheck.layouts.data_rows import rows_of
-from equivcheck.layouts.rounding import WHOLE, Division, Rounding, WhenReduced
-from equivcheck.reference.perturbed_rounding import PerturbedRounding, Shuffled
-from equivcheck.reference.reference import ReferenceRun, noise_limit
-from equivcheck.reference.rounded import rounded_setup
+from equivcheck.layouts.base.data_rows import rows_of
+from equivcheck.layouts.base.rounding import WHOLE, Division, Rounding, WhenReduced
+from equivcheck.oracle.reference.perturbed_rounding import PerturbedRounding, Shuffled
+from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
+from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import (
     DDP,
     Activation,
@@ -34,9 +34,9 @@ from equivcheck.scenario import (
     Training,
     ZeroGrad,
 )
-from equivcheck.train.loop import train
-from equivcheck.train.material import material
-from equivcheck.train.single_device import single_device
+from equivcheck.training.loop import train
+from equivcheck.training.material import material
+from equivcheck.training.single_device import single_device
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER, dropout=0.5), Layer(width=2)), counter=True),

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.reference import summation
-from equivcheck.reference.reference import ReferenceRun
-from equivcheck.reference.summation import clip_flat, clip_widely
+from equivcheck.oracle.reference import summation
+from equivcheck.oracle.reference.reference import ReferenceRun
+from equivcheck.oracle.reference.summation import clip_flat, clip_widely
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -43,7 +43,7 @@ from equivcheck.scenario import (
     Tokens,
     Training,
 )
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 
 ALIKE = Training(
     model=Model(features=12, layers=(Layer(width=32),)),

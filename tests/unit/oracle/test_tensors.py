@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from equivcheck.trace.tensors import full_vector, norms, table_of
-from equivcheck.trace.trace import Piece
+from equivcheck.worlds.trace.tensors import full_vector, norms, table_of
+from equivcheck.worlds.trace.trace import Piece
 
 WHOLE = (Piece(name="a", shape=(2, 3)), Piece(name="b", shape=(4,)))
 

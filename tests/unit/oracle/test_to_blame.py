@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.program_run.one_device import Outputs
-from equivcheck.program_run.rank import DTensorTarget
-from equivcheck.tensor_program import Leaf, Operation, Redistribution, TensorProgram
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.run.one_device import Outputs
+from equivcheck.programs.run.rank import DTensorTarget
 
 PROGRAM = TensorProgram(
     mesh=(2,),

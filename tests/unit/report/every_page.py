@@ -6,28 +6,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from equivcheck.bench import Row as BenchRow
-from equivcheck.bench import row_object
+from equivcheck.campaign.coverage.reach import Reach
+from equivcheck.campaign.findings.environment import environment
 from equivcheck.campaign.plan import Plan
-from equivcheck.coverage.reach import Reach
-from equivcheck.doctor import Probe
-from equivcheck.dry_run.run import dry_run as run_dry
-from equivcheck.findings.environment import environment
-from equivcheck.known_issues.known import issues_on_file
-from equivcheck.known_issues.showing import Showing, Shows
-from equivcheck.layout_matrix.result import MatrixResult
-from equivcheck.layout_matrix.row import Row as LayoutRow
+from equivcheck.checking.dry_run.run import dry_run as run_dry
 from equivcheck.mutants.registry import mutants
+from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.showing import Showing, Shows
+from equivcheck.oracle.verdict.cause import Diagnosis
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.quality.bench import Row as BenchRow
+from equivcheck.quality.bench import row_object
+from equivcheck.quality.doctor import Probe
+from equivcheck.quality.selftest.row import Row, Selftest
+from equivcheck.quality.versions.corpus import Checked
+from equivcheck.quality.versions.matrix import Matrix, OfVersion
 from equivcheck.report.coverage_text import Measured
 from equivcheck.report.matrix.page import write_html
 from equivcheck.report.pages import bench, coverage, dry_run, selftest, versions
 from equivcheck.report.run_page.page import write_page as write_run
 from equivcheck.scenario.file_format.codec import encode
-from equivcheck.selftest.row import Row, Selftest
-from equivcheck.verdict.cause import Diagnosis
-from equivcheck.verdict.verdict import Outcome
-from equivcheck.versions.corpus import Checked
-from equivcheck.versions.matrix import Matrix, OfVersion
+from equivcheck.user.matrix.result import MatrixResult
+from equivcheck.user.matrix.row import Row as LayoutRow
 from unit.campaign import fakes
 from unit.report.finding_pages import on_a_grid, page_of, under_ddp
 from unit.report.pages import campaign, tally

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from equivcheck.checking.check import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
-from equivcheck.oracle.check import check
+from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.report.finding_page.page import Told, write_page
 from equivcheck.report.finding_page.second_run import run_once_more
 from equivcheck.scenario import (
@@ -25,7 +26,6 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.verdict.verdict import Verdict
 
 PLAN = (LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW))
 

@@ -9,17 +9,17 @@ from typing import Any
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary, Ticked
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.history.run import Run
+from equivcheck.campaign.history.writer import HistoryWriter
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
-from equivcheck.history.run import Run
-from equivcheck.history.writer import HistoryWriter
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.run_page.page import write_page
 from equivcheck.report.summary_object import summary_object
-from equivcheck.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
-from unit.history.runs import run
+from unit.campaign.history.runs import run
 from unit.report.html_page import HtmlPage
 
 CONTROL = Control(name="gradients_summed", wrong="Gradients are summed.", examples=3, caught=True)

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.findings.again import Again
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore
-from equivcheck.findings.versions import Measured, Method, ShownIn
-from equivcheck.history.history import History
-from equivcheck.history.standing import records
-from equivcheck.known_issues.showing import Showing, Shows
+from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore
+from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.history.history import History
+from equivcheck.campaign.history.standing import records
+from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.report.issue_text import Reported, issue_text, issue_title
 from equivcheck.scenario.file_format.codec import from_json
 from unit.campaign import fakes
-from unit.history.runs import nights, run
+from unit.campaign.history.runs import nights, run
 
 DIVERGED = fakes.diverged(fakes.scenario())
 

@@ -12,17 +12,17 @@ from string import ascii_lowercase
 import pytest
 
 from equivcheck.campaign.events import NodeWork
+from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.store import FindingStore, Kept
+from equivcheck.campaign.history.history import History, HistoryFailed
+from equivcheck.campaign.history.run import Ended, Mode
 from equivcheck.campaign.messages import Control
 from equivcheck.errors import UsageError
-from equivcheck.findings.again import Again
-from equivcheck.findings.fingerprint import fingerprint
-from equivcheck.findings.store import FindingStore, Kept
-from equivcheck.history.history import History, HistoryFailed
-from equivcheck.history.run import Ended, Mode
-from equivcheck.verdict.cause import Cause, Diagnosis
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.oracle.verdict.cause import Cause, Diagnosis
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
-from unit.history.runs import nights, run
+from unit.campaign.history.runs import nights, run
 from unit.report.html_page import require_sound
 from unit.report.pages import Page, campaign, tally
 

@@ -17,6 +17,7 @@ from rich.pretty import pretty_repr
 
 import equivcheck.scenario as nouns
 from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import (
     DDP,
     Adam,
@@ -36,9 +37,8 @@ from equivcheck.scenario import (
 from equivcheck.scenario.file_format import codec, converter
 from equivcheck.scenario.file_format.codec import decode, dump, encode, from_json, load, register_parallelism, to_json
 from equivcheck.strategies import scenarios
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 SCENARIO = Scenario(
     training=Training(

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-import equivcheck.tensor_program as program_nouns
+import equivcheck.programs.nouns as program_nouns
 from equivcheck import scenario, strategies
 from equivcheck.errors import UsageError
-from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.scenario import Parallelism
 from equivcheck.strategies import layouts
 from equivcheck.strategies import parallelism as module

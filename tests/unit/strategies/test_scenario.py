@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
-from equivcheck.composition.limits import repaired, repaired_layout, unsupported
-from equivcheck.composition.registry import layout_names
+from equivcheck.layouts.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -46,7 +46,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies import data, layouts, models, optimizers, scenarios, trainings
-from fresh import drawn_afresh
+from support.fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
 OF_TOKENS = Model(features=4, length=2, source=Tokens(vocabulary=3), layers=(Layer(width=4, bias=False),), head=Head())

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.trace.trace import Snapshot
 from equivcheck.user.case import UserCase
 from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.trace import Snapshot
 from unit.user.programs import task_of
 
 NOTHING = Snapshot(pieces=(), present=(), fits=(), dtypes=(), values=np.empty(0))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import Outcome, UsageError, check_training
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import brought, in_ddp
 
 WIDTH = 4

@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck import Outcome, check_training
 from equivcheck.errors import UsageError
-from equivcheck.trace.stage import Stage
 from equivcheck.user.running import members_of, run_on
 from equivcheck.worlds.ranks import Run
+from equivcheck.worlds.trace.stage import Stage
 from unit.user.programs import STEPS, batches, brought, task_of
 
 CUTS = {"0.*": ((0, "tp"),), "2.weight": ((1, "tp"),)}

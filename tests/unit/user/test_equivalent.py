@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from equivcheck import Outcome, check_training
-from equivcheck.parallelisms.ddp.zero_redundancy import ZeroRedundancyOptimizer
+from equivcheck.layouts.parallelisms.ddp.zero_redundancy import ZeroRedundancyOptimizer
 from unit.user.programs import adam, batches, brought, build, in_ddp
 
 

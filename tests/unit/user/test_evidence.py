@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from equivcheck import NotEquivalent, Outcome, check_training
-from equivcheck.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import STEPS, batches, brought
 
 

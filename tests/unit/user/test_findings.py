@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import NotEquivalent, Outcome, check_training
-from equivcheck.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.programs import batches, brought, build, in_ddp
 
 
@@ -245,7 +245,7 @@ def test_wrappers_and_ties_keep_names() -> None:
 
 def test_the_tally_counts_trainings_of_users() -> None:
     """What pytest sums up includes them."""
-    from equivcheck.tally import take
+    from equivcheck.system.tally import take
 
     take()
     check_training(**brought(model=build))

@@ -14,9 +14,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from equivcheck import Outcome, check_training
-from equivcheck.torch_version import torch_in
-from equivcheck.trace.differences import Difference, Phase
+from equivcheck.system.torch_version import torch_in
 from equivcheck.user.verdict import UserVerdict
+from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.programs import adam, brought
 
 TOKENS, WIDTH = 8, 4

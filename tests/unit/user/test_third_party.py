@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from equivcheck import Outcome, Scenario, Verdict, check
-from equivcheck.composition import registry as layouts
+from equivcheck.layouts.composition import registry as layouts
 from equivcheck.mutants import registry as mutants
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.layout import _names

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from equivcheck.layouts.kind import LayoutKind
+from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Parallelism
-from equivcheck.verdict.cause import Cause
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
-    from equivcheck.train.setup import Setup
+    from equivcheck.training.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ByHandKind(LayoutKind):
         """Let each rank take its rows, and average gradients before the update."""
         import torch.distributed as dist
 
-        from equivcheck.layouts.data_rows import take_rows
+        from equivcheck.layouts.base.data_rows import take_rows
 
         assert isinstance(parallelism, ByHand)
         step = -1 if parallelism.reverse else 1

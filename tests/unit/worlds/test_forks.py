@@ -11,7 +11,7 @@ import pytest
 from equivcheck.worlds.failure import FailureKind, RanksFailed
 from equivcheck.worlds.pool import open_ranks
 from equivcheck.worlds.ranks import Ranks
-from processes import end_soon
+from support.processes import end_soon
 from unit.worlds import forking
 
 

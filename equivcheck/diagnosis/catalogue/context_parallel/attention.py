@@ -11,11 +11,11 @@ from torch import nn
 from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of, modules_of, named
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.layers.attention.module import AttentionModule, attention, turned
-from equivcheck.layouts.partition import chunk_size
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, Exchange
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.setup import Setup
 
 Alter = Callable[[AttentionModule], None]
 

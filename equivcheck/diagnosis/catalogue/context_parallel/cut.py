@@ -9,11 +9,11 @@ import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed, over
-from equivcheck.layers.attention.module import AttentionModule
-from equivcheck.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.scenario import Attention, ContextParallel
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.setup import Setup
+from equivcheck.training.layers.attention.module import AttentionModule
+from equivcheck.training.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -20,12 +20,12 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.layers.experts.module import ExpertsModule
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.material import Batch, count_labels
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.material import Batch, count_labels
+from equivcheck.training.setup import Setup
 
 
 def wrong_parts(diverged: DivergedRun) -> Iterator[Counterfactual]:

@@ -13,14 +13,14 @@ from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, mo
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
-from equivcheck.layers.experts.module import ExpertsModule, GatedExperts
-from equivcheck.layers.region import Region
-from equivcheck.layouts.partition import chunk_size
-from equivcheck.parallelisms.tensor_parallel.plans import weights_of_addends
-from equivcheck.parallelisms.tensor_parallel.sites import planned_layers
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import weights_of_addends
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import planned_layers
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import ExpertsModule, GatedExperts
+from equivcheck.training.layers.region import Region
+from equivcheck.training.setup import Setup
 
 Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """From values, what is chosen and weights, what the chosen experts make."""

@@ -14,14 +14,14 @@ from equivcheck.diagnosis.catalogue.experts.routing import choices, module_of, n
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import choices_of
 from equivcheck.diagnosis.words import over
-from equivcheck.layers.experts.module import Router
-from equivcheck.layers.module import Load
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
-from equivcheck.train.balance import Counts
-from equivcheck.train.material import Batch
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.balance import Counts
+from equivcheck.training.layers.experts.module import Router
+from equivcheck.training.layers.module import Load
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
 
 LoadOf = Callable[[torch.Tensor, torch.Tensor], Load]
 """From scores and choices, (rows, ..., experts), what they mean for the loss of a layer."""

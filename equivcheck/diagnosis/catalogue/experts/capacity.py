@@ -12,7 +12,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emu
 from equivcheck.diagnosis.catalogue.experts.routing import Routed, choices, module_of, named, routing
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 
 CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
 """Rows that an expert may have, as a multiple of its share: usual ones."""

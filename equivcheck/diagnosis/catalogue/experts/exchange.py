@@ -17,13 +17,13 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over
-from equivcheck.layers.experts.module import ExpertsModule
-from equivcheck.layers.parameters import parameters_of
-from equivcheck.layouts.partition import chunk_size
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel
 from equivcheck.scenario.mesh import EP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.setup import Setup
 
 
 def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:

@@ -11,12 +11,12 @@ import torch
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed
-from equivcheck.layers.experts.module import ExpertsModule
-from equivcheck.layouts.partition import chunk_size
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
 from equivcheck.scenario.mesh import EP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.experts.module import ExpertsModule
+from equivcheck.training.setup import Setup
 
 Routed = tuple[torch.Tensor, torch.Tensor]
 """What is chosen, and what it weighs, both (..., experts)."""

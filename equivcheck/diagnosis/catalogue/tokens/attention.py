@@ -12,12 +12,12 @@ from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emu
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import listed, over
-from equivcheck.layers.attention.module import AttentionModule, attention, turned
-from equivcheck.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.setup import Setup
 
 Alter = Callable[[AttentionModule], None]
 """Makes attention wrong."""

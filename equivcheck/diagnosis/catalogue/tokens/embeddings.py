@@ -12,11 +12,11 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over
-from equivcheck.layouts.limits.repairs import is_tied
+from equivcheck.layouts.base.limits.repairs import is_tied
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Tokens
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.setup import Setup
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
 """What a head takes for its weight, made before training."""

@@ -11,11 +11,11 @@ import torch
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed, over
-from equivcheck.layers.attention.module import AttentionModule, turned
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.layers.attention.module import AttentionModule, turned
+from equivcheck.training.setup import Setup
 
 Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 """From the number of copies and heads of key or value: the copies, those of a head beside each other."""

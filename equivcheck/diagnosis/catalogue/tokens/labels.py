@@ -20,10 +20,10 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.material import IGNORED, Batch, count_labels, material
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.material import IGNORED, Batch, count_labels, material
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """What the loss of each microbatch of a step is divided by."""

@@ -13,14 +13,14 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
-from equivcheck.layouts.partition import chunk_size, leaves_nothing
-from equivcheck.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
+from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Split, Training
 from equivcheck.scenario.mesh import TP
-from equivcheck.train.loss import loss_of
-from equivcheck.train.material import IGNORED, class_weights
-from equivcheck.train.setup import Setup
-from equivcheck.verdict.cause import Cause
+from equivcheck.training.loss import loss_of
+from equivcheck.training.material import IGNORED, class_weights
+from equivcheck.training.setup import Setup
 
 Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 

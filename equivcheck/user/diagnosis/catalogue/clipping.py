@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from equivcheck.reference.reduction import Gradients
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, choices
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.diagnosis.interception import norm_of
-from equivcheck.verdict.cause import Cause
 
 Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
 """One norm of the norms of what each rank holds, of a kind."""

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.ranks import build
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 MAX_LAYERS = 16
 """Layers that are tried, one at a time."""

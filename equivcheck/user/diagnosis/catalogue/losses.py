@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from equivcheck.diagnosis.words import number_of
-from equivcheck.trace.differences import Phase
-from equivcheck.train.accumulate import scalar
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.training.accumulate import scalar
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.task import Loss
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 RIGHT = "the training is right, but the loss that ranks return is"
 

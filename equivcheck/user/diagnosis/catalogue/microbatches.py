@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from equivcheck.diagnosis.words import listed
-from equivcheck.reference.reduction import Gradients
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.batches import microbatches
 from equivcheck.user.diagnosis.catalogue.reductions import own, reducing
 from equivcheck.user.diagnosis.catalogue.rows import rows_of
@@ -15,7 +16,6 @@ from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Hon
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.task import Loss
-from equivcheck.verdict.cause import Cause
 
 ALWAYS = Span(first=0)
 

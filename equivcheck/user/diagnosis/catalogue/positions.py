@@ -10,11 +10,11 @@ import torch
 from torch.func import functional_call
 
 from equivcheck.diagnosis.words import gradients
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, wrong_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 _DIMS = (1, 0)
 """Where positions may lie in what a module returns: after the rows, or before them."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from equivcheck.reference.reduction import Gradients
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
 
 TYPES = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32"))
 

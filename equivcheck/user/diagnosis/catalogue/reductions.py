@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from equivcheck.diagnosis.words import gradients, number_of, rows_of_tensor
-from equivcheck.reference.reduction import Gradients
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest, Span, mixed, pick, spans
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, choices, suspects
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
 """What each rank makes of the gradients of all."""

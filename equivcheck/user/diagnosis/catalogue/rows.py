@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.batches import converted, mapped, microbatches
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 MEAN_OF_MEANS = (
     "each rank computes with its own rows alone (the count that it divides by, or the statistics of a norm), and the mean over "

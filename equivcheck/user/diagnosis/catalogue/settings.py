@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from equivcheck.diagnosis.words import number_of, tensors
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
-from equivcheck.verdict.cause import Cause
 
 NEAR = 1e-14
 """Share by which two settings may differ and still be the same: they are no results of sums."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 
 def local_statistics(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.words import numbered, tensors
-from equivcheck.reference.reduction import Gradients
-from equivcheck.trace.differences import Phase
-from equivcheck.trace.pieces import parts_of
+from equivcheck.oracle.reference.reduction import Gradients
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import parts_of
 
 MAX_TENSORS = 24
 """Parameters that are taken to be old, one at a time."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.words import numbered, tensors
-from equivcheck.trace.pieces import fill, part_of, parts_of
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, named
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.ranks import build
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
 
 
 def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:

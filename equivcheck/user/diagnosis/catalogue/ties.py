@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, named
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.ranks import build
-from equivcheck.verdict.cause import Cause
 
 
 def wrong_sharing(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:

@@ -8,11 +8,11 @@ from types import MethodType
 import torch
 
 from equivcheck.diagnosis.words import numbered, rows_of_tensor, tensors
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest, Span, spans
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, held_elements, wrong_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 
 Who = tuple[Collection[int], str]
 """Ranks, with words for them; all ranks are nobody in particular."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -31,7 +31,7 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from unit.oracle.known.builders import (
     ALIKE,
     ALTERNATING,

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from equivcheck import Outcome, Scenario, Verdict, check
-from equivcheck.known_issues.known import Kind, KnownIssue, issues_on_file, known_issue, known_issues
-from equivcheck.known_issues.predicates import NEEDS
-from equivcheck.layouts.limits.repairs import with_options
+from equivcheck.layouts.base.limits.repairs import with_options
 from equivcheck.mutants.registry import mutant
+from equivcheck.oracle.known_issues.known import Kind, KnownIssue, issues_on_file, known_issue, known_issues
+from equivcheck.oracle.known_issues.predicates import NEEDS
 from equivcheck.scenario import DDP, FSDP1, Layer, Wrapping
-from equivcheck.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
-from supported import require_mended, require_supported
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from support.supported import require_mended, require_supported
 from unit.oracle.known.builders import FUSED, over_tp, traced
 from unit.oracle.known.examples import SHOWN as SHOWN_ANYWHERE
 from unit.oracle.known.others import ALSO_SHOWN

@@ -2,11 +2,11 @@
 
 import pytest
 
-from equivcheck.composition.registry import layout_kinds
-from equivcheck.known_issues import predicates as known_predicates
-from equivcheck.known_issues.known import InvalidKnownIssue, issues_on_file, read_issues
-from equivcheck.known_issues.predicates import NEEDS, SHOWS
-from equivcheck.known_issues.workarounds import WITHOUT
+from equivcheck.layouts.composition.registry import layout_kinds
+from equivcheck.oracle.known_issues import predicates as known_predicates
+from equivcheck.oracle.known_issues.known import InvalidKnownIssue, issues_on_file, read_issues
+from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
+from equivcheck.oracle.known_issues.workarounds import WITHOUT
 
 LINKS = ("https://github.com/pytorch/pytorch/", "not reported yet: ", "documented, not checked: ")
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.known_issues.predicates import NEEDS, SHOWS
-from equivcheck.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -29,9 +29,9 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
-from equivcheck.torch_version import torch_in
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from supported import require_supported
+from equivcheck.system.torch_version import torch_in
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from support.supported import require_supported
 from unit.oracle.known.builders import FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
 from unit.oracle.known.examples import SHOWN
 

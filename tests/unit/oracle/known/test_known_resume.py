@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.known_issues.known import known_issue
+from equivcheck.oracle.known_issues.known import known_issue
+from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Resume, Scenario, Training
-from equivcheck.trace.differences import Difference, Divergence, Phase
-from equivcheck.verdict.verdict import Outcome, Verdict
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 TRAINING = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(2,)), steps=3)
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 
 from equivcheck import Scenario
-from equivcheck.composition.limits import why_unsupported
-from equivcheck.known_issues.avoiding import avoiding, could_show
-from equivcheck.known_issues.known import KnownIssue, issues_on_file, known_issues
-from equivcheck.known_issues.workarounds import nothing_kept_on_disk, plain_implementation, summed_outputs
-from equivcheck.layouts.limits.repairs import with_execution
+from equivcheck.layouts.base.limits.repairs import with_execution
+from equivcheck.layouts.composition.limits import why_unsupported
+from equivcheck.oracle.known_issues.avoiding import avoiding, could_show
+from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file, known_issues
+from equivcheck.oracle.known_issues.workarounds import nothing_kept_on_disk, plain_implementation, summed_outputs
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
 from unit.campaign import fakes

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck import check_training
-from equivcheck.trace.differences import Difference, Phase
+from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.programs import batches, brought
 
 pytestmark = pytest.mark.usefixtures("without_causes")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from equivcheck import Outcome, smallest
-from equivcheck.verdict.cause import Cause
+from equivcheck.oracle.verdict.cause import Cause
 from unit.user.diagnosis.wrong_gradients import GRADIENTS, Stale
 from unit.user.diagnosis.wrong_trainings import averaged, step_of
 from unit.user.programs import batches, brought

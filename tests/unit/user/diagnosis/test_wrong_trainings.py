@@ -7,10 +7,10 @@ import torch
 
 from equivcheck import Outcome, check_training
 from equivcheck.diagnosis.patterns import NO_PROOF
-from equivcheck.trace.differences import Phase
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis import explain
 from equivcheck.user.diagnosis.counterfactual import Counterfactual
-from equivcheck.verdict.cause import Cause
+from equivcheck.worlds.trace.differences import Phase
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
 from unit.user.diagnosis.wrong_shards import SHARDS

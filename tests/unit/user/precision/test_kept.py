@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from equivcheck import Outcome, check_training
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.precision.advice import KEPT
-from equivcheck.verdict.cause import Cause
 from unit.user.programs import brought, in_ddp
 
 TINY = 1e-7

@@ -16,9 +16,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from equivcheck import Outcome, check_training
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
-from equivcheck.trace.differences import Phase
 from equivcheck.user.precision.run import RoundedRun, exact_task
 from equivcheck.user.reference import SingleDeviceRun
+from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import batches, brought, in_ddp, task_of
 
 STEPS = 4

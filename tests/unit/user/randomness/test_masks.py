@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.scenario import ElementType, MixedPrecision
-from equivcheck.trace.differences import Phase
 from equivcheck.user.randomness.masks import Cut, MaskShapes, mask_dropout
+from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import batches, brought, in_ddp
 
 

@@ -7,7 +7,7 @@ from fnmatch import translate
 
 import pytest
 
-from equivcheck.torch_version import torch_in
+from equivcheck.system.torch_version import torch_in
 from equivcheck.worlds.audit.found import found_here
 from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified
 from equivcheck.worlds.sim.stand_ins import profiling

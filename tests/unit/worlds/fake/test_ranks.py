@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from equivcheck import UsageError, World, check
-from equivcheck.composition.program import rank_program
+from equivcheck.layouts.composition.program import rank_program
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,

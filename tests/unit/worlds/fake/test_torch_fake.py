@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equivcheck.composition.program import rank_setup
+from equivcheck.layouts.composition.program import rank_setup
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
@@ -31,9 +31,9 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.trace.stage import Stage
-from equivcheck.train.loop import train
+from equivcheck.training.loop import train
 from equivcheck.worlds.fake.ranks import FakeRanks
+from equivcheck.worlds.trace.stage import Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from equivcheck.train.setup import Setup
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.meshes import device_mesh
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from equivcheck.doctor import smallest
-from equivcheck.oracle.check import check
+from equivcheck.checking.check import check
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.quality.doctor import smallest
 from equivcheck.scenario import DDP
-from equivcheck.verdict.verdict import Outcome
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo import fork_server, world
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import EARLY_START, FORK_SERVER, ForkServer
 from equivcheck.worlds.gloo.world import GlooRanks
 from equivcheck.worlds.spawn import run_spawned
-from processes import end_soon
+from support.processes import end_soon
 from unit.worlds.gloo import programs
 
 OPENING = """
@@ -65,9 +65,9 @@ def test_close_ends_ranks(ranks: GlooRanks) -> None:
 
 def test_ranks_start_with_the_modules_that_their_owner_has_imported(ranks: GlooRanks) -> None:
     """The fork server imports that code once, and still has only one thread."""
-    assert "equivcheck.composition.program" in sys.modules
+    assert "equivcheck.layouts.composition.program" in sys.modules
     with GlooRanks(1) as other:
-        assert other.run(programs.is_imported, "equivcheck.composition.program").values == (True,)
+        assert other.run(programs.is_imported, "equivcheck.layouts.composition.program").values == (True,)
         assert FORK_SERVER._process is not None
         assert psutil.Process(FORK_SERVER._process.pid).num_threads() == 1
 
@@ -230,7 +230,7 @@ spawn._command = lambda fd: command(fd).replace("from equivcheck.worlds", "impor
 spawn.run_spawned(print, size=1)
 """,
     "a worker": """
-from equivcheck.workers.process import WorkerProcess
+from equivcheck.worlds.workers.process import WorkerProcess
 WorkerProcess("unit.worlds.gloo.endless_import", None).receive()
 """,
     "a command": """

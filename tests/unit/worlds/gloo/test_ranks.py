@@ -21,7 +21,7 @@ import torch.distributed as dist
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
 from equivcheck.worlds.gloo.world import GlooRanks
-from processes import end_soon
+from support.processes import end_soon
 from unit.worlds.gloo import programs
 
 

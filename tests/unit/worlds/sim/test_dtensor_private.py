@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from equivcheck.oracle.tensor_program import check_program
-from equivcheck.tensor_program import Leaf, Operation, TensorProgram
-from equivcheck.verdict.verdict import Outcome
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.worlds import dtensor_caches
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.sim import dtensor_private

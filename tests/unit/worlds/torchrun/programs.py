@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
-from equivcheck.tensor_program import Leaf, Operation, TensorProgram
 
 CHANGED = "EQUIVCHECK_TEST_CHANGED"
 """A variable of the environment."""

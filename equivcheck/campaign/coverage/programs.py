@@ -1,0 +1,71 @@
+"""Which operations some tensor programs have had, and under which placements of their arguments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.nouns.placement import cut_dim
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, Statement
+from equivcheck.programs.verdict import ProgramVerdict
+
+Place = tuple[str, int, str]
+"""An operation, which of its arguments, and how that lies: ``S``, ``P(sum)``, ``R S`` on two axes; ``value`` if computed."""
+
+
+class ProgramReach:
+    """Operations with placements of arguments; small enough to travel between processes."""
+
+    def __init__(self) -> None:
+        self.num_programs = 0
+        self.places: set[Place] = set()
+        self.refused: Counter[str] = Counter()
+        """Statements that all ranks refused, by operation."""
+
+    def add(self, program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> None:
+        """Count a program, without some of its statements."""
+        self.num_programs += 1
+        self.places.update(places_of(program, leaving_out=leaving_out))
+
+    def add_checked(self, verdict: ProgramVerdict) -> None:
+        """Count a program that was checked; statements that did not apply are no operations."""
+        self.add(verdict.program, leaving_out=verdict.clones)
+        statements = verdict.program.statements
+        refused = [statements[each.statement] for each in verdict.refusals if each.statement >= 0]
+        self.refused.update(each.name for each in refused if isinstance(each, Operation))
+
+    def gain(self, program: TensorProgram) -> int:
+        """How many places a program would add."""
+        return len({*places_of(program)} - self.places)
+
+    def merge(self, other: ProgramReach) -> None:
+        """Count another's programs too."""
+        self.num_programs += other.num_programs
+        self.places |= other.places
+        self.refused.update(other.refused)
+
+    @property
+    def operations(self) -> frozenset[str]:
+        """The operations that were reached."""
+        return frozenset(operation for operation, _, _ in self.places)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The operations that were not, in order."""
+        return tuple(name for name in OPERATIONS if name not in self.operations)
+
+
+def places_of(program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> Iterator[Place]:
+    """What its operations are called with."""
+    for number, statement in enumerate(program.statements):
+        if isinstance(statement, Operation) and number not in leaving_out:
+            for index, back in enumerate(statement.arguments):
+                yield statement.name, index, _lies(program.statements[number - back])
+
+
+def _lies(statement: Statement) -> str:
+    if not isinstance(statement, (Leaf, Constant, Redistribution)):
+        return "value"
+    return " ".join("S" if cut_dim(each) is not None else each for each in statement.placements)

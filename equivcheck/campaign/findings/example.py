@@ -1,0 +1,52 @@
+"""Which of two verdicts with one fingerprint is the better example to keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from equivcheck.campaign.findings.size import Size, size_of
+from equivcheck.oracle.verdict.verdict import CaseVerdict
+
+V = TypeVar("V", bound=CaseVerdict)
+
+_EXAMINED = ("diagnosis", "confirmed", "drift")
+"""What a verdict has once its case was shrunk."""
+NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
+"""Stands in `unfinished` of a verdict from the moment of the finding until its case has been shrunk."""
+
+
+def is_better(verdict: CaseVerdict, before: CaseVerdict) -> bool:
+    """Whether its case is smaller. A case that was shrunk, or also explained, gives way only to another such case."""
+    return _order(verdict) < _order(before)
+
+
+def says_more(verdict: CaseVerdict, before: CaseVerdict) -> bool:
+    """Whether a verdict on the same case says more: why it failed, or whether another world finds the same."""
+    adds = any(getattr(verdict, name) and not getattr(before, name) for name in (*_EXAMINED, "unfinished"))
+    return adds and before.case == verdict.case and (is_shrunk(verdict) or not is_shrunk(before))
+
+
+def is_examined(verdict: CaseVerdict) -> bool:
+    """Whether its case was shrunk, and explained or confirmed."""
+    return any(getattr(verdict, name) for name in _EXAMINED)
+
+
+def is_shrunk(verdict: CaseVerdict) -> bool:
+    """Whether the search for a smaller case came to its end."""
+    return NOT_SHRUNK not in verdict.unfinished
+
+
+def marked_not_shrunk(verdict: V) -> V:
+    """The verdict with the mark of a case that has not been shrunk."""
+    return replace(verdict, unfinished="; ".join(filter(None, (verdict.unfinished, NOT_SHRUNK))))
+
+
+def without_mark(verdict: V) -> V:
+    """The verdict without that mark."""
+    kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
+    return replace(verdict, unfinished="; ".join(kept))
+
+
+def _order(verdict: CaseVerdict) -> tuple[bool, bool, Size]:
+    return not is_examined(verdict), not is_shrunk(verdict), size_of(verdict.case)

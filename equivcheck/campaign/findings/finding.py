@@ -1,0 +1,177 @@
+"""A failing case as a folder: scenario.json, verdict.json, environment.json and a README.md for people."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equivcheck.campaign.findings.environment import Environment, environment
+from equivcheck.campaign.findings.fingerprint import fingerprint
+from equivcheck.campaign.findings.readme import readme
+from equivcheck.campaign.findings.sound import require_sound_environment, require_sound_verdict, require_sound_versions
+from equivcheck.campaign.findings.versions import ShownIn
+from equivcheck.checking.kinds import VERDICTS
+from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
+from equivcheck.layouts.base.expected_calls.communication import as_traffic, totals
+from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.oracle.verdict.description import failed
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
+from equivcheck.programs.nouns import case_from_json
+from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
+from equivcheck.system.input_file import UnreadableFile, read_text
+from equivcheck.system.output_file import replace_text
+
+SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
+VERSIONS = "versions.json"
+"""Only after a bisection."""
+
+
+class BrokenFinding(UsageError):
+    """A folder is not a finding, or no longer is; the text names the file and what is wrong with it."""
+
+
+class StoreFailed(EquivCheckError):
+    """A finding cannot be written; nothing that was kept is harmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a folder of the store holds."""
+
+    path: Path
+    """The folder."""
+    verdict: CaseVerdict
+    """What was found, with the case."""
+    environment: Environment
+    """Where it was found."""
+    shown_in: ShownIn | None = None
+    """In which versions of torch it shows, if that was looked for."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for equal faults."""
+        return fingerprint(self.verdict)
+
+
+def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
+    """The verdict as JSON values, without its calls; its case with kind and format version, as a file of it has them."""
+    mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
+    return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
+
+
+def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdict:
+    """The verdict on a case that JSON values describe. Raises `InvalidScenario`."""
+    verdict, field = VERDICTS[type(case)]
+    return decode(verdict, values | {field: encode(case)}, where=where)
+
+
+def communication_object(verdict: Verdict) -> dict[str, Any]:
+    """Every call of every rank, and what was expected of each, as JSON values."""
+    training, layout = verdict.scenario.training, verdict.scenario.layout
+    counted = [totals(calls, layout.mesh) for calls in verdict.calls]
+    expected = [as_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
+    return {
+        "unmodelled": verdict.unmodelled,
+        "calls": encode(verdict.calls),
+        "expected": None if verdict.unmodelled else [[encode(traffic) for traffic in rank] for rank in expected],
+    }
+
+
+def _values(verdict: CaseVerdict) -> dict[str, Any]:
+    """The verdict but what its ranks did, which can be had again and is much."""
+    values: dict[str, Any] = encode(replace(verdict, calls=()) if isinstance(verdict, Verdict) else verdict)
+    for name in ("calls", "signature"):
+        values.pop(name, None)
+    return values
+
+
+def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None = None) -> None:
+    """Fill an existing folder with a finding."""
+    found_in = environment()
+    values = _values(verdict)
+    del values[VERDICTS[type(verdict.case)][1]]
+    texts = {
+        SCENARIO: to_json(verdict.case),
+        VERDICT: json.dumps(values, indent=2, allow_nan=False),
+        ENVIRONMENT: json.dumps(encode(found_in), indent=2),
+        README: _readme(fingerprint(verdict), verdict, found_in, shown_in),
+    }
+    for name, text in texts.items():
+        _write(folder / name, text)
+    if shown_in is not None:
+        _write(folder / VERSIONS, json.dumps(encode(shown_in), indent=2))
+
+
+def write_versions(finding: Finding, shown_in: ShownIn) -> None:
+    """Put into a finding's folder in which versions of torch it shows.
+
+    Raises `BrokenFinding` if another one is there by now, and `StoreFailed`.
+    """
+    if load_finding(finding.path).verdict.case != finding.verdict.case:
+        raise BrokenFinding(f"finding {finding.path} has another case by now; its versions are not written")
+    try:
+        _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
+        _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
+    except OSError as error:
+        raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
+
+
+def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
+    """For people only: what fails here must not cost the finding."""
+    try:
+        return readme(mark, verdict, found_in, shown_in)
+    except Exception as error:
+        return f"# {mark}: {verdict.outcome.value}\n\n{failed('this text', error)}\n\nSee {SCENARIO} and {VERDICT}."
+
+
+def _write(path: Path, text: str) -> None:
+    replace_text(path, text.rstrip("\n") + "\n")
+
+
+def load_finding(folder: Path) -> Finding:
+    """Read a folder that `write_finding` filled; raises `BrokenFinding`, one line, naming the file and the place in it."""
+    if not os.path.isdir(folder):
+        raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
+    try:
+        case = case_from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
+        verdict = verdict_from(_upgraded(_object(folder / VERDICT)), case, where=str(folder / VERDICT))
+        require_sound_verdict(verdict, str(folder / VERDICT))
+        found_in = decode(Environment, _object(folder / ENVIRONMENT), where=str(folder / ENVIRONMENT))
+        require_sound_environment(found_in, str(folder / ENVIRONMENT))
+        shown_in = _shown_in(folder / VERSIONS)
+    except InvalidScenario as error:
+        raise BrokenFinding(f"broken finding: {error}") from error
+    return Finding(path=folder, verdict=verdict, environment=found_in, shown_in=shown_in)
+
+
+def _shown_in(path: Path) -> ShownIn | None:
+    if not os.path.lexists(path):
+        return None
+    shown_in = decode(ShownIn, _object(path), where=str(path))
+    require_sound_versions(shown_in, str(path))
+    return shown_in
+
+
+def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
+    """The verdict of a finding kept before fields and tensors had their present names."""
+    old_names = {"unforeseen": "unmodelled"}
+    text = json.dumps({old_names.get(name, name): value for name, value in values.items()})
+    upgraded: dict[str, Any] = json.loads(text.replace(".side.weight", ".auxiliary.weight"))
+    return upgraded
+
+
+def _object(path: Path) -> dict[str, Any]:
+    values = load(_read(path), where=str(path))
+    if not isinstance(values, dict):
+        raise BrokenFinding(f"broken finding: {path}: {type(values).__name__}; allowed: an object")
+    return values
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_text(path)
+    except UnreadableFile as error:
+        raise BrokenFinding(f"broken finding: {error}") from error

@@ -1,0 +1,64 @@
+"""The text that a finding's folder greets people with."""
+
+from __future__ import annotations
+
+from equivcheck.campaign.findings.environment import Environment
+from equivcheck.campaign.findings.versions import ShownIn
+from equivcheck.oracle.verdict.verdict import CaseVerdict
+from equivcheck.system.printable import printable
+
+_TEMPLATE = """\
+# {layout} on {ranks}: {outcome}
+
+{reason}
+
+```
+{description}
+```
+
+Found on {date} with equivcheck {equivcheck}, torch {torch}, NumPy {numpy}, Python {python} on {platform}, in the world `{world}`.
+
+See whether it still shows, from the folder that holds the store:
+
+    equivcheck replay {fingerprint}
+
+or check it by itself:
+
+    equivcheck check scenario.json --world {world}{beyond}
+
+{versions}
+{stacks}"""
+_NOT_BISECTED = "In which versions of torch it begins and ends:\n\n    equivcheck bisect {fingerprint}"
+_BISECTED = "Of torch {oldest} to {newest}, it {shown_in} (versions.json, by `equivcheck bisect`)."
+
+
+def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
+    """Markdown for people: what is wrong, where it was seen, how to see it again."""
+    ranks = verdict.case.num_ranks
+    return _TEMPLATE.format(
+        layout=verdict.case.counted_by[0],
+        ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
+        outcome=verdict.outcome.value,
+        reason=printable(verdict.reason) or "No reason was given.",
+        description=verdict.describe(),
+        fingerprint=fingerprint,
+        world=verdict.world,
+        beyond=" --beyond" if verdict.beyond else "",
+        versions=_NOT_BISECTED.format(fingerprint=fingerprint) if shown_in is None else _bisected(shown_in),
+        stacks=_stacks(verdict),
+        **{name: getattr(found_in, name) for name in ("date", "equivcheck", "torch", "numpy", "python", "platform")},
+    )
+
+
+def _bisected(shown_in: ShownIn) -> str:
+    return _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
+
+
+def _stacks(verdict: CaseVerdict) -> str:
+    reports = () if verdict.failure is None else verdict.failure.reports
+    sections = [
+        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"
+        for report in reports
+        if report.stack
+    ]
+    return "".join(sections)

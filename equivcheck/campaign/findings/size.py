@@ -1,0 +1,128 @@
+"""How much there is to look at in a case: its size, and what in a scenario is not at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import singledispatch
+from math import prod
+from typing import Any
+
+from equivcheck.programs.nouns import Constant, Leaf, Redistribution, TensorProgram
+from equivcheck.programs.nouns.placement import REPLICATE
+from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Model, Scenario, Training
+from equivcheck.scenario.case import Case
+
+Size = tuple[int, ...]
+"""Ordered: of a scenario ranks, what is no linear layer, layers, steps, rows, sizes, settings that are not their default."""
+_WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
+_SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
+"""How large a scenario is, and what it draws: no settings."""
+_USUAL = (Model, Data, Group, Layer, LayerPlan)
+"""Nouns whose kind says nothing: what stands there is of no other kind, or that is the plainest."""
+
+
+@singledispatch
+def size_of(case: Case) -> Size:
+    """How much there is to look at: the lexicographically smaller size is the better example of the same fault."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@size_of.register
+def _(scenario: Scenario) -> Size:
+    training = scenario.training
+    model = training.model
+    return (
+        sum(layout.mesh.num_ranks for layout in scenario.layouts),
+        _num_unusual(training),
+        len(model.layers),
+        training.steps,
+        training.data.batch * (model.length or 1),
+        sum(model.widths) + sum(_sizes_within(part) for part in (model.source, *model.layers)),
+        sum(1 for _ in _settings(scenario)),
+    )
+
+
+@size_of.register
+def _(program: TensorProgram) -> Size:
+    """Statements, ranks, axes, elements, axes along which something is not replicated, settings that are not their default."""
+    tensors = [each for each in program.statements if isinstance(each, (Leaf, Constant))]
+    placed = [each for each in program.statements if isinstance(each, (Leaf, Constant, Redistribution))]
+    return (
+        len(program.statements),
+        program.num_ranks,
+        len(program.mesh),
+        sum(prod(each.shape) + sum(each.shape) + len(each.shape) for each in tensors),
+        sum(placement != REPLICATE for each in placed for placement in each.placements),
+        sum(1 for _ in _settings(program)),
+    )
+
+
+def _num_unusual(training: Training) -> int:
+    """What there is that is no linear layer over rows, nor a loss of real targets."""
+    model = training.model
+    others = [model.source, model.head, *(layer for layer in model.layers if not isinstance(layer, Layer))]
+    return sum(other is not None for other in others) + isinstance(training.loss, CrossEntropy)
+
+
+def _sizes_within(part: Any) -> int:
+    """What a layer or an embedding has of sizes beside those of its input and output."""
+    return sum(getattr(part, name, 0) for name in _WITHIN)
+
+
+def _settings(value: Any) -> Iterator[Any]:
+    """Every field below `value` that was set to something else than its default."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _settings(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            inner = getattr(value, field.name)
+            if is_default(field, inner):
+                continue
+            yield inner
+            yield from _settings(inner)
+
+
+def is_default(field: Field[Any], value: object) -> bool:
+    """Whether a setting has its default, if it has one."""
+    return field.default is not MISSING and field.default == value
+
+
+def settings_of(scenario: Scenario) -> tuple[str, ...]:
+    """Everything that is not at its default but sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
+    return (*_of(scenario.training, ""), *_of_layout(scenario))
+
+
+def _of_layout(scenario: Scenario) -> Iterator[str]:
+    for parallelism in scenario.layout.parallelisms:
+        yield from _of(parallelism, parallelism.tag)
+    yield from _of(scenario.layout.execution, "execution")
+    if scenario.resume is not None:
+        yield f"resumes from a checkpoint of {scenario.resume.layout.name}"
+
+
+def _of(value: Any, path: str) -> Iterator[str]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_default(field, inner) or field.name in _SIZES:
+            continue
+        yield from _setting(inner, f"{path}.{field.name}" if path else field.name)
+
+
+def _setting(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        for index, item in enumerate(value):
+            yield from _item(item, f"{path}[{index}]")
+    elif is_dataclass(value):
+        yield from _item(value, path)
+    else:
+        yield f"{path} {value.value if isinstance(value, Enum) else value}"
+
+
+def _item(value: Any, path: str) -> Iterator[str]:
+    """The kind of a noun unless it is the usual one, and what is set in it."""
+    if not isinstance(value, _USUAL):
+        yield f"{path} {type(value).__name__}"
+    yield from _of(value, path)

@@ -1,0 +1,106 @@
+"""In which versions of torch a finding shows, kept beside it: versions.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from packaging.version import Version
+
+from equivcheck.oracle.known_issues.showing import Showing, Shows
+from equivcheck.system.choice import Choice
+
+
+class Method(Choice):
+    """How it is told whether a finding shows on a version of torch."""
+
+    SCRIPT = "script"
+    REPLAY = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Whether a finding shows on one version."""
+
+    torch: str
+    """The version."""
+    showing: Showing
+    """Whether it shows, or why that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownIn:
+    """What a bisection has found out."""
+
+    by: Method
+    """How."""
+    versions: tuple[str, ...]
+    """The versions that it was about, oldest first."""
+    measured: tuple[Measured, ...]
+    """Those of them that were measured, oldest first."""
+
+    def __str__(self) -> str:
+        """``begins in 2.11.0, still shows in 2.15.0``: each run of versions that it shows in, and how sure its ends are."""
+        runs = list(self._runs())
+        if not runs:
+            return "shows in no version measured" if self.could_run else "cannot run in any version measured"
+        return "; ".join(f"{self._beginning(first)}, {self._end(last)}" for first, last in runs)
+
+    @property
+    def shows(self) -> bool:
+        """Whether it shows in any version."""
+        return any(found.showing.shows is Shows.SHOWS for found in self.measured)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The versions that were left out, as those around them agree."""
+        there = {found.torch for found in self.measured}
+        return tuple(version for version in self.versions if version not in there)
+
+    @property
+    def specifiers(self) -> tuple[str, ...]:
+        """The version ranges in which it shows, as PEP 440 specifiers by minor versions; what cannot be told is left out."""
+        return tuple(self._specifier(first, last) for first, last in self._runs())
+
+    @property
+    def could_run(self) -> bool:
+        """Whether any version told whether it shows."""
+        return any(found.showing.shows is not Shows.CANNOT_RUN for found in self.measured)
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """The first and the last place in `measured` of each run of versions that it shows in."""
+        for shows, run in groupby(range(len(self.measured)), key=lambda place: self.measured[place].showing.shows):
+            places = list(run)
+            if shows is Shows.SHOWS:
+                yield places[0], places[-1]
+
+    def _beginning(self, place: int) -> str:
+        version = self.measured[place].torch
+        if place == 0:
+            return f"shows in {version}, the oldest measured"
+        before = self.measured[place - 1]
+        unsure = f" or earlier ({before.torch} cannot run it)" if before.showing.shows is Shows.CANNOT_RUN else ""
+        return f"begins in {version}{unsure}"
+
+    def _end(self, place: int) -> str:
+        version = self.measured[place].torch
+        if place == len(self.measured) - 1:
+            return f"still shows in {version}"
+        after = self.measured[place + 1]
+        if after.showing.shows is Shows.CANNOT_RUN:
+            return f"last shows in {version} ({after.torch} cannot run it)"
+        return f"fixed in {after.torch}"
+
+    def _specifier(self, first: int, last: int) -> str:
+        bounds = [f">={self._bound(first)}"]
+        if last + 1 < len(self.measured):
+            bounds.append(f"<{self._bound(last + 1)}")
+        return ",".join(bounds)
+
+    def _bound(self, place: int) -> str:
+        """A version as the bound of a range: its minor version, unless an older patch of that was measured, which differs."""
+        release = Version(self.measured[place].torch).release
+        if place and Version(self.measured[place - 1].torch).release[:2] == release[:2]:
+            return self.measured[place].torch
+        return f"{release[0]}.{release[1]}"

@@ -1,0 +1,136 @@
+"""The file: runs are written as they go on, so that one that is killed leaves what it had counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.history.run import Ended, Run
+from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
+from equivcheck.system.choice import Choice
+
+FILE = "history.sqlite"
+"""In the folder of a store."""
+_SCHEMA = 2
+_SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
+"""What makes a schema the next one, by its version."""
+_LOCK_SECONDS = 30.0
+"""Limit for waiting for another writer; each holds the lock for a few milliseconds."""
+
+
+class HistoryFailed(EquivCheckError):
+    """The history cannot be read or written; the text names the file. No finding is lost by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How far a run has come."""
+
+    seconds: float
+    """Since its first check."""
+    checks: int
+    """All checks but those of shrinking and beyond limits."""
+    pairs: int
+    """Legal pairs of features that were checked together."""
+    of_pairs: int
+    """Legal pairs."""
+    num_findings: int
+    """Distinct findings."""
+    outcomes: Mapping[tuple[str, Outcome], int]
+    """Checks by name of the layout and outcome."""
+    costs: Mapping[str, float]
+    """Seconds of all checks of a layout, by its name."""
+
+
+class History:
+    """What runs with one store left. Each call is one transaction: it is in the file, or nothing of it is."""
+
+    def __init__(self, store: Path) -> None:
+        self.path = store / FILE
+
+    def begin(self, run: Run) -> None:
+        """Enter a run; one that is there, as that of a finding may be, stays."""
+        names = ", ".join(field.name for field in fields(Run))
+        values = [value.value if isinstance(value, Choice) else value for value in astuple(run)]
+        with self.open() as db:
+            db.execute(f"INSERT OR IGNORE INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
+
+    def note(self, run: Run, figures: Figures) -> None:
+        """Write how far a run has come."""
+        with self.open() as db:
+            now = (figures.seconds, figures.checks, figures.pairs)
+            db.execute(
+                "UPDATE run SET seconds = ?, checks = ?, pairs = ?, of_pairs = ? WHERE id = ?", (*now, figures.of_pairs, run.id)
+            )
+            db.execute("INSERT OR REPLACE INTO progress VALUES (?, ?, ?, ?, ?)", (run.id, *now, figures.num_findings))
+            outcomes = [(run.id, layout, outcome.value, number) for (layout, outcome), number in figures.outcomes.items()]
+            db.executemany("INSERT OR REPLACE INTO outcome VALUES (?, ?, ?, ?)", outcomes)
+            costs = [(run.id, layout, seconds) for layout, seconds in figures.costs.items()]
+            db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
+
+    def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Again = Again.SHOWS) -> None:
+        """Enter whether a finding shows in a run; that it does is never taken back."""
+        told = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
+        with self.open() as db:
+            db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
+            sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Again.SHOWS.value}
+            db.execute(
+                "INSERT INTO sighting VALUES (:run, :mark, :seen)"
+                " ON CONFLICT DO UPDATE SET seen = excluded.seen WHERE seen != :shows",
+                sighting,
+            )
+
+    def end(self, run: Run, ended: Ended) -> None:
+        """Enter how a run came to its end."""
+        with self.open() as db:
+            db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
+
+    def summarize(self, run: Run, values: Mapping[str, Any]) -> None:
+        """Enter what a run leaves, as JSON values."""
+        with self.open() as db:
+            db.execute("INSERT OR REPLACE INTO summary VALUES (?, ?)", (run.id, json.dumps(values, allow_nan=False)))
+
+    def fingerprints(self) -> frozenset[str]:
+        """Of all findings that have been entered."""
+        if not self.path.exists():
+            return frozenset()
+        with self.open(writes=False) as db:
+            return frozenset(row["fingerprint"] for row in db.execute("SELECT fingerprint FROM finding"))
+
+    @contextlib.contextmanager
+    def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
+        """The file in one transaction, made if there is none; raises `HistoryFailed`.
+
+        Who only reads one that is there waits for no writer, and needs no right to write.
+        """
+        try:
+            if writes:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.closing(sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)) as db:
+                db.row_factory = sqlite3.Row
+                db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+                _require_schema(db)
+                yield db
+                db.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise HistoryFailed(f"the history {self.path} cannot be used: {error}") from error
+
+
+def _require_schema(db: sqlite3.Connection) -> None:
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version == _SCHEMA:
+        return
+    if version > _SCHEMA:
+        raise sqlite3.DatabaseError(f"schema {version} is of a newer version of equivcheck; allowed: {_SCHEMA} or older")
+    statements = files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n")
+    for statement in [_SINCE_FIRST[old] for old in range(version, _SCHEMA)] if version else statements:
+        db.execute(statement)
+    db.execute(f"PRAGMA user_version = {_SCHEMA}")

@@ -1,0 +1,115 @@
+"""Runs as the history has them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.history.history import History
+from equivcheck.campaign.history.run import Ended, FailOn, Mode, Run
+from equivcheck.campaign.history.standing import ALWAYS
+from equivcheck.errors import UsageError
+from equivcheck.oracle.verdict.verdict import Outcome
+
+_RUNS = (
+    "SELECT run.*, (SELECT COUNT(*) FROM sighting WHERE sighting.run = run.id AND seen IN (?, ?)) AS findings"
+    " FROM run WHERE seed IS NOT NULL AND began <= ? ORDER BY began DESC, id DESC"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRun:
+    """A run, and how far it came."""
+
+    run: Run
+    """What was known of it when it began."""
+    ended: Ended | None
+    """How it came to its end; None while it runs, and if it was killed."""
+    seconds: float
+    """Since its first check."""
+    checks: int
+    """All checks but those of shrinking and beyond limits."""
+    pairs: int
+    """Legal pairs of features that were checked together."""
+    of_pairs: int
+    """Legal pairs; 0 where nothing was noted yet."""
+    num_findings: int
+    """Findings that showed in it."""
+
+    @property
+    def rate(self) -> float:
+        """Checks a second."""
+        return self.checks / self.seconds if self.seconds else 0.0
+
+    @property
+    def share(self) -> float:
+        """The share of legal pairs that were checked, 0 to 1."""
+        return self.pairs / max(1, self.of_pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """What a run noted of its checks."""
+
+    outcomes: Mapping[tuple[str, Outcome], int]
+    """Checks by name of the layout and outcome."""
+    costs: Mapping[str, float]
+    """Seconds of all checks of a layout, by its name."""
+    progress: tuple[tuple[float, int, int], ...]
+    """Seconds, checks and pairs, as the run went on."""
+    summary: Mapping[str, Any] | None
+    """What it left in the end, as JSON values; None if it was killed."""
+
+
+def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
+    """Runs that began until then, the last one first; findings that were kept without a history are no runs."""
+    if not history.path.exists():
+        return
+    with history.open(writes=False) as db:
+        rows = db.execute(_RUNS, (Again.SHOWS.value, Again.DIFFERENTLY.value, until)).fetchall()
+    yield from map(_past_run, rows)
+
+
+def find_run(history: History, prefix: str = "") -> PastRun:
+    """The one run whose identifier starts so, or the last one of all. Raises `UsageError`."""
+    runs = list(past_runs(history))
+    if not runs:
+        raise UsageError(f"the history {history.path} has no run; allowed: the store of an `equivcheck fuzz` that has run")
+    matches = [past for past in runs if past.run.id.startswith(prefix)] if prefix else runs[:1]
+    if len(matches) == 1:
+        return matches[0]
+    number = f"of {len(matches)} runs" if matches else "of no run"
+    there = ", ".join(past.run.id for past in matches or runs[:10])
+    raise UsageError(f"{prefix!r} is the beginning {number} in {history.path}; allowed: the first digits of one, as of {there}")
+
+
+def noted(history: History, run: Run) -> Noted:
+    """What a run noted."""
+    with history.open(writes=False) as db:
+        outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()
+        costs = db.execute("SELECT layout, seconds FROM cost WHERE run = ?", (run.id,)).fetchall()
+        progress = db.execute("SELECT seconds, checks, pairs FROM progress WHERE run = ? ORDER BY seconds", (run.id,)).fetchall()
+        summary = db.execute("SELECT json FROM summary WHERE run = ?", (run.id,)).fetchone()
+    return Noted(
+        outcomes={(layout, Outcome(outcome)): checks for layout, outcome, checks in outcomes},
+        costs=dict(costs),
+        progress=tuple((seconds, checks, pairs) for seconds, checks, pairs in progress),
+        summary=None if summary is None else json.loads(summary["json"]),
+    )
+
+
+def _past_run(row: sqlite3.Row) -> PastRun:
+    known = {field.name: row[field.name] for field in fields(Run)}
+    return PastRun(
+        run=Run(**known | {"mode": Mode(row["mode"]), "fail_on": FailOn(row["fail_on"])}),
+        ended=Ended(row["ended"]) if row["ended"] else None,
+        seconds=row["seconds"],
+        checks=row["checks"],
+        pairs=row["pairs"],
+        of_pairs=row["of_pairs"],
+        num_findings=row["findings"],
+    )

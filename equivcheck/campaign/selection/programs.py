@@ -1,0 +1,37 @@
+"""Which of the tensor programs that a worker draws are worth its time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from equivcheck.campaign.coverage.programs import ProgramReach
+from equivcheck.programs.nouns import TensorProgram
+
+WINDOW = 3
+"""Programs drawn for each that is checked, about: drawing one costs a twentieth of a check."""
+_REMEMBERED = 100_000
+"""Programs after which what was checked is forgotten."""
+
+
+class ProgramSelection:
+    """Wants what was not checked before, and brings as many new operations and placements for its length as others just drawn."""
+
+    def __init__(self) -> None:
+        self._reach = ProgramReach()
+        self._checked: set[int] = set()
+        self._recent: dict[bool, deque[float]] = {each: deque(maxlen=WINDOW - 1) for each in (False, True)}
+
+    def wants(self, program: TensorProgram, *, may_be_known: bool = False) -> bool:
+        """Whether to check a program, which may end as a known issue or not; if so it counts as checked."""
+        mark = hash(program)
+        if mark in self._checked:
+            return False
+        gain, recent = self._reach.gain(program) / len(program.statements), self._recent[may_be_known]
+        wanted = gain >= max(recent, default=0.0)
+        recent.append(gain)
+        if wanted:
+            if len(self._checked) >= _REMEMBERED:
+                self._checked.clear()
+            self._checked.add(mark)
+            self._reach.add(program)
+        return wanted

@@ -1,0 +1,295 @@
+"""Cases one change simpler than another: what Hypothesis, which knows choices but no scenarios, may have missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import singledispatch
+from typing import Any, TypeVar
+
+from equivcheck.campaign.findings.size import is_default, size_of
+from equivcheck.campaign.shrinking.programs import PASSES
+from equivcheck.errors import EquivCheckError
+from equivcheck.layouts.base.limits.repairs import of_real_targets, over_features
+from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.programs.nouns import TensorProgram
+from equivcheck.scenario import (
+    ActivationSharding,
+    AnyLayer,
+    Execution,
+    Layer,
+    LayerPlan,
+    Layout,
+    Mesh,
+    Model,
+    Pipeline,
+    PlannedParallelism,
+    Scenario,
+    Split,
+    Training,
+)
+from equivcheck.scenario.case import Case
+
+T = TypeVar("T")
+
+C = TypeVar("C", bound=Case)
+
+Kind = Callable[[C], Iterator[C]]
+"""Makes one change of a case in several ways; some of what comes out cannot run as it is, or is no smaller."""
+
+_WIDTHS = (1, 2, 3, 4)
+"""Tried for features and widths."""
+_VOCABULARIES = (2, 3)
+_LESS_WITHIN: tuple[dict[str, Any], ...] = (
+    *({"hidden": hidden} for hidden in _WIDTHS),
+    *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((1, 1), (2, 1), (2, 2), (4, 2))),
+    *({"head_width": width} for width in _WIDTHS),
+    *({"num_experts": count} for count in _WIDTHS),
+    {"top_k": 1, "normalised": False},
+)
+"""Tried for what lies within layers that are not linear."""
+
+
+def simpler_by(kind: Kind[C], case: C, *, beyond: bool = False) -> Iterator[C]:
+    """Cases that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike.
+
+    With `beyond`, also those that only torch's own limits forbid.
+    """
+    size, seen = size_of(case), set[C]()
+    for changed in kind(case):
+        found = fitted(changed, beyond=beyond)
+        if found is not None and size_of(found) < size and found not in seen:
+            seen.add(found)
+            yield found
+
+
+def _without_resume(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, resume=None)
+
+
+def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
+    """Without what makes each of the following checks dear."""
+    yield replace(scenario, layout=replace(scenario.layout, execution=Execution()))
+
+
+def _on_fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, layout=layout) for layout in _fewer_ranks(scenario.layout))
+
+
+def _of_fewer_layers(scenario: Scenario) -> Iterator[Scenario]:
+    parts = _fewer_layers(scenario.training, scenario.layout)
+    return (replace(scenario, training=training, layout=layout) for training, layout in parts)
+
+
+def _in_fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
+    for steps in range(1, scenario.training.steps):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=replace(scenario.training, steps=steps))
+
+
+def _of_less_data(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, training=training) for training in _fewer_rows(scenario.training))
+
+
+def _of_less_width(scenario: Scenario) -> Iterator[Scenario]:
+    models = _narrower(scenario.training.model)
+    return (replace(scenario, training=_with_model(scenario.training, model)) for model in models)
+
+
+def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
+    for layout in (scenario.layout, *_cut_as_linears(scenario.layout)):
+        for model in _plainer(scenario.training):
+            with suppress(EquivCheckError):
+                yield replace(scenario, training=_with_model(scenario.training, model), layout=layout)
+
+
+def _of_other_models(scenario: Scenario) -> Iterator[Scenario]:
+    """Toward an MLP: rows in place of sequences, fewer tokens and positions, less within a layer."""
+    training = scenario.training
+    for changed in (over_features(training), of_real_targets(over_features(training))):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=changed)
+    for model in _fewer_tokens(training.model):
+        yield replace(scenario, training=_with_model(training, model))
+
+
+def _with_fewer_settings(scenario: Scenario) -> Iterator[Scenario]:
+    for training in with_defaults(scenario.training):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=training)
+    yield from (replace(scenario, layout=layout) for layout in with_defaults(scenario.layout))
+
+
+def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
+    yield replace(scenario, schedule_seed=0)
+
+
+KINDS: tuple[Kind[Scenario], ...] = (
+    _without_resume,
+    _eagerly,
+    _on_fewer_ranks,
+    _of_other_models,
+    _of_fewer_layers,
+    _in_fewer_steps,
+    _of_less_data,
+    _of_less_width,
+    _of_plainer_layers,
+    _with_fewer_settings,
+    _in_plain_order,
+)
+"""What saves most comes first."""
+
+
+@singledispatch
+def kinds_of_changes(case: Case) -> tuple[Kind[Any], ...]:
+    """The kinds of changes that make a case simpler, those first that save most."""
+    raise TypeError(f"{type(case).__name__} is no case")
+
+
+@kinds_of_changes.register
+def _(_scenario: Scenario) -> tuple[Kind[Any], ...]:
+    return KINDS
+
+
+@kinds_of_changes.register
+def _(_program: TensorProgram) -> tuple[Kind[Any], ...]:
+    return PASSES
+
+
+def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
+    """Fewer ranks along one axis; a pipeline's stages are then as even as can be."""
+    parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
+    for number, axis in enumerate(layout.mesh.axes):
+        for size in range(1, axis.size):
+            axes = list(layout.mesh.axes)
+            axes[number] = replace(axis, size=size)
+            with suppress(EquivCheckError):
+                yield replace(layout, mesh=Mesh(axes=tuple(axes)), parallelisms=parallelisms)
+
+
+def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training, Layout]]:
+    """One layer less, in the plan of tensor parallelism as well."""
+    model = training.model
+    for index in range(len(model.layers)) if len(model.layers) > 1 else ():
+        with suppress(EquivCheckError):
+            parallelisms = tuple(_without_entry(each, index) for each in layout.parallelisms)
+            yield _with_model(training, _without_layer(model, index)), replace(layout, parallelisms=parallelisms)
+
+
+def _without_layer(model: Model, index: int) -> Model:
+    """The other layers; where widths no longer meet, none is residual and none shares a weight."""
+    features = model.features if index else model.inputs(1)
+    layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
+    with suppress(EquivCheckError):
+        return replace(model, features=features, layers=layers)
+    return replace(model, features=features, layers=tuple(layer.having(residual=False, shares=None) for layer in layers))
+
+
+def _after(layer: AnyLayer, index: int) -> AnyLayer:
+    if layer.shares is None or layer.shares < index:
+        return layer
+    return layer.having(shares=None if layer.shares == index else layer.shares - 1)
+
+
+def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
+    """What is cut within layers that are not linear cut as linear layers are."""
+    for split in (Split.COLUMN, Split.ROW):
+        changed = tuple(
+            _with_split(each, split) if isinstance(each, PlannedParallelism) else each for each in layout.parallelisms
+        )
+        if changed != layout.parallelisms:
+            yield replace(layout, parallelisms=changed)
+
+
+def _with_split(tensor_parallel: PlannedParallelism, split: Split) -> PlannedParallelism:
+    plan = (replace(entry, split=split) if entry.split is Split.WITHIN else entry for entry in tensor_parallel.plan)
+    return replace(tensor_parallel, plan=tuple(plan))
+
+
+def _without_entry(parallelism: Any, index: int) -> Any:
+    if isinstance(parallelism, Pipeline):
+        return replace(parallelism, boundaries=())
+    if not isinstance(parallelism, PlannedParallelism) or len(parallelism.plan) == 1:
+        return parallelism
+    plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
+    plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)
+    return replace(parallelism, plan=tuple(plan))
+
+
+def _fewer_rows(training: Training) -> Iterator[Training]:
+    """Fewer microbatches, and fewer rows in them: too few are made as many as the layout needs."""
+    rows = training.data.microbatches
+    shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
+    shorter += [(1,) * len(rows), (2,) * len(rows)]
+    shorter += [(*rows[:index], fewer, *rows[index + 1 :]) for index in range(len(rows)) for fewer in (1, rows[index] // 2)]
+    for microbatches in dict.fromkeys(shorter):
+        with suppress(EquivCheckError):
+            yield replace(training, data=replace(training.data, microbatches=microbatches))
+
+
+def _with_model(training: Training, model: Model) -> Training:
+    """The training of another model; as it was where its optimizer does not take that."""
+    with suppress(EquivCheckError):
+        return replace(training, model=model)
+    return training
+
+
+def _narrower(model: Model) -> Iterator[Model]:
+    """Smaller widths: all of them alike, then one by one."""
+    for width in _WIDTHS:
+        yield replace(model, features=width, layers=tuple(layer.having(width=width) for layer in model.layers))
+    for width in _WIDTHS:
+        with suppress(EquivCheckError):
+            yield replace(model, features=width)
+        for index, layer in enumerate(model.layers):
+            with suppress(EquivCheckError):
+                layers = (*model.layers[:index], layer.having(width=width), *model.layers[index + 1 :])
+                yield replace(model, layers=layers)
+
+
+def _fewer_tokens(model: Model) -> Iterator[Model]:
+    """Fewer positions, a smaller vocabulary, and less within layers, one by one."""
+    for length in _WIDTHS if model.length is not None else ():
+        with suppress(EquivCheckError):
+            yield replace(model, length=length)
+    sources = () if model.source is None else (replace(model.source, vocabulary=size, padding=None) for size in _VOCABULARIES)
+    for source in sources:
+        yield replace(model, source=source)
+    for index, layer in enumerate(model.layers):
+        for changes in _LESS_WITHIN:
+            with suppress(EquivCheckError):
+                yield replace(model, layers=(*model.layers[:index], layer.having(**changes), *model.layers[index + 1 :]))
+
+
+def _plainer(training: Training) -> Iterator[Model]:
+    """No options of any layer, then of one."""
+    model = training.model
+    plain = tuple(Layer(width=width, bias=training.optimizer.takes_vectors) for width in model.widths[1:])
+    yield replace(model, layers=plain)
+    for index in range(len(plain)):
+        with suppress(EquivCheckError):
+            yield replace(model, layers=(*model.layers[:index], plain[index], *model.layers[index + 1 :]))
+
+
+def with_defaults(value: T) -> Iterator[T]:
+    """A noun with one of the settings in it at its default."""
+    if isinstance(value, tuple):
+        for index, item in enumerate(value):
+            for changed in with_defaults(item):
+                yield (*value[:index], changed, *value[index + 1 :])  # type: ignore[misc]
+    elif is_dataclass(value) and not isinstance(value, (type, Mesh, LayerPlan)):
+        yield from _settings_at_default(value)
+
+
+def _settings_at_default(value: Any) -> Iterator[Any]:
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_default(field, inner):
+            continue
+        if field.default is not MISSING:
+            with suppress(EquivCheckError):
+                yield replace(value, **{field.name: field.default})
+        for changed in with_defaults(inner):
+            with suppress(EquivCheckError):
+                yield replace(value, **{field.name: changed})

@@ -1,0 +1,26 @@
+"""The verdicts of the kinds of cases that there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
+from equivcheck.programs.nouns import TensorProgram
+from equivcheck.programs.verdict import ProgramVerdict
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.case import Case
+from equivcheck.scenario.file_format.codec import CASE
+
+VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE), TensorProgram: (ProgramVerdict, "program")}
+"""By the noun of the case: the class, and its field of the case."""
+
+
+def verdict_on(case: Case, **values: Any) -> CaseVerdict:
+    """A verdict on a case of any kind."""
+    verdict, field = VERDICTS[type(case)]
+    return verdict(**{field: case, **values})
+
+
+def num_steps(case: Case) -> int:
+    """In how many steps it may diverge."""
+    return case.training.steps if isinstance(case, Scenario) else 1

@@ -1,0 +1,56 @@
+"""Which rows of a microbatch a data-parallel rank computes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from equivcheck.training.material import Batch
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.training.balance import Counts
+    from equivcheck.training.setup import Setup
+
+
+def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
+    """Let this rank take its share of each microbatch, row-major over the mesh; inner layouts take their part of that.
+
+    What is counted over a whole microbatch is summed over the ranks, unless values are DTensors that propagate what they are of.
+    """
+    if not propagates:
+        for dim in range(mesh.ndim):
+            sum_counts(setup, mesh.get_group(dim))
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "every rank of the world is in the mesh"
+    shape = tuple(mesh.shape)
+    rank = sum(index * math.prod(shape[axis + 1 :]) for axis, index in enumerate(coordinate))
+    size, inner = math.prod(shape), setup.take
+    setup.take = lambda batch: inner(rows_of(batch, rank, size))
+
+
+def sum_counts(setup: Setup, group: ProcessGroup) -> None:
+    """Let units be counted over ranks that have other rows, or positions, of a microbatch, layer by layer."""
+    import torch.distributed as dist
+
+    inner = setup.whole_counts
+
+    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+        found = inner(model, counts, batch, index)
+        for each in found if group.size() > 1 else ():
+            dist.all_reduce(each, group=group)
+        return found
+
+    setup.whole_counts = whole_counts
+
+
+def rows_of(batch: Batch, rank: int, size: int) -> Batch:
+    """The rows of rank `rank` of `size`, which divides their number."""
+    count = batch.rows // size
+    inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)

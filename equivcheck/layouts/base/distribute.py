@@ -1,0 +1,53 @@
+"""Parameters, their gradients, and batches as DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+from equivcheck.scenario import Distribution
+from equivcheck.training.material import Batch
+
+
+def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
+    """Replace each distinct parameter, once and wherever it is held, by a DTensor; one without dims cannot be sharded."""
+    is_sharded = distribution is Distribution.FULLY_SHARD
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in made:
+                placement: Placement = Shard(0) if is_sharded and parameter.dim() else Replicate()
+                distributed = distribute_tensor(parameter.detach(), mesh, [placement])
+                made[parameter] = nn.Parameter(distributed, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[parameter])
+
+
+def redistribute_gradients(parameters: Iterable[torch.Tensor]) -> None:
+    """Have each gradient redistributed to the placements of its parameter before it is accumulated.
+
+    Propagation may leave it pending a sum, or cut along another dim; in-place operations on such a gradient are refused.
+    """
+    for parameter in parameters:
+        if isinstance(parameter, DTensor) and parameter.requires_grad:
+            parameter.register_hook(partial(_redistributed, parameter.placements))  # type: ignore[no-untyped-call]
+
+
+def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTensor:
+    return gradient if gradient.placements == placements else gradient.redistribute(placements=placements)
+
+
+def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
+    """The whole batch, of which every rank has its own rows."""
+    inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
+    masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
+    return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+def _by_rows(local: torch.Tensor, mesh: DeviceMesh, batch_dim: int) -> DTensor:
+    return DTensor.from_local(local, mesh, [Shard(batch_dim)], run_check=False)

@@ -1,0 +1,40 @@
+"""Experts that are DTensors: which parameters of a layout are, and who divides their gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.scenario import FSDP2, ExpertParallel, ExpertStorage, Layout, Model
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def has_dtensor_experts(layout: Layout) -> bool:
+    """Whether a layout keeps experts, if there are any, as DTensors, be it over one rank."""
+    return any(each.storage is ExpertStorage.DTENSOR for each in layout.of(ExpertParallel))
+
+
+def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
+    """Whether a parameter is of experts that are DTensors."""
+    kept = [each for each in layout.of(ExpertParallel) if each.storage is ExpertStorage.DTENSOR]
+    return any(cut_dim(each, parameter) is not None for each in kept)
+
+
+def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
+    """The parameters of a model that are."""
+    return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
+
+
+def are_units_of_shards(layout: Layout) -> bool:
+    """Whether the experts of each layer are a unit of `fully_shard`, which divides their gradients by the ranks of all axes."""
+    return layout.has(FSDP2) and has_dtensor_experts(layout)
+
+
+def expert_units(model: nn.Module) -> list[nn.Module]:
+    """The module of the experts of each layer that has some."""
+    from equivcheck.training.layers.module import DispatchingModule
+
+    return [layer.units() for layer in model.modules() if isinstance(layer, DispatchingModule)]

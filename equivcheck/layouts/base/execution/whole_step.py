@@ -1,0 +1,264 @@
+"""A whole step as one graph: forward, backward, clipping and the update, traced by `make_fx` and then run by each rank.
+
+DTensors are taken apart outside the graph and put together inside it, so that it has local operations and collectives only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from equivcheck.layouts.base.distribute import redistribute_gradients
+from equivcheck.scenario import SPMD, AuxiliaryLinear, ClipNorm, ClipValue, Layout, TensorParallel
+from equivcheck.training.accumulate import part_loss, whole
+from equivcheck.training.material import Batch
+from equivcheck.training.read import canonical_name
+from equivcheck.training.setup import Setup
+
+Nest = Any
+"""Tensors (or what stands for them), or lists and dicts of such; None stays None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Where in a list a local tensor is, and how it becomes what it was."""
+
+    index: int
+    rebuilt: Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    run: GraphModule
+    results: Nest
+
+
+def trace_steps(setup: Setup) -> None:
+    """Let each step of a setup run as one graph, traced anew only where its shapes, learning rates or parts are new."""
+    steps = _WholeSteps(setup)
+    setup.before_step.append(steps.prepare)
+    setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update
+
+
+def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
+    """The graphs that a setup whose steps are traced has traced so far."""
+    steps = setup.update.__self__  # type: ignore[attr-defined]
+    assert isinstance(steps, _WholeSteps), "its steps are traced"
+    return tuple(graph.run for graph in steps.graphs.values())
+
+
+@dataclass(slots=True, eq=False)
+class _WholeSteps:
+    setup: Setup
+    """How a step is computed without a graph; a copy, as the fields of the original lead here."""
+    optimizer: torch.optim.Optimizer | None = None
+    graphs: dict[object, _Graph] = field(default_factory=dict)
+    results: dict[str, Nest] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.setup = replace(self.setup, before_step=[], before_update=[])
+
+    def prepare(self, optimizer: torch.optim.Optimizer, _index: int) -> None:
+        """Remember the optimizer of the loop."""
+        self.optimizer = optimizer
+
+    def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
+        """Run the step, all of it; leave its gradients, and keep the rest for `clip_norm` and `update`."""
+        assert self.optimizer is not None, "the loop prepares a step before it computes it"
+        given = self._given([setup.take(batch) for batch in microbatches])
+        plan, tensors = _taken_apart(given)
+        key = self._key(given, index), microbatches[0].divisor
+        if key not in self.graphs:
+            self.graphs[key] = _traced(partial(self._step, index, microbatches), plan, tensors)
+        graph = self.graphs[key]
+        self.results = _each(graph.results, partial(_rebuilt, graph.run(*tensors)))
+        self._leave(self.results["gradients"])
+        return float(self.results["loss"])
+
+    def clip_norm(self, _module: nn.Module, _parameters: list[torch.Tensor], _clipping: ClipNorm) -> torch.Tensor:
+        """Leave the gradients that the graph has clipped; the norm before."""
+        self._leave(self.results["clipped"])
+        norm: torch.Tensor = self.results["norm"]
+        return norm
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take over the parameters and the optimizer state that the graph has left."""
+        results = zip(self._parameters().values(), self.results["parameters"], self.results["state"], strict=True)
+        for parameter, updated, state in results:
+            _local(parameter).copy_(_local(updated))
+            if state:
+                optimizer.state[parameter] = state
+        # Schedules want to see a step; without gradients it does nothing.
+        gradients = [parameter.grad for parameter in self._parameters().values()]
+        optimizer.zero_grad()
+        optimizer.step()
+        self._leave(gradients)
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.setup.model.named_parameters())
+
+    def _leave(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters().values(), gradients, strict=True):
+            parameter.grad = gradient
+
+    def _given(self, batches: list[Batch]) -> dict[str, Nest]:
+        assert self.optimizer is not None, "the loop prepares a step before it computes it"
+        parameters, state = self._parameters().values(), self.optimizer.state
+        changed = {
+            "parameters": [parameter.detach() for parameter in parameters],
+            "gradients": [parameter.grad for parameter in parameters],
+            "state": [dict(state.get(parameter, {})) for parameter in parameters],
+        }
+        # The graph changes what it is given in place, and the loop reads the old values after it; of buffers it does not.
+        copied: dict[str, Nest] = _each(changed, torch.clone)
+        return copied | {
+            "buffers": dict(self.setup.model.named_buffers()),
+            "batches": [[batch.inputs, batch.targets, *batch.masks] for batch in batches],
+        }
+
+    def _key(self, given: dict[str, Nest], index: int) -> object:
+        """What a graph holds beside tensors: which auxiliary linears run, learning rates, which gradients and state there are."""
+        assert self.optimizer is not None, "the loop prepares a step before it computes it"
+        changing = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in self.setup.training.model.layers)
+        rates = tuple(group["lr"] for group in self.optimizer.param_groups)
+        there = tuple(gradient is not None for gradient in given["gradients"])
+        return changing and index % 2, rates, there, tuple(tuple(state) for state in given["state"])
+
+    def _step(self, index: int, whole_batches: Sequence[Batch], given: dict[str, Nest]) -> dict[str, Nest]:
+        """A step on the given tensors and nothing else."""
+        parameters = self._leaves(given)
+        optimizer = self._optimizer(parameters, given["state"])
+        named = parameters | given["buffers"]
+        setup = replace(self.setup, module=lambda *inputs: functional_call(self.setup.model, named, inputs))  # type: ignore[arg-type]
+        loss = torch.zeros((), dtype=torch.float64)
+        for (inputs, targets, *masks), each in zip(given["batches"], whole_batches, strict=True):
+            part = part_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss = loss + whole(part)
+        results = {"loss": loss, "gradients": _gradients(parameters, torch.clone)}
+        results |= self._clip(parameters)
+        optimizer.step()
+        return results | {
+            "parameters": [parameter.detach() for parameter in parameters.values()],
+            "state": [dict(optimizer.state.get(parameter, {})) for parameter in parameters.values()],
+        }
+
+    def _leaves(self, given: dict[str, Nest]) -> dict[str, torch.Tensor]:
+        leaves = {}
+        rows = zip(self._parameters().items(), given["parameters"], given["gradients"], strict=True)
+        for (name, parameter), tensor, gradient in rows:
+            leaves[name] = tensor.detach().requires_grad_(parameter.requires_grad)
+            leaves[name].grad = gradient
+        if _redistributes(self.setup.layout):
+            redistribute_gradients(leaves.values())
+        return leaves
+
+    def _optimizer(self, parameters: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        """The optimizer of the loop over other tensors, at its learning rates."""
+        assert self.optimizer is not None, "the loop prepares a step before it computes it"
+        pairs = [(canonical_name(name), parameter) for name, parameter in parameters.items()]
+        optimizer = self.setup.build_optimizer(self.setup.training, pairs)
+        for group, original in zip(optimizer.param_groups, self.optimizer.param_groups, strict=True):
+            group["lr"] = original["lr"]
+        for parameter, state in zip(parameters.values(), states, strict=True):
+            if state:
+                optimizer.state[parameter] = state
+        return optimizer
+
+    def _clip(self, parameters: dict[str, torch.Tensor]) -> dict[str, Nest]:
+        clipping, tensors = self.setup.training.clipping, list(parameters.values())
+        if isinstance(clipping, ClipNorm):
+            norm = whole(self.setup.clip_norm(self.setup.model, tensors, clipping))
+            return {"norm": norm, "clipped": _gradients(parameters, torch.clone)}
+        if isinstance(clipping, ClipValue):
+            nn.utils.clip_grad_value_(tensors, clipping.clip_value)
+        return {}
+
+
+def _redistributes(layout: Layout | None) -> bool:
+    """Whether gradients are to lie as their parameters do: the graph has leaves of its own, without the hooks of parameters."""
+    if layout is None:
+        return False
+    return all(spmd.redistribute_gradients for spmd in layout.of(SPMD)) and all(
+        parallelism.redistribute_gradients for parallelism in layout.of(TensorParallel)
+    )
+
+
+def _gradients(parameters: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:
+    return [None if parameter.grad is None else change(parameter.grad) for parameter in parameters.values()]
+
+
+def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tensors: list[torch.Tensor]) -> _Graph:
+    """Trace a step on fake tensors, so that nothing is computed or sent meanwhile."""
+    results: list[Nest] = []
+
+    def flat(*values: torch.Tensor) -> list[torch.Tensor]:
+        found, outputs = _taken_apart(step(_each(plan, partial(_rebuilt, values))))
+        results.append(found)
+        return outputs
+
+    graph = make_fx(flat, tracing_mode="fake")(*tensors)
+    _without_shapes(graph)
+    return _Graph(graph, results[-1])
+
+
+def _without_shapes(graph: GraphModule) -> None:
+    """Drop what DTensor computed to know shapes, which torch before 2.13 traces: of tokens that nothing has set, it may raise."""
+    graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
+    graph.recompile()
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether others notice that a node runs: one that no result is taken of may still be waited for by other ranks."""
+    return node.is_impure() or "c10d" in str(node.target)
+
+
+def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
+    """The nest with everything in it changed but None."""
+    if isinstance(nest, dict):
+        return {key: _each(value, change) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return [_each(value, change) for value in nest]
+    return None if nest is None else change(nest)
+
+
+def _taken_apart(nest: Nest) -> tuple[Nest, list[torch.Tensor]]:
+    """The nest with parts of a list in place of tensors, and that list of local tensors."""
+    tensors: list[torch.Tensor] = []
+
+    def put(tensor: torch.Tensor) -> _Part:
+        tensors.append(_local(tensor))
+        return _Part(len(tensors) - 1, _rebuilder(tensor))
+
+    return _each(nest, put), tensors
+
+
+def _rebuilt(tensors: Sequence[torch.Tensor], part: _Part) -> torch.Tensor:
+    return part.rebuilt(tensors[part.index])
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _rebuilder(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    if not isinstance(tensor, DTensor):
+        return lambda local: local
+    return partial(
+        DTensor.from_local,
+        device_mesh=tensor.device_mesh,
+        placements=tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )

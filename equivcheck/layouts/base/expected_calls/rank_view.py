@@ -1,0 +1,134 @@
+"""One rank of a scenario: what it holds of each parameter, and which of them take part in a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, add, axes_named
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.layouts.base.rounding import ITEM_BYTES
+from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.worlds.trace.stage import Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """One parameter as a rank holds it."""
+
+    parameter: Parameter
+    """The whole."""
+    shape: tuple[int, ...]
+    """Shape of what the rank holds, as far as parallelisms have been applied."""
+    cut: bool = False
+    """Whether tensor parallelism has cut it."""
+
+    @property
+    def name(self) -> str:
+        """Name within its layer, as ``linear.weight``."""
+        return self.parameter.name
+
+    @property
+    def layer(self) -> int | None:
+        """Index of the layer that owns it; None for a parameter of the model itself."""
+        return self.parameter.layer
+
+    @property
+    def trained(self) -> bool:
+        """Whether it requires a gradient."""
+        return self.parameter.trained
+
+    @property
+    def numel(self) -> int:
+        """Elements that the rank holds."""
+        return math.prod(self.shape)
+
+    def padded_part(self, dim: int, parts: int) -> int:
+        """Elements of each of `parts` equal parts along a dim, padded where they do not come out even."""
+        return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """Where a rank sits: predictions are for it."""
+
+    training: Training
+    """What is trained."""
+    layout: Layout
+    """How it is spread."""
+    coordinate: tuple[int, ...]
+    """The rank's index along each axis of the mesh."""
+    held: tuple[Held, ...]
+    """Each distinct parameter in the order of the model, as the parallelism in question finds it."""
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of parameters, gradients and activations."""
+        return ITEM_BYTES[self.training.precision.value]
+
+    def axes(self, *names: str) -> str:
+        """What a group over those axes is called."""
+        return axes_named(names, self.layout.mesh)
+
+    def index(self, name: str) -> int:
+        """The rank's index along an axis."""
+        return self.coordinate[self.layout.mesh.names.index(name)]
+
+    def of_layer(self, index: int | None) -> tuple[Held, ...]:
+        """What the rank holds of one layer's own parameters; of those of the model itself, for None."""
+        return tuple(held for held in self.held if held.layer == index)
+
+    def has_gradient(self, held: Held, step: int) -> bool:
+        """Whether a parameter gets a gradient in a step."""
+        return held.trained and held.parameter.takes_part(step)
+
+    def differentiates(self, index: int, step: int) -> bool:
+        """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input, or what is embedded."""
+        return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
+
+    @property
+    def _differentiates_embedded(self) -> bool:
+        """Whether what is embedded requires a gradient."""
+        source = self.training.model.source
+        return source is not None and (not source.frozen or self.differentiates_frozen(None))
+
+    def differentiates_frozen(self, index: int | None) -> bool:
+        """Whether gradients of a layer's frozen parameters, or of the model's own, are computed.
+
+        They are views of the flat parameter of their FSDP1 unit, of which others are trained.
+        """
+        views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
+        units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(index) for fsdp in views)
+        return any(held.trained for unit in units for held in unit)
+
+    def trains(self, index: int, step: int) -> bool:
+        """Whether a layer uses a trained parameter in a step, its own or a shared one."""
+        layers = self.training.model.layers
+        shares = layers[index].shares
+        if shares is not None and not layers[shares].frozen:
+            return True
+        return any(self.has_gradient(held, step) for held in self.of_layer(index))
+
+
+class Ledger:
+    """Counts the calls of one stage as they are expected."""
+
+    def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
+        self.stage = stage
+        self.totals: Totals = {}
+
+    def note(self, step: int, op: str, axes: str, num_bytes: int, num_calls: int = 1) -> None:
+        """Calls of one kind, with the bytes of all of them."""
+        key: Key = (step, self.stage, op, axes)
+        add(self.totals, key, num_calls, num_bytes)
+
+
+def runs(when: AuxiliaryLinear | None, step: int) -> bool:
+    """Whether a part of a layer takes part in a step."""
+    return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
+
+
+def whole_parameters(training: Training) -> tuple[Held, ...]:
+    """Every distinct parameter, uncut, in the order of the model."""
+    return tuple(Held(parameter=parameter, shape=parameter.shape) for parameter in parameters_of(training.model))

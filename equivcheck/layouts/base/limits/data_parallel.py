@@ -1,0 +1,114 @@
+"""Limits that several kinds of data parallelism have."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.limits.repairs import all_multiples, with_execution, with_options, with_rows
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    Compile,
+    Compression,
+    ContextParallel,
+    ExpertParallel,
+    Layout,
+    PlannedParallelism,
+    Replicate,
+    Replicator,
+    TensorParallel,
+)
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+
+EVEN_ROWS = Limit(
+    reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
+    applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),
+    repair=lambda training, layout: with_rows(training, layout.num_data_ranks),
+)
+
+
+def _casts(layout: Layout) -> bool:
+    """Whether the model or its reduction is in another element type by an option of its own."""
+    policies = [fsdp.mixed_precision for fsdp in layout.of(FSDP1)] + [fsdp.mixed_precision for fsdp in layout.of(FSDP2)]
+    return any(policies) or any(ddp.autocast for ddp in layout.of(DDP))
+
+
+def _compresses(layout: Layout) -> bool:
+    compressions = [ddp.compression for ddp in layout.of(DDP)] + [replicate.compression for replicate in layout.of(Replicate)]
+    return any(compression is not Compression.NONE for compression in compressions)
+
+
+def _without_casts(layout: Layout) -> Layout:
+    return with_options(with_options(layout, DDP, autocast=None), (FSDP1, FSDP2), mixed_precision=None)
+
+
+WHOLE_SUMS = LayoutLimit(
+    reason="lower precision over tensor, context or expert parallelism: each rank rounds its part of a sum, which no single "
+    "device has",
+    applies=lambda layout: (
+        (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
+    ),
+    repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
+)
+
+EAGER_ROUNDING = LayoutLimit(
+    reason="lower precision with torch.compile: a compiled graph need not round where an eager model does",
+    applies=lambda layout: layout.execution.is_compiled and _casts(layout),
+    repair=_without_casts,
+)
+
+ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
+"""Where no single device can round as the ranks do."""
+
+
+FIRST_BUCKET_MB = 1.0
+"""Size of the first bucket that `DDPOptimizer`, which cuts what is compiled to fit buckets, takes for granted."""
+
+
+def _reduces_by_ddp(layout: Layout) -> bool:
+    return layout.has(DDP) or any(parallelism.implementation is Replicator.DDP for parallelism in layout.of(Replicate))
+
+
+def _has_small_buckets(layout: Layout) -> bool:
+    execution = layout.execution
+    caps = [ddp.bucket_cap_mb for ddp in layout.of(DDP)] + [replicate.bucket_cap_mb for replicate in layout.of(Replicate)]
+    return (
+        execution.compile is not Compile.NONE and not execution.compiled_autograd and any(cap < FIRST_BUCKET_MB for cap in caps)
+    )
+
+
+NO_SMALL_BUCKETS = LayoutLimit(
+    reason="torch.compile of DistributedDataParallel: no bucket may be smaller than 1 MiB ('First bucket should be ...')",
+    applies=_has_small_buckets,
+    repair=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
+)
+
+LOCAL_TENSORS_BY_LAYER = LayoutLimit(
+    reason="DistributedDataParallel over tensor parallelism: compiled as a whole, its swapping of DTensors and local tensors "
+    "makes a parameter that backward goes through twice; compile each layer",
+    applies=lambda layout: (
+        _reduces_by_ddp(layout)
+        and layout.has(TensorParallel)
+        and layout.execution.compile is not Compile.NONE
+        and not layout.execution.per_layer
+    ),
+    repair=lambda layout: with_execution(layout, per_layer=True),
+)
+
+LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
+    # https://github.com/pytorch/pytorch/issues/127797
+    reason="DistributedDataParallel over tensor parallelism: compiled autograd cannot trace the backward of its DTensors",
+    applies=lambda layout: _reduces_by_ddp(layout) and layout.has(TensorParallel) and layout.execution.compiled_autograd,
+    repair=lambda layout: with_execution(layout, compiled_autograd=False),
+)
+
+COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD)
+"""Of everything that has a `DistributedDataParallel` in it."""
+
+
+FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
+    # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
+    reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
+    applies=lambda layout: layout.execution.compiled_autograd,
+    repair=lambda layout: with_execution(layout, compiled_autograd=False),
+)

@@ -1,0 +1,73 @@
+"""Limits of compiling, and of tracing a step to one graph."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from functools import cache
+
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.limits.repairs import with_execution
+from equivcheck.scenario import (
+    SGD,
+    Compile,
+    Implementation,
+    Layout,
+    Recompute,
+    TensorParallel,
+    Training,
+)
+
+
+@cache
+def has_compiler() -> bool:
+    """Whether there is the C++ compiler that Inductor takes: that of the environment variable CXX, or else the system's."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
+
+
+NO_COMPILER = LayoutLimit(
+    reason="torch.compile with backend inductor: there is no C++ compiler here, neither that of CXX nor the system's",
+    applies=lambda layout: layout.execution.compile is Compile.INDUCTOR and not has_compiler(),
+    repair=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
+)
+
+
+def uncompiled(layout: Layout) -> Layout:
+    """The layout run eagerly."""
+    return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
+
+
+def _counts_in_python(training: Training, layout: Layout) -> bool:
+    optimizer = training.optimizer
+    return layout.execution.whole_step and optimizer.implementation not in optimizer.traceable
+
+
+def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
+    optimizer = training.optimizer
+    # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
+    is_loop = optimizer.implementation is Implementation.FOR_LOOP
+    if Implementation.FUSED in optimizer.traceable and not is_loop and not layout.has(TensorParallel):
+        return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))
+    return replace(training, optimizer=SGD(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
+
+
+STEPS_OF_OPERATIONS = LayoutLimit(
+    reason="a step as one graph: what hooks do outside of operations, as those of DDP and FSDP, no graph holds",
+    applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
+)
+
+NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
+    reason="a step as one graph: activation checkpointing runs a layer again on what it kept, which tracing takes for foreign",
+    applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Recompute.NONE,
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
+)
+
+NO_COUNTS_IN_GRAPHS = Limit(
+    reason="a step as one graph: the optimizer reads its step count as a number, which a graph does not hold (`capturable` "
+    "computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not",
+    applies=_counts_in_python,
+    repair=_with_graph_optimizer,
+)

@@ -1,0 +1,117 @@
+"""What optimizers cannot run on: DTensors, cut parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.repairs import with_loop
+from equivcheck.layouts.base.partition import parameter_cuts
+from equivcheck.scenario import (
+    FSDP2,
+    SGD,
+    Adafactor,
+    AdamW,
+    Implementation,
+    Layout,
+    Muon,
+    Training,
+)
+
+
+def keeps_dtensors(layout: Layout) -> bool:
+    """Whether an optimizer sees the DTensors of a layout that has such."""
+    return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
+
+
+def _lacks_strategy(training: Training, layout: Layout) -> bool:
+    return training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
+
+
+def _with_strategy(training: Training, _layout: Layout) -> Training:
+    optimizer = training.optimizer
+    left = [each for each in optimizer.implementations() if each not in optimizer.without_dtensor]
+    return replace(training, optimizer=replace(optimizer, implementation=left[-1]) if left else SGD(lr=optimizer.lr))
+
+
+def _is_adafactor_of_lists(training: Training, layout: Layout) -> bool:
+    optimizer = training.optimizer
+    return isinstance(optimizer, Adafactor) and optimizer.implementation is Implementation.FOREACH and keeps_dtensors(layout)
+
+
+DTENSOR_OPTIMIZERS = (
+    Limit(
+        reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_, and none that works "
+        "in place for aten.index_put_ and aten._foreach_copy_, of which Rprop needs one",
+        applies=_lacks_strategy,
+        repair=_with_strategy,
+        upstream=True,
+    ),
+    Limit(
+        reason="DTensor: no sharding strategy is registered for aten._foreach_lerp_.ScalarList, which Adafactor calls in its "
+        "implementation foreach",
+        applies=_is_adafactor_of_lists,
+        repair=with_loop,
+        upstream=True,
+        torch="<2.13",
+    ),
+)
+"""What no layout can run whose parameters are DTensors."""
+
+
+def elementwise(training: Training, _layout: Layout) -> Training:
+    """The training with an elementwise optimizer in place of one that is not."""
+    optimizer = training.optimizer
+    return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
+
+
+def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+    """Whether Adafactor updates DTensors of which some rank holds a part."""
+    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(parameter_cuts(training, layout))
+
+
+def deals_out_matrices(training: Training, layout: Layout) -> bool:
+    """Whether a rank owns each matrix, and updates it whole."""
+    return isinstance(training.optimizer, Muon) and any(fsdp.muon_owners for fsdp in layout.of(FSDP2))
+
+
+def rounds_parts(training: Training, layout: Layout) -> bool:
+    """Whether ranks compute parts of a matrix where an optimizer rounds to fewer digits; of a whole one all round alike."""
+    if not training.optimizer.rounds_to or deals_out_matrices(training, layout):
+        return False
+    return any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
+
+
+def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout) and not deals_out_matrices(training, layout)
+    return is_muon and any(cut.size < cut.ranks for cut in parameter_cuts(training, layout, least_dims=2))
+
+
+def _sees_local_parts(training: Training, layout: Layout) -> bool:
+    sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
+    return sees and any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
+
+
+WHOLE_PARAMETERS = (
+    Limit(
+        reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
+        "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
+        applies=is_adafactor_of_cuts,
+        repair=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="DTensor: a dim cut over more ranks than it is long keeps no cut through Muon's products, which is refused in "
+        "place",
+        applies=_is_muon_of_short_dims,
+        repair=elementwise,
+        upstream=True,
+    ),
+    Limit(
+        reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "
+        "which an optimizer that is not elementwise sees no whole",
+        applies=_sees_local_parts,
+        repair=elementwise,
+    ),
+)
+"""What no layout can run that cuts parameters."""

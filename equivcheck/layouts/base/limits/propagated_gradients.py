@@ -1,0 +1,148 @@
+"""What torch refuses where gradients keep the placements that propagation gave them (`redistribute_gradients=False`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.repairs import with_loop, with_widths
+from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
+from equivcheck.system.torch_version import torch_in
+
+Applies = Callable[[Training, Layout], bool]
+
+REFUSED_IN_PLACE = ">=2.12"
+"""Versions whose DTensor refuses operations in place that change placements; earlier ones do them on each rank's part alone."""
+
+NOT_REFUSED_IN_PLACE = "<2.12"
+"""The earlier ones."""
+
+LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
+"""Versions in which such an operation is refused, or has no effect, also where the gradient is pending a sum over one rank."""
+
+
+def limits_of_propagated_gradients(
+    where: str,
+    *,
+    ranks: Callable[[Layout], int],
+    cuts_short: Applies,
+    leaves_pending: Applies,
+    cuts_parameters: Callable[[Layout], bool],
+) -> tuple[Limit, ...]:
+    """The limits of one parallelism.
+
+    Args:
+        where: The parallelism in words.
+        ranks: Ranks along its axis.
+        cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
+        leaves_pending: Whether some gradient is left pending a sum, be it over one rank.
+        cuts_parameters: Whether the parameters of such gradients are cut, all but a scale.
+    """
+    option = f"{where} without redistribute_gradients"
+
+    def is_pending(training: Training, layout: Layout) -> bool:
+        return leaves_pending(training, layout) and (ranks(layout) > 1 or torch_in(LOST_ON_ONE_RANK))
+
+    short = Limit(
+        reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
+        "optimizer updates a cut parameter in place by a whole gradient",
+        applies=cuts_short,
+        repair=lambda training, layout: with_widths(training, ranks(layout)),
+        upstream=True,
+        torch=REFUSED_IN_PLACE,
+    )
+    return (short, *_before_updates(option, is_pending), *_of_foreach(option, is_pending, cuts_parameters, ranks))
+
+
+def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
+    """What is done to gradients in place before an optimizer sees them."""
+    clamps = Limit(
+        reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
+        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
+        repair=lambda training, _layout: replace(training, clipping=None),
+        upstream=True,
+        torch=REFUSED_IN_PLACE,
+    )
+    zeroes = Limit(
+        reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused while "
+        "a gradient is pending a sum over ranks",
+        applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
+        repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
+        upstream=True,
+        torch=REFUSED_IN_PLACE,
+    )
+    return (
+        clamps,
+        _done_wrongly(clamps, f"{option}: clip_grad_value_ clamps each rank's part of a gradient that is pending a sum"),
+        zeroes,
+        _done_wrongly(
+            zeroes,
+            f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers leaves gradients that are pending a sum",
+        ),
+    )
+
+
+def _done_wrongly(refused: Limit, reason: str) -> Limit:
+    """The same before torch refused it: nobody gets an error, so nothing is run beyond the limit."""
+    return replace(refused, reason=reason, upstream=False, torch=NOT_REFUSED_IN_PLACE)
+
+
+def _of_foreach(
+    option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool], ranks: Callable[[Layout], int]
+) -> tuple[Limit, ...]:
+    """What foreach implementations do in place to gradients that they have negated, or added weight decay to.
+
+    Weight decay of a parameter that is cut makes its gradient one that is cut as well.
+    """
+
+    def is_refused(training: Training, layout: Layout) -> bool:
+        return training.optimizer.implementation is Implementation.FOREACH and leaves_pending(training, layout)
+
+    def takes_absolute_values(training: Training, layout: Layout) -> bool:
+        decays = _decays_scale(training) if cuts_parameters(layout) else _decays(training)
+        changes = training.optimizer.maximize or decays
+        return isinstance(training.optimizer, Adamax) and changes and is_refused(training, layout)
+
+    def adds_shards(training: Training, layout: Layout) -> bool:
+        adds = training.optimizer.maximize and _adds_decay_to_gradients(training)
+        return adds and cuts_parameters(layout) and ranks(layout) > 1 and is_refused(training, layout)
+
+    return (
+        Limit(
+            reason=f"{option}: the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in "
+            "place, which is refused while they are pending a sum over ranks",
+            applies=takes_absolute_values,
+            repair=with_loop,
+            upstream=True,
+            torch=REFUSED_IN_PLACE,
+        ),
+        Limit(
+            reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
+            "sum over ranks, and DTensor cannot redistribute shards to a pending sum",
+            applies=adds_shards,
+            repair=with_loop,
+            upstream=True,
+            torch=f"{REFUSED_IN_PLACE},<2.14",
+        ),
+    )
+
+
+def _zeroes_by_foreach(training: Training) -> bool:
+    is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
+    return training.zero_grad is ZeroGrad.ZERO and not is_loop and training.steps > 1
+
+
+def _decays(training: Training) -> bool:
+    return bool(training.optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
+
+
+def _decays_scale(training: Training) -> bool:
+    """Whether there is weight decay of a parameter of shape [], which no group selects."""
+    return training.model.scale and bool(training.optimizer.weight_decay)
+
+
+def _adds_decay_to_gradients(training: Training) -> bool:
+    optimizer = training.optimizer
+    is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
+    return _decays(training) and not is_decoupled

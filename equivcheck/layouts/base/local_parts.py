@@ -1,0 +1,129 @@
+"""Reading parts of parameters as what they are of the whole, and clipping by the norm over all parts.
+
+Parallelisms around this one may have cut each part again, as `fully_shard` does: what they say of a piece is where it lies in the
+part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from operator import itemgetter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from equivcheck.layouts.base.partition import chunk_size, cut_dim
+from equivcheck.scenario import ClipNorm, NormType, Parallelism
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.trace import Piece, Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What this rank has of a parameter."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole."""
+    dim: int
+    """The dim along which it is cut."""
+    start: int
+    """First index along that dim."""
+
+    def place(self, piece: Piece) -> Piece:
+        """A piece of this part as one of the whole."""
+        start = list(piece.start or (0,) * len(self.shape))
+        start[self.dim] += self.start
+        return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)
+
+
+def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    """Have the setup read and clip parts as those of whole parameters."""
+    parts = _parts(setup, parallelism, mesh)
+    if not parts:
+        return
+    inner, cut = setup.find_slots, set[torch.Tensor]()
+    clip = setup.clip_norm if isinstance(setup.clip_norm, ClipOverParts) else ClipOverParts()
+    clip.cuts.append((cut, mesh.get_group()))
+
+    def find_slots(model: nn.Module) -> tuple[Slot, ...]:
+        slots = inner(model)
+        cut.update(slot.parameter for slot in slots if any(piece.name in parts for piece in slot.pieces))
+        return tuple(
+            Slot(parameter=slot.parameter, pieces=tuple(_placed(piece, parts) for piece in slot.pieces)) for slot in slots
+        )
+
+    setup.find_slots, setup.clip_norm = find_slots, clip
+
+
+def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
+    found: dict[str, _Part] = {}
+    for parameter in parameters_of(setup.training.model):
+        dim = cut_dim(parallelism, parameter)
+        if dim is not None and mesh.size() > 1:
+            size = parameter.shape[dim]
+            start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
+            found[parameter.full_name] = _Part(shape=parameter.shape, dim=dim, start=start)
+    return found
+
+
+def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
+    return parts[piece.name].place(piece) if piece.name in parts else piece
+
+
+class ClipOverParts:
+    """Clips by the norm over the parts of all ranks: `clip_grad_norm_` would take that over what this rank holds."""
+
+    def __init__(self) -> None:
+        self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
+        """Of each parallelism that cuts parameters, those that it cuts, and the ranks that have their parts."""
+
+    def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip, and return the norm before."""
+        return clip_over(parameters, clipping, self.cuts)
+
+
+def clip_over(
+    parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
+) -> torch.Tensor:
+    """Clip by the norm over the parts of all ranks; returns the norm before.
+
+    What is cut alike has one norm, which is combined over the ranks of each cut; what each rank has whole has another.
+    """
+    norm_type = float(clipping.norm_type.value)
+    kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds.setdefault(tuple(parameter in cut for cut, _ in cuts), []).append(parameter.grad)
+    norms = []
+    for is_cut, kind in sorted(kinds.items(), key=itemgetter(0), reverse=True):
+        norm = _norm([gradient for gradient in kind if gradient.numel()], kind[0], norm_type)
+        for _, group in compress(cuts, is_cut):
+            norm = _combined(norm, clipping.norm_type, group)
+        norms.append(norm)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
+    return total
+
+
+def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> torch.Tensor:
+    if kind is NormType.INF:
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group)
+        return norm
+    power = float(kind.value)
+    total = norm**power
+    dist.all_reduce(total, group=group)
+    return total ** (1 / power)
+
+
+def _norm(gradients: list[torch.Tensor], any_of_them: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """The norm of what this rank has, of a rank that has nothing zero."""
+    if not gradients:
+        return any_of_them.new_zeros(())
+    norm = nn.utils.get_total_norm(gradients, norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

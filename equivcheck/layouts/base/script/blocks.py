@@ -1,0 +1,161 @@
+"""A layer that is more than modules in a row, written as a class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.base.script.text import INDENT, block, indented
+from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
+from equivcheck.scenario.model import ARANGE_STEP
+from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
+
+_SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
+    ShapeOp.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
+    ShapeOp.SQUEEZE: ("there and back by a dim of one", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
+    ShapeOp.UNSQUEEZE: ("there and back by a dim of one", "values.unsqueeze(0).mean(0)"),
+    ShapeOp.VIEW: ("there and back by a view", "values.unflatten(1, {halves}).flatten(1)"),
+    ShapeOp.REPEAT: ("there and back by a copy", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
+    ShapeOp.ARANGE: ("plus its place among features", "values + {made}.repeat(values.shape[0], 1)"),
+    ShapeOp.ONES: ("plus one", "values + torch.ones_like(values)"),
+    ShapeOp.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
+}
+"""In words, and as an expression."""
+_AGAIN = ", computed again in backward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What layers of one class have in common."""
+
+    norm: Norm | None
+    bias: bool
+    activation: Activation
+    residual: bool
+    masked: bool
+    auxiliary: AuxiliaryLinear | None
+    shape_op: ShapeOp | None
+    recomputes: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether modules in a row are enough."""
+        return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What it is called with beside its inputs."""
+        return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherKind:
+    """What layers have in common that are not linear, and write themselves."""
+
+    script: LayerScript
+    masked: bool
+    residual: bool
+    recomputes: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether modules in a row are enough."""
+        return False
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What it is called with beside its inputs."""
+        return ("mask",) * self.masked
+
+
+def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
+    """The kind of a linear layer."""
+    return Kind(
+        norm=layer.norm,
+        bias=layer.bias,
+        activation=layer.activation,
+        residual=layer.residual,
+        masked=layer.dropout > 0,
+        auxiliary=layer.auxiliary,
+        shape_op=layer.shape_op,
+        recomputes=recomputes,
+    )
+
+
+def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[str]:
+    """The class of a kind; `distributed` says that its values may be DTensors, which what it makes must go with."""
+    if isinstance(kind, OtherKind):
+        values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
+        made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
+        written = _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
+        return [*written, *(line for method in kind.script.methods for line in ("", *indented(list(method))))]
+    linear = "nn.Linear(inputs, width" + ("" if kind.bias else ", bias=False") + ")"
+    made = ["super().__init__()"]
+    made += [f"self.norm = {NORMS[kind.norm]}(inputs)"] if kind.norm else []
+    made += [f"self.linear = {linear}"]
+    made += ["self.auxiliary = nn.Linear(inputs, width, bias=False)"] if kind.auxiliary else []
+    return _class((name, _words(kind), "self, inputs: int, width: int"), made, kind, _compute(kind, distributed))
+
+
+def _class(given: tuple[str, str, str], made: list[str], kind: Kind | OtherKind, lines: list[str]) -> list[str]:
+    """A class of a name, a docstring and arguments, from what makes it and what it computes."""
+    name, words, arguments = given
+    return [
+        f"class {name}(nn.Module):",
+        f'{INDENT}"""{words}."""',
+        "",
+        *indented(block(f"def __init__({arguments}) -> None:", made)),
+        "",
+        *indented(_forward(kind, lines)),
+    ]
+
+
+def _forward(kind: Kind | OtherKind, lines: list[str]) -> list[str]:
+    arguments = ", ".join(("inputs", *kind.extras))
+    if not kind.recomputes:
+        return block(f"def forward(self, {arguments}):", lines)
+    again = [f"return checkpoint(self.compute, {arguments}, use_reentrant=False)"]
+    return [*block(f"def forward(self, {arguments}):", again), "", *block(f"def compute(self, {arguments}):", lines)]
+
+
+def _compute(kind: Kind, distributed: bool) -> list[str]:
+    lines = ["normed = self.norm(inputs)"] if kind.norm and kind.auxiliary is AuxiliaryLinear.EVEN_STEPS else []
+    normed = "normed" if lines else "self.norm(inputs)" if kind.norm else "inputs"
+    values = f"self.linear({normed})"
+    if kind.auxiliary is AuxiliaryLinear.EVEN_STEPS:
+        lines += [f"values = {values}", "if step % 2 == 0:", f"{INDENT}values = values + self.auxiliary({normed})"]
+        values = "values"
+    if kind.activation in ACTIVATIONS:
+        values = f"{ACTIVATIONS[kind.activation][1]}({values})"
+    values += " * mask" * kind.masked + " + inputs" * kind.residual
+    if kind.shape_op is not None:
+        lines += [f"values = {values}"] if values != "values" else []
+        values = _shape_op(kind.shape_op, distributed)
+    return [*lines, f"return {values}"]
+
+
+def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
+    made = f"{ARANGE_STEP} * torch.arange(values.shape[1], dtype=values.dtype)"
+    made = f"beside(values, {made})" if distributed else f"({made})"
+    halves = "(2, values.shape[1] // 2) if values.shape[1] % 2 == 0 else (values.shape[1], 1)"
+    return _SHAPE_OPS[shape_op][1].format(made=made, halves=halves)
+
+
+def _words(kind: Kind) -> str:
+    beside = {
+        AuxiliaryLinear.NEVER: "another beside it that never runs",
+        AuxiliaryLinear.EVEN_STEPS: "another beside it at even steps",
+    }
+    parts = [beside[kind.auxiliary]] if kind.auxiliary else []
+    parts += ["dropout"] * kind.masked + ["a residual"] * kind.residual
+    parts += [_SHAPE_OPS[kind.shape_op][0]] if kind.shape_op else []
+    words = "A linear with " + " and ".join(parts) if parts else "A linear"
+    return words + _AGAIN * kind.recomputes
+
+
+def imports_of(kind: Kind | OtherKind) -> list[tuple[str, str]]:
+    """What its class needs: modules and names in them."""
+    found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
+    if isinstance(kind, OtherKind):
+        return [*found, *kind.script.imports]
+    uses_functional = not kind.is_plain and ACTIVATIONS.get(kind.activation, ("", ""))[1].startswith("functional.")
+    return found + ([("torch.nn", "functional")] if uses_functional else [])

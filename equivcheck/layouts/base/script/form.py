@@ -1,0 +1,305 @@
+"""How a model is written: modules in a row, or classes of its own, and what its parameters are then called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from equivcheck.layouts.base.script.blocks import Kind, OtherKind, class_of, imports_of, linear_kind
+from equivcheck.layouts.base.script.text import INDENT, block, call, indented
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    SPMD,
+    AnyLayer,
+    Layer,
+    Layout,
+    Model,
+    Parallelism,
+    Pipeline,
+    PlannedParallelism,
+    Replicate,
+    Split,
+    TensorParallel,
+    Wrapping,
+)
+from equivcheck.scenario.scenario import Scenario
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A model as code."""
+
+    expression: str
+    """What builds it."""
+    classes: tuple[tuple[str, ...], ...]
+    """The classes that it takes, line by line."""
+    imports: tuple[tuple[str, str], ...]
+    """Modules, and the names in them, that these need."""
+    paths: dict[str, str]
+    """By the canonical name of a module with parameters, its name in the script."""
+    layers: tuple[str, ...]
+    """Per layer, the expression of its module, or of its linear where layers are no modules."""
+    stack: str
+    """The expression of what holds the layers."""
+    is_all_layers: bool
+    """Whether it holds nothing else."""
+    extras: tuple[str, ...]
+    """What the model is called with beside its inputs."""
+
+    arguments: tuple[tuple[str, ...], ...]
+    """Per layer, what it is called with beside its inputs."""
+
+    def name_of(self, canonical: str) -> str:
+        """The name in the script of a parameter or buffer."""
+        owner, _, attribute = canonical.rpartition(".")
+        return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
+
+    def translated(self, text: str) -> str:
+        """A text that names parameters canonically, with the names of the script."""
+        for owner in sorted(self.paths, key=len, reverse=True):
+            text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
+        return text
+
+
+def form_of(scenario: Scenario) -> Form:
+    """How the model of a scenario is written."""
+    return _Forms(scenario).form()
+
+
+class _Forms:
+    def __init__(self, scenario: Scenario) -> None:
+        self.model, self.layout = scenario.training.model, scenario.layout
+        self.transposes = scenario.training.data.batch_dim == 1
+        self.cuts_positions = any(parallelism.cuts_positions for parallelism in self.layout.parallelisms)
+        self.shares_units = any(parallelism.shares_units for parallelism in self.layout.parallelisms)
+        self.kinds = _with_own_functions(self._kind(index) for index in range(len(self.model.layers)))
+        self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
+        self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
+
+    def _kind(self, index: int) -> Kind | OtherKind:
+        layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
+        if isinstance(layer, Layer):
+            return linear_kind(layer, recomputes=recomputes)
+        script = kind_of(layer).script(layer, self.model.inputs(index))
+        assert script is not None, "a script is refused for what does not say how it is written"
+        if script.of_parts is not None and self.cuts_positions:
+            script = script.of_parts
+        if script.of_units is not None and self.shares_units:
+            script = script.of_units
+        if script.of_region is not None and self._cuts_within(index):
+            script = script.of_region
+        return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
+
+    def _cuts_within(self, index: int) -> bool:
+        return any(parallelism.plan[index].split is Split.WITHIN for parallelism in self.layout.of(PlannedParallelism))
+
+    def form(self) -> Form:
+        distributed = self.layout.has(SPMD)
+        others = [kind.script for kind in self.special if isinstance(kind, OtherKind)]
+        classes = [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
+        classes += [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
+        extras = {name for kind in self.kinds for name in kind.extras}
+        expression, stack = self._stack(), "model"
+        if extras or self.transposes or self.model.counter or self.model.offset or self.model.scale or self.model.source:
+            classes.append(self._whole(expression, distributed))
+            expression, stack = "Model()", "model.layers"
+        prefix = "layers." if stack == "model.layers" else ""
+        return Form(
+            expression=expression,
+            classes=tuple(map(tuple, classes)),
+            imports=tuple(found for kind in self.special for found in imports_of(kind)),
+            paths={name: prefix + path for name, path in self._paths().items()},
+            layers=tuple(f"{stack}[{index}]" for index in self._units()),
+            stack=stack,
+            is_all_layers=self.is_nested or all(len(self._modules(index)) == 1 for index in range(len(self.kinds))),
+            arguments=tuple(self._arguments()),
+            extras=tuple({"mask": "masks"}.get(name, name) for name in ("mask", "step") if name in extras),
+        )
+
+    def _class(self, kind: Kind | OtherKind) -> str:
+        stem = _stem(kind)
+        index = [other for other in self.special if _stem(other) == stem].index(kind)
+        return f"{stem}{index + 1}" if index else stem
+
+    def _modules(self, index: int) -> list[tuple[str, str]]:
+        """The modules of a plain layer, each with its canonical name, which is empty without parameters."""
+        layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
+        assert isinstance(layer, Layer), "others are no modules in a row"
+        assert isinstance(kind, Kind), "others are no modules in a row"
+        frozen = ".requires_grad_(False)" if layer.frozen else ""
+        bias = None if layer.bias else False
+        found = [("norm", f"{NORMS[kind.norm]}({inputs}){frozen}")] if kind.norm else []
+        found += [("linear", call("nn.Linear", str(inputs), str(layer.width), bias=bias) + frozen)]
+        return found + ([("", ACTIVATIONS[kind.activation][0])] if kind.activation in ACTIVATIONS else [])
+
+    def _layer(self, index: int) -> str:
+        layer, kind = self.model.layers[index], self.kinds[index]
+        if not kind.is_plain:
+            frozen = ".requires_grad_(False)" if layer.frozen else ""
+            sizes = f"{self.model.inputs(index)}, {self.model.inputs(index + 1)}" if isinstance(kind, Kind) else ""
+            return f"{self._class(kind)}({sizes}){frozen}"
+        modules = [code for _, code in self._modules(index)]
+        return modules[0] if len(modules) == 1 else f"nn.Sequential({', '.join(modules)})"
+
+    def _stack(self) -> str:
+        indices = range(len(self.kinds))
+        if self.is_nested:
+            return f"nn.Sequential({', '.join(map(self._layer, indices))})"
+        return f"nn.Sequential({', '.join(code for index in indices for _, code in self._modules(index))})"
+
+    def _paths(self) -> dict[str, str]:
+        paths: dict[str, str] = {}
+        position = 0
+        for index, kind in enumerate(self.kinds):
+            if not kind.is_plain:
+                owners = self._owners(index)
+                paths |= {f"layers.{index}.{owner}": f"{index}.{owner}" for owner in owners}
+                continue
+            modules = self._modules(index)
+            for place, (owner, _) in enumerate(modules):
+                if owner:
+                    path = f"{index}.{place}" if len(modules) > 1 else str(index)
+                    paths[f"layers.{index}.{owner}"] = path if self.is_nested else str(position + place)
+            position += len(modules)
+        return paths
+
+    def _owners(self, index: int) -> Iterable[str]:
+        """The modules of a layer that have parameters, by their names in it."""
+        layer = self.model.layers[index]
+        owners = (parameter.name.rpartition(".")[0] for parameter in kind_of(layer).parameters(layer, self.model.inputs(index)))
+        return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
+
+    def _units(self) -> list[str]:
+        """Per layer, the index in the stack of what is one unit."""
+        paths = self._paths()
+        return [str(index) if self.is_nested else paths[f"layers.{index}.linear"] for index in range(len(self.kinds))]
+
+    def _whole(self, stack: str, distributed: bool) -> list[str]:
+        model = self.model
+        made = ["super().__init__()", *self._embedding(), f"self.layers = {stack}", *self._head()]
+        made += ['self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))'] if model.counter else []
+        made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.outputs}))'] if model.offset else []
+        made += ["self.scale = nn.Parameter(torch.rand(()) + 0.5)"] if model.scale else []
+        extras = [name for name in ("mask", "step") if any(name in kind.extras for kind in self.kinds)]
+        arguments = ", ".join(["self", "inputs", *("masks" if name == "mask" else name for name in extras)])
+        return [
+            "class Model(nn.Module):",
+            f'{INDENT}"""{self._words()}."""',
+            "",
+            *indented(block("def __init__(self) -> None:", made)),
+            "",
+            *indented(block(f"def forward({arguments}):", self._forward(bool(extras), distributed))),
+        ]
+
+    def _embedding(self) -> list[str]:
+        source, width = self.model.source, self.model.features
+        if source is None:
+            return []
+        frozen = ".requires_grad_(False)" * source.frozen
+        padding = None if source.padding is None else source.padding
+        made = [f"self.embedding = {call('nn.Embedding', str(source.vocabulary), str(width), padding_idx=padding)}{frozen}"]
+        if source.learned_positions:
+            made.append(f"self.positions = nn.Embedding({self.model.length}, {width}){frozen}")
+            made += ["self.sequence = Sequence()"] * self.cuts_positions
+        return made
+
+    def _head(self) -> list[str]:
+        head, inputs = self.model.head, self.model.inputs(len(self.model.layers))
+        if head is None:
+            return []
+        linear_key = '"linear"'
+        parts = [f'"norm": {NORMS[head.norm]}({inputs})'] if head.norm else []
+        linear = call("nn.Linear", str(inputs), str(self.model.outputs), bias=None if head.bias else False)
+        return [f"self.head = nn.ModuleDict({{{', '.join([*parts, f'{linear_key}: {linear}'])}}})"]
+
+    def _words(self) -> str:
+        parts = ["for rows along dim 1"] if self.transposes else []
+        parts += ["a buffer that counts calls"] * self.model.counter + ["a buffer added to outputs"] * self.model.offset
+        parts += ["a scale of outputs"] * self.model.scale
+        return "The layers" + (", " + ", ".join(parts) if parts else ", one after the other")
+
+    def _forward(self, has_extras: bool, distributed: bool) -> list[str]:
+        lines = ["self.forwards += 1"] if self.model.counter else []
+        swapped = ".transpose(0, 1)" if self.model.length else ".T"
+        values = f"inputs{swapped if self.transposes else ''}"
+        if self.model.source is not None:
+            called = distributed or self.layout.has(PlannedParallelism)
+            placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
+            if self.cuts_positions:
+                placed = f"self.positions(self.sequence.positions({self.model.length}, inputs.device))"
+            values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
+        if has_extras:
+            for index, arguments in enumerate(self._arguments()):
+                lines.append(f"values = self.layers[{index}]({', '.join((values, *arguments))})")
+                values = "values"
+        else:
+            lines.append(f"values = self.layers({values})")
+        if self.model.head is not None:
+            normed = 'self.head["norm"](values)' if self.model.head.norm else "values"
+            lines.append(f'values = self.head["linear"]({normed})')
+        lines += ["values = values * self.scale"] if self.model.scale else []
+        in_parts = distributed or any(parallelism.loss_parallel for parallelism in self.layout.of(TensorParallel))
+        offset = "beside(values, self.offset)" if in_parts else "self.offset"
+        lines += [f"values = values + {offset}"] if self.model.offset else []
+        return [*lines, f"return values{swapped if self.transposes else ''}"]
+
+    def _arguments(self) -> list[tuple[str, ...]]:
+        """Per layer, what it is called with beside its inputs: of masks, its own."""
+        masked = [index for index, kind in enumerate(self.kinds) if kind.masked]
+        return [
+            tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)
+            for index, kind in enumerate(self.kinds)
+        ]
+
+
+def _stem(kind: Kind | OtherKind) -> str:
+    return kind.script.name if isinstance(kind, OtherKind) else "Block"
+
+
+def has_units_of_layers(parallelism: Parallelism) -> bool:
+    """Whether a parallelism takes each layer for a unit."""
+    return isinstance(parallelism, (FSDP1, FSDP2, Replicate)) and parallelism.wrapping is Wrapping.PER_LAYER
+
+
+def _has_units(layout: Layout, model: Model) -> bool:
+    """Whether layers must be modules, as something takes them for units and they are more than a linear."""
+    if layout.has(Pipeline):
+        return True
+    takes = layout.execution.per_layer or any(map(has_units_of_layers, layout.parallelisms))
+    return takes and any(map(_is_several, model.layers))
+
+
+def _is_several(layer: AnyLayer) -> bool:
+    return layer.norm is not None
+
+
+def _with_own_functions(kinds: Iterable[Kind | OtherKind]) -> list[Kind | OtherKind]:
+    """Kinds that call functions of one name and another text by numbers after it."""
+    texts: dict[str, list[tuple[str, ...]]] = {}
+    return [replace(kind, script=_numbered(kind.script, texts)) if isinstance(kind, OtherKind) else kind for kind in kinds]
+
+
+def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> LayerScript:
+    for place in range(len(script.functions)):
+        text = script.functions[place]
+        name = re.split(r"\W", text[0])[1]
+        known = texts.setdefault(name, [])
+        if text not in known:
+            known.append(text)
+        if known.index(text):
+            script = _calling(script, name, f"{name}{known.index(text) + 1}")
+    return script
+
+
+def _calling(script: LayerScript, name: str, other: str) -> LayerScript:
+    """A script with another name for a function."""
+
+    def renamed(lines: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(re.sub(rf"\b{name}\b(?=[(:])", other, line) for line in lines)
+
+    functions, methods = tuple(map(renamed, script.functions)), tuple(map(renamed, script.methods))
+    return replace(script, compute=renamed(script.compute), functions=functions, methods=methods)

@@ -1,0 +1,242 @@
+"""The train loop of a script: one function for both runs, in which what only runs in parallel stands behind a condition."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.limits.repairs import has_frozen
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.numbers import Numbers, initial_lines
+from equivcheck.layouts.base.script.optimizer import optimizer_lines
+from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, NormType, Training, ZeroGrad
+from equivcheck.training.material import IGNORED
+
+
+def train_lines(draft: Draft) -> list[str]:
+    """The function ``train``."""
+    assigned = "model" if draft.module == "model" else "model = module"
+    body = [
+        *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
+        f"{assigned} = {draft.form.expression}",
+        *ties(draft),
+        *initial_lines(draft.scenario.training, draft.numbers),
+        *draft.before_wrap,
+        *block("if parallel:", draft.lines[LoopPosition.WRAP]),
+        *draft.after_wrap,
+        *optimizer_lines(draft),
+        "left = {}",
+        *block(f"for step, {_batches(draft)} in enumerate(BATCHES):", _step(draft)),
+        "return left",
+    ]
+    what = '"""Train on one device or in parallel, and return what every step leaves."""'
+    return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indented([what, *body])]
+
+
+def ties(draft: Draft) -> list[str]:
+    """Lines that let layers use the weights of others."""
+    paths, model = draft.form.paths, draft.scenario.training.model
+    shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
+    pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
+    pairs += [("head.linear", "embedding")] if model.head is not None and model.head.tied else []
+    return [f'model.get_submodule("{own}").weight = model.get_submodule("{other}").weight' for own, other in pairs]
+
+
+def has_several(draft: Draft) -> bool:
+    """Whether a step has more than one microbatch."""
+    return len(draft.scenario.training.data.microbatches) > 1
+
+
+def _batches(draft: Draft) -> str:
+    if has_several(draft):
+        return "microbatches"
+    return f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN else "batch"
+
+
+def _unpacked(draft: Draft) -> str:
+    return "inputs, targets" + ", *masks" * ("masks" in draft.form.extras)
+
+
+def _step(draft: Draft) -> list[str]:
+    training, lines = draft.scenario.training, draft.lines
+    return [
+        *block("if parallel:", lines[LoopPosition.BEFORE_STEP]),
+        *_unless_left_out(draft, f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})"),
+        *_microbatches(draft),
+        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *lines[LoopPosition.BEFORE_READING]]),
+        *_kept_loss(draft),
+        *reading(draft, "gradient", "parameter.grad"),
+        *_clipping(draft),
+        *block("if parallel:", lines[LoopPosition.BEFORE_UPDATE]),
+        *_unless_left_out(draft, "optimizer.step()"),
+        *block("if parallel:", lines[LoopPosition.AFTER_UPDATE]),
+        *(_unless_left_out(draft, "schedule.step()") if training.schedule is not None else []),
+        *reading(draft, "parameter", "parameter"),
+    ]
+
+
+def _unless_left_out(draft: Draft, line: str) -> list[str]:
+    return block(f"if {draft.conditions[line]}:", [line]) if line in draft.conditions else [line]
+
+
+def _averaging() -> list[str]:
+    return ["dist.all_reduce(total)", "total /= dist.get_world_size()"]
+
+
+def _kept_loss(draft: Draft) -> list[str]:
+    kept = f'left[f"step {{step}} loss"] = {"full(total)" if draft.has_dtensors and not draft.averages_loss else "total"}'
+    return block(f"if not parallel or dist.get_rank() == {draft.loss_rank}:", [kept]) if draft.may_lack else [kept]
+
+
+def _microbatches(draft: Draft) -> list[str]:
+    if not has_several(draft):
+        return [*_microbatch(draft), *([] if draft.computes else ["total = loss.detach()"])]
+    batches = "enumerate(microbatches)" if draft.needs_number else "microbatches"
+    batch = f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN and not _counts_rows(draft) else "batch"
+    variables = f"number, {batch}" if draft.needs_number else batch if batch == "batch" else _unpacked(draft)
+    lines = [*_microbatch(draft), *([] if draft.computes else ["total = total + loss.detach()"])]
+    return ["total = torch.zeros(())", *block(f"for {variables} in {batches}:", lines)]
+
+
+def _counts_rows(draft: Draft) -> bool:
+    """Whether microbatches of unequal size count by their rows."""
+    training = draft.scenario.training
+    return (training.loss.is_mean or training.model.balances) and len(set(training.data.microbatches)) > 1
+
+
+def _microbatch(draft: Draft) -> list[str]:
+    lines = []
+    if draft.numbers is Numbers.EXACT:
+        lines.append(f"{_unpacked(draft)} = map(torch.tensor, batch)")
+    elif has_several(draft) and _counts_rows(draft):
+        lines.append(f"{_unpacked(draft)} = batch")
+    lines += block("if parallel:", draft.lines[LoopPosition.TAKE])
+    if draft.computes:
+        return [*lines, *block("if parallel:", draft.computes), *block("else:", single_lines(draft))]
+    backward = _backward(draft)
+    contexts = ", ".join(filter(None, (draft.around_loss, draft.context)))
+    within = block(f"with {contexts}:", backward) if contexts else backward
+    return [*lines, *within, *block("if parallel:", draft.lines[LoopPosition.AFTER_BACKWARD])]
+
+
+def single_lines(draft: Draft) -> list[str]:
+    """Forward and backward of a microbatch on one device, where ranks have a way of their own."""
+    return [*_backward(draft), "total = total + loss.detach()" if has_several(draft) else "total = loss.detach()"]
+
+
+def _backward(draft: Draft) -> list[str]:
+    outputs = call(draft.module, "inputs", *draft.form.extras)
+    lines = [f"loss = {loss_of(draft, outputs)}{share(draft)}"]
+    scale = list(draft.lines[LoopPosition.SCALE])
+    if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
+        scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
+    backward = ["loss.backward()"]
+    factors = [factor for factor in (draft.gradient_scale, draft.weight) if factor]
+    if factors:
+        backward = [f"weight = {' * '.join(factors)} if parallel else 1.0", "(loss * weight).backward()"]
+    added = [f"loss = loss + {draft.added}"] if draft.added else []
+    return [*lines, *block("if parallel:", scale), *added, *backward]
+
+
+def loss_of(draft: Draft, outputs: str) -> str:
+    """The loss of outputs beside ``targets``, as an expression."""
+    loss = draft.scenario.training.loss
+    if isinstance(loss, CrossEntropy):
+        return _label_loss(draft, loss, outputs)
+    if loss.is_linear:
+        return f"({outputs} - targets).{'mean' if loss.is_mean else 'sum'}()"
+    draft.need("torch.nn.functional", "mse_loss")
+    return call("mse_loss", outputs, "targets", reduction=None if loss.is_mean else '"sum"')
+
+
+def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
+    """A call of a function of its own, divided by what the labels of the step count; ranks may have another one planted."""
+    function, planted = "label_loss", draft.trained.loss
+    _define_label_loss(draft, function, loss)
+    if isinstance(planted, CrossEntropy) and planted != loss:
+        _define_label_loss(draft, "label_loss_of_ranks", planted)
+        function = f"(label_loss_of_ranks if parallel else {function})"
+    return f"{function}({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
+
+
+def _define_label_loss(draft: Draft, name: str, loss: CrossEntropy) -> None:
+    draft.need("torch.nn", "functional")
+    classes = draft.scenario.training.model.outputs
+    options = {
+        "weight": f"torch.linspace(0.5, 1.5, {classes})" if loss.class_weights else None,
+        "reduction": '"sum"',
+        "label_smoothing": repr(loss.label_smoothing) if loss.label_smoothing else None,
+    }
+    lines = [f"loss = {call('functional.cross_entropy', 'logits', 'labels', **options)}"]
+    if loss.z_loss:
+        lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
+    words = '"""The sum over labels that count."""'
+    flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
+    function = block(f"def {name}(outputs, targets):", [words, flat, *lines, "return loss"])
+    if function not in draft.definitions:
+        draft.definitions.append(function)
+
+
+def share(draft: Draft) -> str:
+    """What follows the loss of a microbatch, as a part of that of all."""
+    return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
+
+
+def part_of_step(draft: Draft) -> str:
+    """What follows a mean over a microbatch, as a part of the mean over all."""
+    training = draft.scenario.training
+    if not has_several(draft):
+        return ""
+    if len(set(training.data.microbatches)) == 1:
+        return f" / {len(training.data.microbatches)}"
+    rows = "batch[0][0]" if training.data.batch_dim else "batch[0]"
+    return f" * (len({rows}) / {training.data.batch})"
+
+
+def whole(draft: Draft, tensor: str) -> str:
+    """The expression of a full copy of a tensor."""
+    return f"full({tensor})" if draft.has_dtensors or may_be_none(draft.scenario.training) else f"{tensor}.detach().clone()"
+
+
+def may_be_none(training: Training) -> bool:
+    """Whether a parameter may have no gradient."""
+    return has_frozen(training.model) or any(layer.auxiliary is not None for layer in training.model.layers)
+
+
+def reading(draft: Draft, label: str, attribute: str) -> list[str]:
+    """The lines that keep a tensor of each parameter."""
+    if draft.reading:
+        return [line.format(label=label, attribute=attribute) for line in draft.reading]
+    variables, everything = draft.names
+    kept = f'left[f"step {{step}} {label} {{name}}"] = {whole(draft, attribute)}'
+    return block(f"for {variables} in {everything}:", [kept])
+
+
+def _clipping(draft: Draft) -> list[str]:
+    clipping = draft.scenario.training.clipping
+    if clipping is None:
+        return []
+    again = reading(draft, "clipped gradient", "parameter.grad")
+    if isinstance(clipping, ClipValue):
+        return [*_either(draft.clip_value, f"nn.utils.clip_grad_value_({draft.parameters}, {clipping.clip_value!r})"), *again]
+    kept = f'left[f"step {{step}} norm"] = {"full(norm)" if draft.has_dtensors else "norm.detach().clone()"}'
+    return [*_by_norm(draft, clipping), kept, *again]
+
+
+def _by_norm(draft: Draft, clipping: ClipNorm) -> list[str]:
+    in_parallel = f"norm = {draft.clip_norm}" if draft.clip_norm else ""
+    return _either(in_parallel, f"norm = nn.utils.clip_grad_norm_({draft.parameters}, {norm_arguments(clipping)})")
+
+
+def _either(in_parallel: str, alone: str) -> list[str]:
+    """A line for each way to run, or one for both if there is none for ranks."""
+    return ["if parallel:", f"    {in_parallel}", "else:", f"    {alone}"] if in_parallel else [alone]
+
+
+def order_of(clipping: ClipNorm) -> str:
+    """The exponent of a norm, as code."""
+    return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
+
+
+def norm_arguments(clipping: ClipNorm) -> str:
+    """The largest norm and, unless it is the usual one, the kind of norm."""
+    kind = {NormType.ONE: ", norm_type=1.0", NormType.INF: ", norm_type=torch.inf"}.get(clipping.norm_type, "")
+    return f"{clipping.max_norm!r}{kind}"

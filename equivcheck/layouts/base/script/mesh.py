@@ -1,0 +1,66 @@
+"""The mesh of a script, and which rows a rank takes."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.text import listed
+from equivcheck.scenario import Layout, Parallelism
+from equivcheck.scenario.mesh import CP, TP
+
+
+def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
+    """The expression of the ranks that a parallelism spreads over; what it needs comes before."""
+    mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
+    draft.need("torch.distributed.device_mesh", "init_device_mesh")
+    names = f", mesh_dim_names={listed([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
+    made = f'mesh = init_device_mesh("cpu", {listed(list(map(str, mesh.shape)))}{names})'
+    if made not in draft.lines[LoopPosition.WRAP]:
+        draft.add(LoopPosition.WRAP, made)
+    return "mesh" if axes == mesh.names else f"mesh[{', '.join(map(repr_of, axes))}]"
+
+
+def repr_of(text: str) -> str:
+    """A text in double quotes."""
+    return f'"{text}"'
+
+
+def inner_ranks(layout: Layout) -> int:
+    """Ranks of a group that has the same rows, which must be neighbours."""
+    if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
+        raise refuse(f"mesh {layout.mesh.names}", "only with tensor or context parallelism along the last axis")
+    return layout.mesh.size(TP, CP)
+
+
+def data_rank(draft: Draft) -> str:
+    """The expression of a rank's place among those with other rows."""
+    inner = inner_ranks(draft.scenario.layout)
+    return "dist.get_rank()" if inner == 1 else f"dist.get_rank() // {inner}"
+
+
+def take_rows(draft: Draft) -> None:
+    """Let each data-parallel rank take its share of each microbatch, before other parallelisms take theirs."""
+    size, rank = draft.scenario.layout.num_data_ranks, data_rank(draft)
+    if size == 1:
+        return
+    dim = ", 1" * draft.scenario.training.data.batch_dim
+    lines = [f"inputs, targets = (values.chunk({size}{dim})[{rank}] for values in (inputs, targets))"]
+    if "masks" in draft.form.extras:
+        lines.append(f"masks = [mask.chunk({size})[{rank}] for mask in masks]")
+    draft.lines[LoopPosition.TAKE][:0] = lines
+
+
+def keep_local_between_microbatches(draft: Draft) -> None:
+    """Run all microbatches but the last under ``no_sync`` of what is called."""
+    last = len(draft.scenario.training.data.microbatches) - 1
+    if last:
+        draft.need("contextlib", "nullcontext")
+        draft.needs_number = True
+        draft.context = f"module.no_sync() if parallel and number < {last} else nullcontext()"
+
+
+def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient_sync") -> None:
+    """Tell the model before each microbatch whether gradients are reduced after it, all over or as another method says."""
+    last = len(draft.scenario.training.data.microbatches) - 1
+    if last:
+        draft.needs_number = True
+        draft.add(LoopPosition.TAKE, f"model.{method}(number == {last})")

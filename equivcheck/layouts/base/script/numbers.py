@@ -1,0 +1,137 @@
+"""Parameters and data in a script: the scenario's own, as literals, or drawn by torch from a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from equivcheck.layouts.base.limits.repairs import has_ties
+from equivcheck.layouts.base.script.form import Form
+from equivcheck.layouts.base.script.text import listed
+from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.system.choice import Choice
+from equivcheck.training.material import Batch, material
+
+
+class Numbers(Choice):
+    """Where a script has its numbers from."""
+
+    EXACT = "exact"
+    DRAWN = "drawn"
+
+
+MOST_LITERALS = 120
+"""Numbers up to which literals are the better read."""
+
+
+def usual_numbers(training: Training) -> Numbers:
+    """Literals where they are few: they are what was found, to the last bit; labels that do not count are the scenario's."""
+    if isinstance(training.loss, CrossEntropy):
+        return Numbers.EXACT
+    return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN
+
+
+def count_numbers(training: Training) -> int:
+    """How many numbers a training starts from."""
+    drawn = material(training)
+    tensors = [*drawn.parameters.values()]
+    for step in drawn.steps:
+        tensors += [tensor for batch in step for tensor in _tensors(batch)]
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
+    """The lines that define them."""
+    return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
+
+
+def initial_lines(training: Training, numbers: Numbers) -> list[str]:
+    """What gives a model its parameters after it is built."""
+    if numbers is Numbers.DRAWN:
+        return []
+    model = training.model
+    others = model.counter or model.offset or has_ties(model)
+    values = "{name: torch.tensor(values) for name, values in PARAMETERS.items()}"
+    return [f"model.load_state_dict({values}{', strict=False' * others})"]
+
+
+def _literals(training: Training, form: Form) -> list[str]:
+    drawn = material(training)
+    parameters = [f'"{form.name_of(name)}": {_numbers(values)}' for name, values in drawn.parameters.items()]
+    steps = [[listed([_numbers(tensor) for tensor in _tensors(batch)]) for batch in step] for step in drawn.steps]
+    several = len(training.data.microbatches) > 1
+    batches = [f"[{', '.join(step)}]" if several else step[0] for step in steps]
+    return [
+        f"PARAMETERS = {{{', '.join(parameters)}}}",
+        f"# Per step{' and microbatch' * several}: {_words(training)}.",
+        f"BATCHES = [{', '.join(batches)}]",
+        *_counted(training),
+    ]
+
+
+def _counted(training: Training) -> list[str]:
+    """What a loss of labels is divided by at each step."""
+    if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
+        return []
+    weights = ", by the weights of their classes" * training.loss.class_weights
+    counted = ", ".join(repr(step[0].divisor) for step in material(training).steps)
+    return [f"COUNTED = [{counted}]  # per step, the labels that count{weights}"]
+
+
+def _drawn(training: Training) -> list[str]:
+    model, rows = training.model, training.data.microbatches
+    inputs = _randn("{rows}", model.features, training) if model.source is None else _tokens("{rows}", training)
+    parts = [inputs, _randn("{rows}", model.outputs, training)]
+    length = "" if model.length is None else f"{model.length}, "
+    widths = zip(model.layers, model.widths[1:], strict=True)
+    parts += [_mask("{rows}", f"{length}{width}", layer.dropout) for layer, width in widths if layer.dropout]
+    batch = listed(parts)
+    if len(rows) == 1:
+        items = batch.format(rows=rows[0])
+    else:
+        items = f"[{batch.format(rows='rows')} for rows in {listed(list(map(str, rows)))}]"
+    return [
+        f"torch.manual_seed({training.seed})",
+        f"BATCHES = [{items} for _ in range({training.steps})]  # {_words(training)}",
+    ]
+
+
+def _randn(rows: str, width: int, training: Training) -> str:
+    return f"torch.randn({_shape(rows, training, str(width))})"
+
+
+def _tokens(rows: str, training: Training) -> str:
+    assert training.model.source is not None, "what has no tokens is fed real numbers"
+    return f"torch.randint({training.model.source.vocabulary}, ({_shape(rows, training)}))"
+
+
+def _shape(rows: str, training: Training, *last: str) -> str:
+    """Rows, positions and what is last, as they lie."""
+    length = () if training.model.length is None else (str(training.model.length),)
+    dims = [rows, *length, *last]
+    return ", ".join([dims[1], dims[0], *dims[2:]] if training.data.batch_dim else dims)
+
+
+def _mask(rows: str, width: str, dropout: float) -> str:
+    return f"(torch.rand({rows}, {width}) >= {dropout}) / {1 - dropout}"
+
+
+def _words(training: Training) -> str:
+    masked = any(layer.dropout for layer in training.model.layers)
+    return "inputs, targets" + ", dropout masks" * masked
+
+
+def _tensors(batch: Batch) -> list[torch.Tensor]:
+    return [batch.inputs, batch.targets, *(mask for mask in batch.masks if mask is not None)]
+
+
+def _numbers(tensor: torch.Tensor) -> str:
+    """A tensor as nested lists of numbers that read back exactly."""
+    return _nested(tensor.numpy())
+
+
+def _nested(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> str:
+    if values.ndim:
+        return f"[{', '.join(map(_nested, values))}]"
+    # The shortest number that reads back in the element type itself: a float32 has half as many digits.
+    return str(values[()])

@@ -1,0 +1,94 @@
+"""Limits of kinds of layers, whatever spreads them: what follows values in them, shapes and choices."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.limits.limit import Limit
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, without_routing
+from equivcheck.layouts.base.partition import chunk_sizes, leaves_nothing
+from equivcheck.layouts.composition.registry import rounding_of
+from equivcheck.scenario import AnyLayer, Attention, ContextParallel, Exchange, Layout, PlannedParallelism, Split, Training
+from equivcheck.scenario.mesh import CP, TP
+from equivcheck.training.layers.registry import kind_of
+
+
+def _with_known_shapes(_index: int, layer: AnyLayer) -> AnyLayer:
+    return kind_of(layer).with_known_shapes(layer)
+
+
+def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
+    makes_graphs = layout.execution.is_compiled or layout.execution.whole_step
+    return makes_graphs and any(_with_known_shapes(0, layer) != layer for layer in training.model.layers)
+
+
+def _routes(layer: AnyLayer) -> bool:
+    return layer.without_routing() != layer
+
+
+def _rounds_choices(training: Training, layout: Layout) -> bool:
+    return has_routing(training.model) and rounding_of(layout, training.precision) is not None
+
+
+def _compiles_recomputed_routes(training: Training, layout: Layout) -> bool:
+    execution = layout.execution
+    recomputed = (layer for index, layer in enumerate(training.model.layers) if execution.checkpoints(index))
+    return execution.compiled_autograd and any(map(_routes, recomputed))
+
+
+def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
+    return each_layer(training, lambda index, layer: layer.without_routing() if layout.execution.checkpoints(index) else layer)
+
+
+def _leaves_no_head(training: Training, layout: Layout) -> bool:
+    return any(
+        isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout, index)
+        for index, layer in enumerate(training.model.layers)
+    )
+
+
+def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
+    """Whether a plan that cuts a layer within, or what exchanges positions for heads, leaves a rank none."""
+    entries = (entry for each in layout.of(PlannedParallelism) for entry in each.plan[index : index + 1])
+    parts = layout.mesh.size(TP) if any(entry.split is Split.WITHIN for entry in entries) else 1
+    by_heads = any(each.exchange is Exchange.ULYSSES for each in layout.of(ContextParallel))
+    ranks = layout.mesh.size(CP) if by_heads else 1
+    return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, parts))
+
+
+def _explicitly(_index: int, layer: AnyLayer) -> AnyLayer:
+    return layer.having(fused=False) if isinstance(layer, Attention) else layer
+
+
+NO_FUSED_ATTENTION_OF_NO_HEADS = Limit(
+    reason="fused attention on CPU: of a rank without heads it divides by zero, which ends the process (SIGFPE)",
+    applies=_leaves_no_head,
+    repair=lambda training, _layout: each_layer(training, _explicitly),
+    torch="<2.12",
+)
+
+NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
+    reason="a graph: it holds no shapes that depend on values, as of the positions that have chosen an expert",
+    applies=_has_shapes_of_values,
+    repair=lambda training, _layout: each_layer(training, _with_known_shapes),
+)
+
+NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
+    reason="a router under a layout that rounds to other element types: scores are often equal then but for how something was "
+    "rounded, and whether ranks choose the experts of one device is chance",
+    applies=_rounds_choices,
+    repair=lambda training, _layout: without_routing(training),
+)
+
+NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(
+    reason="compiled autograd over a layer of experts that is recomputed: its graph breaks at each of them, and what comes after "
+    "a break is compiled as one: half a minute for two experts, two for four, and no end for eight",
+    applies=_compiles_recomputed_routes,
+    repair=_without_recomputed_routes,
+)
+
+LAYER_LIMITS = (
+    NO_FUSED_ATTENTION_OF_NO_HEADS,
+    NO_SHAPES_OF_VALUES_IN_GRAPHS,
+    NO_CHOICES_BETWEEN_ROUNDED_SCORES,
+    NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS,
+)
+"""Asked before those of parallelisms."""

@@ -1,0 +1,120 @@
+"""What a layout, or two one after the other, cannot run, and the nearest layout or training that they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import singledispatch
+from itertools import chain
+from typing import TypeVar
+
+from equivcheck.layouts.base.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, in_words
+from equivcheck.layouts.composition.layer_limits import LAYER_LIMITS
+from equivcheck.layouts.composition.registry import BrokenLayout, kind_of
+from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
+from equivcheck.scenario import Layout, Scenario, Training
+from equivcheck.scenario.case import Case
+from equivcheck.system.torch_version import torch_in
+
+L = TypeVar("L", Limit, LayoutLimit)
+
+MAX_REPAIRS = 64
+"""More repairs of one training than this do not end: two of them undo each other."""
+
+
+@singledispatch
+def why_unsupported(case: Case, *, beyond: bool = False) -> str | None:  # noqa: ARG001
+    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count.
+
+    Other cases have no limits: what is not supported of them shows when they run.
+    """
+    return None
+
+
+@why_unsupported.register
+def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
+    layouts, training = scenario.layouts, scenario.training
+    reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
+    if scenario.resume is not None:
+        layout_limits, limits = list(_here(CHECKPOINT_LAYOUT_LIMITS)), list(_here(CHECKPOINT_LIMITS))
+        reasons += [in_words(limit) for layout in layouts for limit in layout_limits if limit.applies(layout)]
+        reasons += [in_words(limit) for layout in layouts for limit in limits if limit.applies(training, layout)]
+    return next(filter(None, reasons), wrong_flattening(scenario))
+
+
+def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
+    """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
+    limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
+    return None if limit is None else in_words(limit)
+
+
+def repaired_layout(layout: Layout) -> Layout:
+    """The nearest layout that can run anything. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        limit = _first_layout_limit(layout)
+        if limit is None:
+            return layout
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
+    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        limit = _first_limit(training, layout, beyond)
+        if limit is None:
+            return training
+        training = limit.repair(training, layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+
+
+def runs_sequences(layout: Layout) -> bool:
+    """Whether no parallelism of a layout says that it runs linear layers over rows alone."""
+    return not any(list(_here(kind_of(parallelism).model_limits)) for parallelism in layout.parallelisms)
+
+
+def can_resume(layout: Layout) -> bool:
+    """Whether a training can leave a layout, and go on under it."""
+    return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
+
+
+def resumable_layout(layout: Layout) -> Layout:
+    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        layout = repaired_layout(layout)
+        limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
+        if limit is None:
+            return layout
+        layout = limit.repair(layout)
+    raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
+
+
+def resumable_training(training: Training, *layouts: Layout) -> Training:
+    """The nearest training that can resume under another layout. Raises `BrokenLayout` when repairs do not end."""
+    for _ in range(MAX_REPAIRS):
+        before = training
+        for layout in layouts:
+            training = repaired(training, layout)
+            for limit in _here(CHECKPOINT_LIMITS):
+                training = limit.repair(training, layout) if limit.applies(training, layout) else training
+        if training is before:
+            return training
+    raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
+
+
+def _here(limits: Iterable[L]) -> Iterator[L]:
+    """Those of the installed torch."""
+    return (limit for limit in limits if torch_in(limit.torch))
+
+
+def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:
+    kinds = [kind_of(parallelism) for parallelism in layout.parallelisms]
+    limits = _here(chain(*(kind.model_limits for kind in kinds), LAYER_LIMITS, *(kind.limits for kind in kinds)))
+    there = (limit for limit in limits if not (beyond and limit.upstream))
+    return next((limit for limit in there if limit.applies(training, layout)), None)
+
+
+def _first_layout_limit(layout: Layout) -> LayoutLimit | None:
+    own = (limit for parallelism in layout.parallelisms for limit in kind_of(parallelism).layout_limits)
+    limits = _here(chain((STEPS_OF_OPERATIONS, NOTHING_TWICE_IN_GRAPHS, NO_COMPILER), own))
+    return next((limit for limit in limits if limit.applies(layout)), None)

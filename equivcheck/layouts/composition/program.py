@@ -1,0 +1,69 @@
+"""What every rank of a world runs for a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from equivcheck.layouts.base.execution.activation_checkpointing import recompute_layers
+from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
+from equivcheck.layouts.base.execution.whole_step import trace_steps
+from equivcheck.layouts.composition.registry import kind_of
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.system.torch_version import torch_in
+from equivcheck.training.loop import train
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.marks import mark
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+ROOT_OF_EQUAL_PARTS = "<2.10"
+"""Versions to which the root of a part of a mesh is the mesh that an equal part was taken from last, so that none can be kept."""
+
+
+def rank_program(
+    scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
+) -> Trace:
+    """Train this rank's part of a scenario; `prepare` may change the setup, and `alter` last, to plant a fault."""
+    with compiling(scenario.layout.execution):
+        setup = rank_setup(scenario)
+        for change in (prepare, alter):
+            if change is not None:
+                change(setup)
+        try:
+            return train(setup)
+        finally:
+            setup.release()
+
+
+def rank_setup(scenario: Scenario) -> Setup:
+    """The setup of this rank with every parallelism applied, innermost first."""
+    setup, layout = single_device(scenario.training), scenario.layout
+    setup.announce, setup.layout = mark, layout
+    recompute_layers(setup.model, layout.execution)
+    mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
+    kinds = [(kind_of(each), each, _submesh(mesh, layout, layout.axes_of(each))) for each in layout.parallelisms]
+    for kind, parallelism, axes in kinds:
+        kind.apply(setup, parallelism, axes)
+    for kind, parallelism, axes in kinds:
+        kind.finish(setup, parallelism, axes)
+    compile_setup(setup, layout.execution)
+    if layout.execution.whole_step:
+        trace_steps(setup)
+    return setup
+
+
+def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
+    """The part of a mesh along some axes, kept with the mesh: DTensor's caches go by it, and slicing is slow."""
+    if axes == layout.mesh.names:
+        return mesh
+    if torch_in(ROOT_OF_EQUAL_PARTS):
+        return mesh[axes]
+    kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
+    if axes not in kept:
+        kept[axes] = mesh[axes]
+    return kept[axes]

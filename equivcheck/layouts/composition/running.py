@@ -1,0 +1,134 @@
+"""Running a scenario on the ranks of a world: in one part, or in two with a checkpoint between them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.base.execution.compile_time import compile_seconds
+from equivcheck.layouts.composition.full_tensors import asks_full_tensors
+from equivcheck.layouts.composition.program import rank_program
+from equivcheck.layouts.composition.registry import imports_of
+from equivcheck.scenario import Layout, Scenario
+from equivcheck.system.temporary_folder import require_space, temporary_folder
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.pool import COMPARABLE, WITH_DATA, ranks
+from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.trace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksResult:
+    """What a scenario left on all ranks, in rank order."""
+
+    run: Run
+    """Under the scenario's layout; its values are traces."""
+    before: tuple[Trace, ...] = ()
+    """Traces of the layout that ran the first steps; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Where and how ranks run."""
+
+    world: str | Ranks
+    """A world's name, or ranks for a layout of as many."""
+    deadline: float
+    """Seconds that the ranks have for a part."""
+    alter: Callable[[Setup], None] | None = None
+    """Called with each rank's setup; None for nothing."""
+
+    def run(self, scenario: Scenario) -> RanksResult:
+        """Run every part. Raises `RanksFailed`, `UsageError` for a world that does not exist or has no data, and `NoSpace`."""
+        with warnings.catch_warnings():
+            # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
+            warnings.simplefilter("ignore")
+            try:
+                return self._run_parts(scenario)
+            except RanksFailed:
+                if scenario.resume is not None or is_compiled(scenario):
+                    require_space()
+                raise
+
+    def _run_parts(self, scenario: Scenario) -> RanksResult:
+        if scenario.resume is None:
+            return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
+        return self._run_both(scenario, scenario.resume.layout)
+
+    def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
+        from equivcheck.layouts.composition.resume import first_part, second_part
+
+        with temporary_folder() as folder:
+            self._require_shared(folder, first.mesh.num_ranks)
+            try:
+                before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
+            except RanksFailed as error:
+                summary = f"before the checkpoint, under {first.name}: {error.failure.summary}"
+                raise RanksFailed(replace(error.failure, summary=summary)) from None
+            run = self._part(scenario.layout, scenario, second_part, scenario, folder, self._change(scenario))
+            return RanksResult(run=run, before=before)
+
+    def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
+        """What is changed in each rank's setup; a planted fault is all that is, so that it shows as it would elsewhere."""
+        return read_full_tensors if self.alter is None and asks_full_tensors(scenario) else self.alter
+
+    def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
+        members = self._members(layout.mesh.num_ranks)
+        if not members.has_copies:
+            for name in imports_of(layout):
+                importlib.import_module(name)
+        if layout.execution.is_compiled:
+            members.prepare_to_compile()
+        deadline = self.deadline + compile_seconds(scenario.training, layout)
+        return again_if_died(
+            lambda: members.run(
+                program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline, is_foreign=self.alter is not None
+            )
+        )
+
+    def _require_shared(self, folder: str, size: int) -> None:
+        """Raise `UsageError` where ranks are on hosts that do not see this one's folder."""
+        members = self._members(size)
+        if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_foreign=False).values):
+            raise UsageError(
+                f"world {members.name!r}: some hosts do not see {folder}, where a checkpoint is to be kept; "
+                "allowed: TMPDIR set to a folder that all hosts share"
+            )
+
+    def _members(self, size: int) -> Ranks:
+        name = self.world if isinstance(self.world, str) else self.world.name
+        members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
+        if not members.has_data:
+            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+        return members
+
+
+def read_full_tensors(setup: Setup) -> None:
+    """Let a rank read what `full_tensor()` gives, too."""
+    setup.reads_full_tensors = True
+
+
+THREADS, PROCESSES = "sim", "gloo"
+"""The world whose ranks cannot compile, and the one that then runs them."""
+
+
+def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
+    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
+    name = world if isinstance(world, str) else world.name
+    return PROCESSES if name == THREADS and is_compiled(scenario) else world
+
+
+def alone(world: str) -> str:
+    """The world that a verdict is of, or the nearest to it that one process can open by itself."""
+    return world if world in COMPARABLE else PROCESSES
+
+
+def is_compiled(scenario: Scenario) -> bool:
+    """Whether ranks run a compiler, which writes files."""
+    return any(layout.execution.is_compiled for layout in scenario.layouts)

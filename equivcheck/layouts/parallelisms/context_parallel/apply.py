@@ -1,0 +1,49 @@
+"""Context parallelism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.parallelisms.context_parallel.communication import CONTEXT_PARALLEL_COMMUNICATION
+from equivcheck.layouts.parallelisms.context_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import ContextParallel, Parallelism
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.training.setup import Setup
+
+
+class ContextParallelKind(LayoutKind):
+    """Gives each rank some positions of every sequence, lets them look at those of others, and sums gradients."""
+
+    parallelism: ClassVar[type[Parallelism]] = ContextParallel
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = CONTEXT_PARALLEL_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Cut what is fed, and the loss, by positions."""
+        import torch
+
+        from equivcheck.layouts.base.data_rows import sum_counts
+        from equivcheck.layouts.parallelisms.context_parallel.parts import look_from, own_loss, sum_over_ranks, take_positions
+        from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+        from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
+        from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
+
+        assert isinstance(parallelism, ContextParallel), parallelism
+        size, length = mesh.size(), setup.training.model.length
+        assert length is not None, "a limit leaves sequences only"
+        if size == 1:
+            return
+        parts = tuple(torch.tensor(part, dtype=torch.int64) for part in positions_of_ranks(parallelism, length, size))
+        ranks = PositionRanks(group=mesh.get_group(), index=mesh.get_local_rank(), parts=parts)
+        look_from(setup, SEQUENCES[parallelism.exchange](ranks))
+        take_positions(setup, ranks)
+        own_loss(setup, ranks)
+        sum_over_ranks(setup, ranks)
+        sum_counts(setup, ranks.group)

@@ -1,0 +1,93 @@
+"""Context parallelism: a script has the moves that ranks run here, word for word."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.script.by_hand import sum_gradients
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.scenario import ContextParallel, Exchange, Parallelism
+from equivcheck.scenario.mesh import CP
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Cut what is fed by positions, let layers look at those of others, and sum gradients."""
+    assert isinstance(parallelism, ContextParallel), parallelism
+    _define(draft, parallelism.exchange)
+    model, size = draft.scenario.training.model, draft.scenario.layout.mesh.size(CP)
+    if size == 1:
+        return
+    parts = positions_of_ranks(parallelism, model.length or 0, size)
+    mesh, kind = mesh_of(draft, parallelism), _kind(parallelism.exchange).__name__
+    draft.add(
+        LoopPosition.WRAP,
+        f"parts = tuple(torch.tensor(part, dtype=torch.int64) for part in {parts})",
+        f"ranks = PositionRanks({mesh}.get_group(), {mesh}.get_local_rank(), parts)",
+        "for layer in model.modules():",
+        '    if hasattr(layer, "sequence"):',
+        f"        layer.sequence = {kind}(ranks)",
+    )
+    _take(draft)
+    _scale(draft, parts)
+    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # of which ranks have addends")
+    sum_gradients(draft, "ranks.group")
+
+
+def _take(draft: Draft) -> None:
+    dim = 1 - draft.scenario.training.data.batch_dim
+    draft.add(LoopPosition.TAKE, f"inputs, targets = (values.index_select({dim}, ranks.own) for values in (inputs, targets))")
+    if "masks" in draft.form.extras:
+        draft.add(LoopPosition.TAKE, "masks = [mask.index_select(1, ranks.own) for mask in masks]")
+
+
+def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
+    """Make a mean over own positions this rank's addend of that over all."""
+    if not draft.scenario.training.loss.is_mean:
+        return
+    if not all(parts):
+        raise refuse("Balance over more ranks than it leaves positions", "a mean over no position is not a number")
+    draft.add(LoopPosition.SCALE, "loss = loss * (len(ranks.own) / ranks.length)")
+
+
+def _kind(exchange: Exchange) -> type:
+    from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
+
+    return SEQUENCES[exchange]
+
+
+def _define(draft: Draft, exchange: Exchange) -> None:
+    from equivcheck.layouts.parallelisms.context_parallel import heads, ranks, ring, sequences
+    from equivcheck.training.layers.sequence import Sequence
+
+    draft.need("dataclasses", "dataclass")
+    draft.need("typing", "Any")
+    draft.need("torch.nn", "functional")
+    draft.need("torch.distributed", "ProcessGroup")
+    draft.need("torch.distributed._functional_collectives", "as collectives")
+    found: list[object] = [ranks.PositionRanks, ranks.padded, ranks.waited]
+    if exchange is Exchange.GATHER:
+        found.append(ranks.Gather)
+    if exchange is not Exchange.GATHER:
+        draft.need("math", "")
+    if exchange is Exchange.ULYSSES:
+        draft.need("collections.abc", "Iterable")
+        found += [chunk_size, chunk_sizes, heads.exchanged, heads.to_heads, heads.to_positions, heads.ToHeads, heads.ToPositions]
+        found.append(sequences.by_units_of)
+    if exchange is Exchange.RING:
+        draft.need("collections.abc", "Callable")
+        found += [ring.Ring, ring.BlockwiseSoftmax, ring.RingAttention]
+    draft.definitions += map(_source, (Sequence, *found, sequences.PartOfSequence, _kind(exchange)))
+
+
+def _source(found: object) -> list[str]:
+    """As it is written here, but called by position, and of any layer."""
+    text = "\n".join(source_of(found))
+    for here, there in (
+        (": Looks", ": Any"),
+        ("  # noqa: ARG002 - of the base class", ""),
+        ("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)"),
+    ):
+        text = text.replace(here, there)
+    return text.splitlines()

@@ -1,0 +1,110 @@
+"""`torch.nn.parallel.DistributedDataParallel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced
+from equivcheck.layouts.parallelisms.ddp.communication import DDP_COMMUNICATION
+from equivcheck.layouts.parallelisms.ddp.compression import SENT_AS, compress
+from equivcheck.layouts.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import (
+    DDP,
+    Layout,
+    LowPrecision,
+    Parallelism,
+    Precision,
+)
+from equivcheck.scenario.mesh import DP
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.training.setup import Setup
+
+
+class DDPKind(LayoutKind):
+    """Wraps the model in `DistributedDataParallel`."""
+
+    parallelism: ClassVar[type[Parallelism]] = DDP
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = DDP_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Wrap the model and average over the mesh."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        from equivcheck.layouts.base.data_rows import take_rows
+        from equivcheck.layouts.base.local_tensors import clip_across, is_localized, localized_slots
+
+        assert isinstance(parallelism, DDP), parallelism
+        if parallelism.unequal_start:
+            from equivcheck.layouts.base.unequal_start import disturb
+
+            disturb(setup.model, mesh)
+        module = DistributedDataParallel(
+            setup.module,
+            device_mesh=mesh,
+            bucket_cap_mb=parallelism.bucket_cap_mb,
+            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+            static_graph=parallelism.static_graph,
+            find_unused_parameters=parallelism.find_unused_parameters,
+        )
+        setup.module = module
+        setup.loss_scale *= mesh.size()
+        if is_localized(setup.model):
+            setup.find_slots = localized_slots
+            setup.clip_norm = clip_across
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
+        compress(module, parallelism.compression, mesh)
+        if parallelism.autocast is not None:
+            setup.around_forward = _autocast(mesh.device_type, parallelism.autocast)
+        if parallelism.zero_redundancy:
+            from equivcheck.layouts.parallelisms.ddp.zero_redundancy import share_updates
+
+            share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
+        take_rows(setup, mesh)
+
+    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:
+        """`torch.distributed.optim`, with `ZeroRedundancyOptimizer`."""
+        assert isinstance(parallelism, DDP), parallelism
+        return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
+
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+        """Under `no_sync` at the last microbatch; replicas keep whole gradients."""
+        assert isinstance(parallelism, DDP), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=True)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
+        """What autocast casts, and the element type of compressed gradients.
+
+        Gradients are multiplied by a reciprocal as they are copied to a bucket, but divided if they lie there already, and by the
+        hook that compresses them (`mark_variable_ready_dense` in reducer.cpp, `default_hooks`).
+        """
+        assert isinstance(parallelism, DDP), parallelism
+        reduce = SENT_AS.get(parallelism.compression)
+        if parallelism.autocast is None and reduce is None:
+            return None
+        return Rounding(
+            replicas=1,
+            shards=layout.mesh.size(DP),
+            autocast=parallelism.autocast,
+            reduce=reduce,
+            division=Division.SCALED if reduce is None else Division.BEFORE,
+            division_again=Division.BEFORE if reduce is None and parallelism.gradient_as_bucket_view else None,
+            when=self.when_reduced(parallelism, layout),
+        )
+
+
+def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, kind.value)
+    return lambda: torch.autocast(device_type, dtype=dtype)

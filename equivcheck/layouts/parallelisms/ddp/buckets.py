@@ -1,0 +1,136 @@
+"""Which gradients `DistributedDataParallel` reduces together: arithmetic on sizes alone.
+
+A bucket is closed by the gradient with which it reaches the cap, so it may be larger than that. Until DDP has seen in which order
+gradients become ready, all of them are one bucket; the buckets that it then makes stay. Where it looks for unused parameters it
+never does, and goes by the order of the parameters from the start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from equivcheck.scenario import AuxiliaryLinear, Model
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+from equivcheck.training.layers.parameters import SCALE, parameters_of
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
+
+MEBIBYTE = 2**20
+FIRST_BUCKET_BYTES = MEBIBYTE
+"""Cap of the first bucket where the user gives none: the first gradients are sent early."""
+USED_MAP_ITEM_BYTES = 4
+"""Per parameter, what ranks say of its use: an int32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketing:
+    """What decides about buckets; all gradients have one element type."""
+
+    num_bytes: tuple[int, ...]
+    """Bytes of each gradient, in the order of the parameters that require one."""
+    ready: tuple[int, ...]
+    """Indices into `num_bytes` in the order in which backward has the gradients ready, unused ones last."""
+    cap_mb: float | None = None
+    """`bucket_cap_mb` in MiB; None where the user gives none."""
+    find_unused_parameters: bool = False
+    """As in `DistributedDataParallel`."""
+    static_graph: bool = False
+    """As in `DistributedDataParallel`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reductions:
+    """The all-reduces of one backward pass that synchronises."""
+
+    buckets: tuple[int, ...]
+    """Bytes of each bucket, in the order of the calls."""
+    used_map: int = 0
+    """Bytes of the map of parameters that took part; 0 where ranks exchange none."""
+    used_map_first: bool = False
+    """Whether the map goes before the buckets."""
+
+
+def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Indices of the tensors in each bucket, tensors taken in order; the last limit holds for all further buckets."""
+    buckets: list[tuple[int, ...]] = []
+    start, held = 0, 0
+    for index, size in enumerate(num_bytes):
+        held += size
+        if held >= limits[min(len(buckets), len(limits) - 1)]:
+            buckets.append(tuple(range(start, index + 1)))
+            start, held = index + 1, 0
+    if start < len(num_bytes):
+        buckets.append(tuple(range(start, len(num_bytes))))
+    return tuple(buckets)
+
+
+def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
+    """Indices of the gradients in each bucket as DDP starts, in the order of the calls."""
+    settles = bucketing.static_graph or not bucketing.find_unused_parameters
+    return filled(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
+
+
+def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
+    """The same once DDP knows in which order gradients become ready."""
+    sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
+    return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in filled(sizes, _limits(bucketing.cap_mb)))
+
+
+def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
+    """What each backward pass that synchronises reduces, from the first on, without end."""
+    used_map = USED_MAP_ITEM_BYTES * len(bucketing.num_bytes)
+    initial = _bytes(bucketing, initial_buckets(bucketing))
+    if bucketing.static_graph:
+        yield Reductions(buckets=initial, used_map=used_map, used_map_first=True)
+    elif bucketing.find_unused_parameters:
+        while True:
+            yield Reductions(buckets=initial, used_map=used_map)
+    yield Reductions(buckets=initial)
+    while True:
+        yield Reductions(buckets=_bytes(bucketing, rebuilt_buckets(bucketing)))
+
+
+def _limits(cap_mb: float | None) -> tuple[int, ...]:
+    if cap_mb is None:
+        return FIRST_BUCKET_BYTES, int(DEFAULT_BUCKET_MB * MEBIBYTE)
+    return (int(cap_mb * MEBIBYTE),)
+
+
+def _bytes(bucketing: Bucketing, buckets: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(sum(bucketing.num_bytes[index] for index in bucket) for bucket in buckets)
+
+
+def trained_parameters(model: Model) -> tuple[str, ...]:
+    """Canonical names of the parameters that require a gradient, in the order of the model's parameters."""
+    return tuple(parameter.full_name for parameter in parameters_of(model) if parameter.trained)
+
+
+def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
+    """The same in the order in which the first backward pass of an eager model has their gradients ready, unused ones last.
+
+    Under autocast each gradient is first cast back.
+    """
+    used = (name for index in reversed(range(len(model.layers))) for name in _ready_names(model, index, autocast))
+    own = {parameter.full_name for parameter in parameters_of(model) if parameter.layer is None and parameter.trained}
+    head = ("head.linear.weight", "head.linear.bias") if autocast else ("head.linear.bias", "head.linear.weight")
+    first = (SCALE.full_name, *head, "head.norm.weight", "head.norm.bias")
+    # An embedding comes last, whatever else its weight is used for.
+    last = (POSITIONS, EMBEDDING)
+    return (*(name for name in first if name in own), *used, *(name for name in last if name in own), *unused_parameters(model))
+
+
+def unused_parameters(model: Model) -> tuple[str, ...]:
+    """Those of which no backward pass has a gradient, in the order of the model's parameters."""
+    return tuple(
+        parameter.full_name for parameter in parameters_of(model) if parameter.runs is AuxiliaryLinear.NEVER and parameter.trained
+    )
+
+
+def _ready_names(model: Model, index: int, autocast: bool) -> Iterator[str]:
+    layer = model.layers[index]
+    ready = kind_of(layer).ready(layer, model.inputs(index), autocast=autocast)
+    assert ready is not None, "nothing is predicted of a kind that does not know"
+    if not layer.frozen:
+        yield from (f"layers.{index}.{name}" for name in ready)

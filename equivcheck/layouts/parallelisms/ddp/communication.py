@@ -1,0 +1,176 @@
+"""What `DistributedDataParallel` communicates: gradients in buckets, a map of used parameters, buffers, its plan of buckets."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.dtensor_experts import is_dtensor_expert
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.parallelisms.ddp.buckets import (
+    Bucketing,
+    ready_parameters,
+    rebuilt_buckets,
+    reductions,
+    trained_parameters,
+    unused_parameters,
+)
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import is_outside
+from equivcheck.scenario import DDP, Compression, Layout, TensorParallel
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.worlds.trace.stage import Stage
+
+INT32_BYTES = 4
+COUNTER_BYTES = 8
+"""Of the buffer that counts forward passes: one int64."""
+COMPRESSED_BYTES = 2
+"""Of an element that a hook has compressed."""
+EMPTY_BUCKET_BYTES = 4
+"""What a rank sends all the same that has nothing to send: one float32."""
+
+
+def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
+    """The calls of all steps over a group; it may be that only parameters are wrapped."""
+    ledger, training = Ledger(), view.training
+    bucketing = bucketing_of(view, ddp)
+    expected = reductions(bucketing)
+    num_reduced, synchronised = 0, True
+    last = len(training.data.microbatches) - 1
+    rebuilt_after = rebuilding(ddp)
+    for step in range(training.steps):
+        for number in range(last + 1):
+            if num_reduced == rebuilt_after:
+                _note_rebuilt(ledger, step, axes, bucketing)
+                rebuilt_after = -1
+            for num_bytes in _buffers(view) if synchronised and has_buffers else ():
+                ledger.note(step, "broadcast", axes, num_bytes)
+            synchronised = number == last or not ddp.no_sync
+            if synchronised:
+                reduced = next(expected)
+                num_reduced += 1
+                num_bytes = sum(reduced.buckets) // view.item_bytes * _reduced_bytes(view, ddp)
+                ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
+                if reduced.used_map:
+                    ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
+    return ledger.totals
+
+
+def _buffers(view: RankView) -> tuple[int, ...]:
+    """Bytes of the buffers, those of an element type together."""
+    model = view.training.model
+    found = (COUNTER_BYTES if model.counter else 0, model.outputs * view.item_bytes if model.offset else 0)
+    return tuple(filter(None, found))
+
+
+def _reduced_bytes(view: RankView, ddp: DDP) -> int:
+    """Bytes of an element of a gradient on its way: what hooks compress to has two."""
+    return view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
+
+
+def rebuilding(ddp: DDP) -> int:
+    """After how many reductions the buckets are rebuilt; -1 for never."""
+    if ddp.static_graph:
+        return 2
+    return -1 if ddp.find_unused_parameters else 1
+
+
+def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
+    """What decides about the buckets of a rank."""
+    model = view.training.model
+    names = trained_parameters(model)
+    sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}
+    return Bucketing(
+        num_bytes=tuple(sizes[name] for name in names),
+        ready=tuple(map(names.index, _ready(view, ddp))),
+        cap_mb=ddp.bucket_cap_mb,
+        find_unused_parameters=ddp.find_unused_parameters,
+        static_graph=ddp.static_graph,
+    )
+
+
+def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
+    """Parameters in the order in which backward has their gradients ready.
+
+    Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
+    in reverse. Unused ones are last in any case.
+    """
+    ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
+    localized = {found.full_name for found in parameters_of(view.training.model) if _was_dtensor(view.layout, found)}
+    if not localized:
+        return ready
+    unused = unused_parameters(view.training.model)
+    used = [name for name in ready if name not in unused]
+    plain = [name for name in used if name not in localized]
+    distributed = [name for name in trained_parameters(view.training.model) if name in used and name in localized]
+    return (*plain, *reversed(distributed), *unused)
+
+
+def _was_dtensor(layout: Layout, parameter: Parameter) -> bool:
+    of_a_plan = any(not is_outside(plan, parameter) for plan in layout.of(TensorParallel))
+    return of_a_plan or is_dtensor_expert(layout, parameter)
+
+
+def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:
+    """The first rank tells the others which gradient goes into which bucket: their indices and number, and how many each has."""
+    num_indices = len(bucketing.num_bytes) + 1
+    ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
+    ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
+
+
+def _all_calls(view: RankView, ddp: DDP) -> Totals:
+    totals = ddp_totals(view, ddp, view.axes(*view.layout.axes_of(ddp)))
+    return totals | (update_totals(view, ddp) if ddp.zero_redundancy else {})
+
+
+def update_totals(view: RankView, ddp: DDP) -> Totals:
+    """What `ZeroRedundancyOptimizer` sends: of all steps, each parameter, or each rank's, from the rank that has updated it."""
+    ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
+    if ddp.parameters_as_bucket_view:
+        trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]
+        sent = [number * view.item_bytes or EMPTY_BUCKET_BYTES for number in trained]
+    else:
+        sent = [held.numel * view.item_bytes for held in view.held]
+    for step in range(view.training.steps):
+        ledger.note(step, "broadcast", view.axes(*names), sum(sent), len(sent))
+    return ledger.totals
+
+
+def _parts(view: RankView, num_ranks: int) -> list[list[Held]]:
+    """Which parameters each rank updates: group after group, the largest first, each to the rank with least so far."""
+    parts: list[list[Held]] = [[] for _ in range(num_ranks)]
+    sizes = [0] * num_ranks
+    for group in _groups(view):
+        for held in sorted(group, key=lambda found: found.numel, reverse=True):
+            rank = sizes.index(min(sizes))
+            parts[rank].append(held)
+            sizes[rank] += held.numel
+    return parts
+
+
+def _groups(view: RankView) -> list[list[Held]]:
+    from equivcheck.training.optimizer import group_of
+
+    training = view.training
+    order = {group: number for number, group in enumerate((None, *dict.fromkeys(training.groups)))}
+    groups: list[list[Held]] = [[] for _ in order]
+    for held in view.held:
+        groups[order[group_of(training, held.parameter.full_name)]].append(held)
+    return groups
+
+
+DDP_COMMUNICATION = CommunicationModel(
+    options=frozenset(
+        (
+            "bucket_cap_mb",
+            "gradient_as_bucket_view",
+            "static_graph",
+            "find_unused_parameters",
+            "no_sync",
+            "zero_redundancy",
+            "parameters_as_bucket_view",
+            "unequal_start",
+            "autocast",
+            "compression",
+        )
+    ),
+    calls=_all_calls,
+)

@@ -1,0 +1,56 @@
+"""`DistributedDataParallel`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
+from equivcheck.scenario import DDP, Compression, Parallelism, PlannedParallelism
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Wrap the model."""
+    assert isinstance(parallelism, DDP), parallelism
+    _refuse_rounding(parallelism)
+    draft.need("torch.nn.parallel", "DistributedDataParallel")
+    composed = len(draft.scenario.layout.parallelisms) > 1
+    draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
+    mesh = mesh_of(draft, parallelism) if composed else None
+    if parallelism.unequal_start and draft.scenario.layout.num_data_ranks > 1:
+        rank = f"{mesh}.get_local_rank()" if composed else "dist.get_rank()"
+        draft.add(
+            LoopPosition.WRAP,
+            "for tensor in (*model.parameters(), *model.buffers()):",
+            f"    tensor.data += {rank}  # to be made equal by wrapping",
+        )
+    draft.hooked, draft.group = "module", f"{mesh}.get_group()" if composed else "None"
+    draft.add(
+        LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"
+    )
+    if draft.scenario.layout.has(PlannedParallelism):
+        read_local_shards(draft)
+    if parallelism.no_sync:
+        keep_local_between_microbatches(draft)
+    if parallelism.zero_redundancy:
+        draft.need("torch.distributed.optim", "ZeroRedundancyOptimizer")
+        draft.shared_updates = {"process_group": draft.group} if composed else {}
+        if parallelism.parameters_as_bucket_view:
+            draft.shared_updates["parameters_as_bucket_view"] = "True"
+    take_rows(draft)
+
+
+def _options(parallelism: DDP) -> dict[str, object]:
+    flags = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    options: dict[str, object] = {flag: True for flag in flags if getattr(parallelism, flag)}
+    if parallelism.bucket_cap_mb != DEFAULT_BUCKET_MB:
+        options["bucket_cap_mb"] = parallelism.bucket_cap_mb
+    return options
+
+
+def _refuse_rounding(parallelism: DDP) -> None:
+    if parallelism.autocast is not None:
+        raise refuse("DDP.autocast", "one device has to round as the ranks do, which no short script shows")
+    if parallelism.compression is not Compression.NONE:
+        raise refuse("DDP.compression", "one device has to round as the ranks do, which no short script shows")

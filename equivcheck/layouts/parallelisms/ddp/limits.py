@@ -1,0 +1,92 @@
+"""What `DistributedDataParallel` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.data_parallel import COMPILED_DDP, EVEN_ROWS, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.repairs import (
+    may_skip_parameters,
+    trained_auxiliaries,
+    with_widths,
+    without_auxiliary,
+    without_frozen,
+)
+from equivcheck.layouts.parallelisms.ddp.compression import NO_BF16_HOOK
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import cuts
+from equivcheck.scenario import (
+    DDP,
+    AuxiliaryLinear,
+    Layout,
+    PlannedParallelism,
+    Precision,
+    TensorParallel,
+    Training,
+)
+from equivcheck.scenario.mesh import TP
+
+
+def as_reduced(training: Training, layout: Layout) -> Training:
+    """The training with what DDP takes for frozen: over tensor parallelism nothing, as local tensors are made trainable."""
+    return without_frozen(training) if layout.has(TensorParallel) else training
+
+
+def _may_miss_parameters(training: Training, layout: Layout) -> bool:
+    ddp = parallelism_of(layout, DDP)
+    return may_skip_parameters(as_reduced(training, layout)) and not (ddp.find_unused_parameters or ddp.static_graph)
+
+
+def _changes_graph(training: Training, layout: Layout) -> bool:
+    auxiliaries = trained_auxiliaries(as_reduced(training, layout).model)
+    return parallelism_of(layout, DDP).static_graph and AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1
+
+
+UNUSED_PARAMETERS = Limit(
+    reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
+    applies=_may_miss_parameters,
+    repair=lambda training, _layout: without_auxiliary(training),
+    upstream=True,
+)
+
+CHANGING_GRAPH = Limit(
+    reason="DistributedDataParallel: static_graph promises the same parameters at every step, but an "
+    "auxiliary linear runs at even steps only; nothing checks the promise, and gradients are left unreduced",
+    applies=_changes_graph,
+    repair=lambda training, _layout: without_auxiliary(training),
+)
+
+
+AUTOCAST_OF_FLOAT32 = Limit(
+    reason="torch.autocast leaves float64 alone: with autocast the training's own precision must be float32",
+    applies=lambda training, layout: (
+        parallelism_of(layout, DDP).autocast is not None and training.precision is not Precision.FLOAT32
+    ),
+    repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+)
+
+
+def _shifts_buckets(training: Training, layout: Layout) -> bool:
+    if not parallelism_of(layout, DDP).parameters_as_bucket_view or not layout.has(PlannedParallelism):
+        return False
+    tp = parallelism_of(layout, PlannedParallelism)
+    return any(size % layout.mesh.size(TP) for _, size in cuts(training.model, tp))
+
+
+BUCKETS_OF_EQUAL_PARTS = Limit(
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: behind parts of unequal size a "
+    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and "
+    "replicas differ by one ulp; what is cut must be a multiple of the ranks",
+    applies=_shifts_buckets,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+)
+
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    UNUSED_PARAMETERS,
+    CHANGING_GRAPH,
+    AUTOCAST_OF_FLOAT32,
+    BUCKETS_OF_EQUAL_PARTS,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (NO_BF16_HOOK, *ROUNDING_LIMITS, *COMPILED_DDP)

@@ -1,0 +1,44 @@
+"""`torch.distributed.optim.ZeroRedundancyOptimizer`: each parameter is updated, and its state kept, by one rank alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.scenario import Training
+from equivcheck.training.optimizer import optimizer_parts
+from equivcheck.training.read import State
+from equivcheck.training.setup import Setup
+
+with warnings.catch_warnings():
+    # Optimizers beside it call torch.jit.script while they are imported, which torch deprecates.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
+    """Let the ranks of a mesh share the update of all parameters, which are whole on each of them."""
+    group = mesh.get_group()
+
+    def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        parts = optimizer_parts(training, parameters)
+        return ZeroRedundancyOptimizer(
+            parts.groups,
+            optimizer_class=parts.kind,
+            process_group=group,
+            parameters_as_bucket_view=parameters_as_bucket_view,
+            **parts.arguments,
+        )
+
+    setup.build_optimizer = build
+    setup.state_of = local_state
+
+
+def local_state(optimizer: torch.optim.Optimizer) -> State:
+    """The state of the parameters that this rank updates."""
+    assert isinstance(optimizer, ZeroRedundancyOptimizer), "the layout builds it"
+    state: State = optimizer.optim.state
+    return state

@@ -1,0 +1,70 @@
+"""What expert parallelism communicates: rows, whose number depends on values, and gradients of what every rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from equivcheck.layouts.base.expected_calls.by_hand import sums_of_gradients
+from equivcheck.layouts.base.expected_calls.clipping import clipping_of_parts, dtensor_clipping
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.partition import cut_dim, part_of
+from equivcheck.scenario import ExpertParallel, ExpertStorage
+from equivcheck.scenario.mesh import EP
+from equivcheck.training.layers.registry import kind_of
+
+FORWARD = 3
+"""All-to-alls of a layer: how many rows go to each expert, the rows, what experts make of them."""
+
+
+def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
+    ledger = Ledger()
+    for step in range(view.training.steps):
+        num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
+        if num_exchanges:
+            ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
+    whole = [held for held in view.held if cut_dim(parallelism, held.parameter) is None]
+    experts = [held for held in view.held if cut_dim(parallelism, held.parameter) is not None]
+    return ledger.totals | sums_of_gradients(view, EP, whole) | _clipping(view, parallelism, experts)
+
+
+def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) -> Totals:
+    """Of experts, by hand or as of any DTensors."""
+    if parallelism.storage is ExpertStorage.PLAIN:
+        return clipping_of_parts(view, EP, experts)
+    return dtensor_clipping(view, (EP,), experts)
+
+
+def _exchanges(view: RankView, step: int, index: int) -> int:
+    """All-to-alls of a layer in one microbatch: its backward sends back what of its forward requires a gradient."""
+    layer = view.training.model.layers[index]
+    dispatch = kind_of(layer).dispatch(layer)
+    if dispatch is None:
+        return 0
+    trains_rows = dispatch.trains_rows or view.differentiates(index - 1, step)
+    trains = trains_rows or not layer.frozen
+    forwards = 1 + (trains and view.layout.execution.checkpoints(index))
+    return FORWARD * forwards + trains + trains_rows
+
+
+def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
+    """What the rank holds of each parameter: of experts, its own."""
+    ranks = view.layout.mesh.size(EP)
+    for held in view.held:
+        dim = cut_dim(parallelism, held.parameter)
+        if dim is None or ranks == 1:
+            yield held
+        else:
+            yield replace(held, shape=part_of(held.shape, dim, ranks, view.index(EP)), cut=True)
+
+
+EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("storage",)),
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(_held(view, parallelism)),
+    open_bytes=frozenset(("all_to_all",)),
+    uneven=lambda _parallelism: True,
+    sends_shards=True,
+)

@@ -1,0 +1,90 @@
+"""Expert parallelism: a script has the exchange that ranks run here, word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equivcheck.layouts.base import gradients_by_hand
+from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
+from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
+from equivcheck.scenario import ExpertParallel, ExpertStorage, Parallelism
+from equivcheck.scenario.mesh import EP
+from equivcheck.training.layers.registry import kind_of
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Share out experts, average gradients by hand, and read experts of all ranks together."""
+    layout = draft.scenario.layout
+    if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
+        raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
+    assert isinstance(parallelism, ExpertParallel), parallelism
+    _require_written(draft)
+    keep = exchange_keeping(parallelism.storage)
+    _define(draft, keep)
+    draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"share_out_units(model, ranks, {keep.__name__})")
+    draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = parameters_apart(model)")
+    divided = "[]" if are_units_of_shards(layout) else "own"
+    draft.add(LoopPosition.BEFORE_READING, f"reduce_gradients({divided}, others, ranks)")
+    if parallelism.storage is ExpertStorage.DTENSOR and keeps_dtensors(layout):
+        draft.has_dtensors, draft.mixes_tensors = True, bool(dtensor_experts(draft.scenario.training.model, layout))
+    elif layout.mesh.size(EP) > 1:
+        read_local_shards(draft)
+    if len(layout.parallelisms) == 1:
+        draft.loss_scale = layout.num_data_ranks
+        take_rows(draft)
+
+
+def _require_written(draft: Draft) -> None:
+    """Refuse a layer whose units would stay whole in a script."""
+    model = draft.scenario.training.model
+    for layer, inputs in zip(model.layers, model.widths, strict=False):
+        script = kind_of(layer).script(layer, inputs) if kind_of(layer).dispatch(layer) is not None else None
+        if script is not None and script.of_units is None:
+            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
+
+
+def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
+    """The function that keeps a rank's own experts so."""
+    from equivcheck.layouts.parallelisms.expert_parallel import exchange
+
+    return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all
+
+
+def _define(draft: Draft, keep: Callable[..., object]) -> None:
+    from equivcheck.layouts.parallelisms.expert_parallel import exchange
+
+    draft.need("collections.abc", "Callable")
+    draft.need("collections.abc", "Iterable")
+    draft.need("collections.abc", "Iterator")
+    draft.need("dataclasses", "dataclass")
+    draft.need("typing", "Any")
+    draft.need("torch.distributed", "ProcessGroup")
+    draft.need("torch.distributed._functional_collectives", "as collectives")
+    draft.need("torch.distributed.device_mesh", "DeviceMesh")
+    draft.need("operator", "attrgetter")
+    draft.need("torch.distributed.tensor", "DTensor")
+    if keep is exchange.dtensor_of_all:
+        draft.need("torch.distributed.tensor", "Shard")
+        draft.need("torch.distributed.tensor", "distribute_tensor")
+    found = (exchange.Exchange, exchange.share_out_units, keep, exchange.parameters_apart, exchange.reduce_gradients)
+    by_hand = (gradients_by_hand.held_gradients, gradients_by_hand.sum_gradients, gradients_by_hand.divide_gradients)
+    draft.definitions += map(_source, (chunk_size, chunk_sizes, *by_hand, *found))
+
+
+def _source(found: object) -> list[str]:
+    """As it is written here, but of any layer."""
+    text = "\n".join(source_of(found))
+    for here, there in (
+        ("isinstance(layer, DispatchingModule)", 'hasattr(layer, "by_units")'),
+        (": DispatchingModule", ": Any"),
+        (": Keep", ": Callable[[torch.Tensor, DeviceMesh], torch.Tensor]"),
+        ("gradients_by_hand.", ""),
+        ("  # type: ignore[assignment]", ""),
+    ):
+        text = text.replace(here, there)
+    return text.splitlines()

@@ -1,0 +1,20 @@
+"""What issues on file ask of experts that are DTensors."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts
+from equivcheck.layouts.base.known_predicates import need
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.mesh import EP
+
+
+@need
+def trains_dtensor_experts_of_nothing(scenario: Scenario) -> bool:
+    """Some rank holds none of the experts, of which it trains DTensors nevertheless, by a sum over their empty shards."""
+    layout = scenario.layout
+    return keeps_dtensors(layout) and any(
+        parameter.trained and leaves_nothing(parameter.shape[0], layout.mesh.size(EP))
+        for parameter in dtensor_experts(scenario.training.model, layout)
+    )

@@ -1,0 +1,159 @@
+"""What expert parallelism cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts
+from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
+from equivcheck.layouts.base.limits.execution import uncompiled
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, keeps_dtensors
+from equivcheck.layouts.base.limits.repairs import each_layer, with_loop, with_options
+from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.scenario import (
+    ASGD,
+    DDP,
+    FSDP2,
+    AnyLayer,
+    ExpertParallel,
+    ExpertStorage,
+    Implementation,
+    Layout,
+    LocalDataParallel,
+    LocalTensorParallel,
+    Replicate,
+    Replicator,
+    Training,
+)
+from equivcheck.scenario.mesh import EP
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.training.layers.registry import kind_of
+
+
+def _cuts(training: Training, layout: Layout) -> Iterator[tuple[Parameter, int]]:
+    """What is cut over several ranks, and how many experts it is of."""
+    parallelism = parallelism_of(layout, ExpertParallel)
+    for parameter in parameters_of(training.model) if layout.mesh.size(EP) > 1 else ():
+        dim = cut_dim(parallelism, parameter)
+        if dim is not None:
+            yield parameter, parameter.shape[dim]
+
+
+def _updates_parts(training: Training, layout: Layout) -> bool:
+    of_parts = [*(parameter for parameter, _ in _cuts(training, layout)), *dtensor_experts(training.model, layout)]
+    return not training.optimizer.elementwise and any(parameter.trained for parameter in of_parts)
+
+
+WHOLE_PARAMETERS = Limit(
+    reason="expert parallelism: an optimizer that is not elementwise sees a rank's own experts, a part of a parameter, or a "
+    "DTensor, of which it takes norms in ways that DTensor does not know",
+    applies=_updates_parts,
+    repair=elementwise,
+)
+
+
+def _with_equal_parts(training: Training, layout: Layout) -> Training:
+    """As many experts on each rank."""
+
+    def rounded(_index: int, layer: AnyLayer) -> AnyLayer:
+        return layer if kind_of(layer).dispatch(layer) is None else layer.rounded(layout.mesh.size(EP))
+
+    return each_layer(training, rounded)
+
+
+def has_units_of_dtensors(layout: Layout) -> bool:
+    """Whether `fully_shard`, or `replicate` built on it, makes DTensors of all parameters."""
+    return layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
+
+
+def _shards_nothing(training: Training, layout: Layout) -> bool:
+    return has_units_of_dtensors(layout) and any(
+        leaves_nothing(count, layout.mesh.size(EP)) for _, count in _cuts(training, layout)
+    )
+
+
+EVERY_RANK_HAS_EXPERTS = Limit(
+    reason="fully_shard, or replicate_with_fsdp, over expert parallelism: each rank must hold an expert, as a gradient without "
+    "elements cannot be reduced ('_chunk_cat expects non-empty tensor'), and other ranks wait for the one that raises",
+    applies=_shards_nothing,
+    repair=_with_equal_parts,
+)
+
+
+def _only_of_experts(limit: Limit) -> Limit:
+    """A limit of DTensors, where experts are such."""
+    return replace(
+        limit,
+        applies=lambda training, layout: bool(dtensor_experts(training.model, layout)) and limit.applies(training, layout),
+    )
+
+
+def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
+    is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
+    if is_loop or not keeps_dtensors(layout) or not dtensor_experts(training.model, layout):
+        return False
+    # Under what makes all of them DTensors these are of two meshes: only ASGD combines tensors of several parameters then.
+    return not has_units_of_dtensors(layout) or isinstance(training.optimizer, ASGD)
+
+
+NO_MIXED_CALLS = Limit(
+    reason="expert parallelism with experts that are DTensors: foreach and fused optimizers refuse the plain parameters beside "
+    "them, and ASGD refuses DTensors of two meshes",
+    applies=_mixes_tensors_in_one_call,
+    repair=with_loop,
+    upstream=True,
+)
+
+
+def _shifts_buckets(training: Training, layout: Layout) -> bool:
+    in_buckets = any(ddp.parameters_as_bucket_view for ddp in layout.of(DDP))
+    return in_buckets and any(count % layout.mesh.size(EP) for _, count in _cuts(training, layout))
+
+
+BUCKETS_OF_EQUAL_PARTS = Limit(
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over expert parallelism: behind unequally many experts a "
+    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and replicas differ "
+    "by one ulp",
+    applies=_shifts_buckets,
+    repair=_with_equal_parts,
+)
+
+
+def _alone(layout: Layout) -> Layout:
+    mesh = replace(layout.mesh, axes=tuple(axis for axis in layout.mesh.axes if axis.name == EP))
+    return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, ExpertParallel),))
+
+
+_AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
+
+WITHIN_DATA_PARALLELISM = LayoutLimit(
+    reason="expert parallelism: gradients are averaged over its ranks apart from what others do, which is written for what DDP, "
+    "replicate, fully_shard, data parallelism by hand and local tensor parallelism leave in `grad`",
+    applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
+    repair=_alone,
+)
+
+NO_PARTS_OF_DTENSORS = LayoutLimit(
+    reason="expert parallelism with experts that are DTensors: local tensor parallelism cuts plain tensors, and would cut what "
+    "is a shard along another axis",
+    applies=lambda layout: layout.has(LocalTensorParallel) and has_dtensor_experts(layout),
+    repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN),
+)
+
+EAGER = LayoutLimit(
+    reason="expert parallelism: how many rows are sent depends on values, and so do shapes, which no graph holds",
+    applies=lambda layout: layout.execution.is_compiled,
+    repair=uncompiled,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    EVEN_ROWS,
+    WHOLE_PARAMETERS,
+    EVERY_RANK_HAS_EXPERTS,
+    BUCKETS_OF_EQUAL_PARTS,
+    *map(_only_of_experts, DTENSOR_OPTIMIZERS),
+    NO_MIXED_CALLS,
+)
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (WITHIN_DATA_PARALLELISM, NO_PARTS_OF_DTENSORS, EAGER)

@@ -1,0 +1,102 @@
+"""`torch.distributed.fsdp.FullyShardedDataParallel`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced, reduced_in
+from equivcheck.layouts.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
+from equivcheck.layouts.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
+from equivcheck.scenario import (
+    FSDP1,
+    Layout,
+    MixedPrecision,
+    Parallelism,
+    Precision,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.training.setup import Setup
+
+
+class FSDP1Kind(LayoutKind):
+    """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
+
+    parallelism: ClassVar[type[Parallelism]] = FSDP1
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = FSDP1_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Wrap the model, read flat parameters and clip as FSDP asks for."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        from equivcheck.layouts.base.data_rows import take_rows
+        from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import clip_flat, flat_slots, release
+
+        assert isinstance(parallelism, FSDP1), parallelism
+        module = FullyShardedDataParallel(setup.module, **_options(parallelism, mesh))
+        setup.module = module
+        setup.loss_scale = mesh.size()
+        setup.clip_norm = lambda _module, _parameters, clipping: clip_flat(module, clipping)
+        setup.find_slots = lambda _model: flat_slots(module)
+        setup.release = lambda: release(module)
+        if parallelism.no_sync:
+            setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
+        take_rows(setup, mesh)
+
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:
+        """Under `no_sync` at the last microbatch; ranks keep shards, if there are any."""
+        assert isinstance(parallelism, FSDP1), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
+
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
+        """What its mixed precision casts."""
+        assert isinstance(parallelism, FSDP1), parallelism
+        policy = parallelism.mixed_precision
+        if policy is None:
+            return None
+        return Rounding(
+            replicas=layout.mesh.size(REPLICATE),
+            shards=layout.mesh.size(DP, SHARD),
+            compute=policy.param,
+            reduce=reduced_in(precision, parallelism),
+            division=Division.AROUND,
+            when=self.when_reduced(parallelism, layout),
+        )
+
+
+def _options(parallelism: FSDP1, mesh: DeviceMesh) -> dict[str, Any]:
+    import torch
+    from torch.distributed.fsdp import ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    from equivcheck.training.layers.module import LayerModule
+
+    return {
+        "device_mesh": mesh,
+        "sharding_strategy": ShardingStrategy[parallelism.strategy.value],
+        "auto_wrap_policy": ModuleWrapPolicy({LayerModule}) if parallelism.wrapping is Wrapping.PER_LAYER else None,
+        "device_id": torch.device("cpu"),
+        "use_orig_params": parallelism.use_orig_params,
+        "mixed_precision": _policy(parallelism.mixed_precision),
+    }
+
+
+def _policy(policy: MixedPrecision | None) -> torch.distributed.fsdp.MixedPrecision | None:
+    import torch
+    from torch.distributed import fsdp
+
+    if policy is None:
+        return None
+    param, reduce = (None if kind is None else getattr(torch, kind.value) for kind in (policy.param, policy.reduce))
+    return fsdp.MixedPrecision(param_dtype=param, reduce_dtype=reduce)

@@ -1,0 +1,143 @@
+"""`FullyShardedDataParallel`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.form import Form
+from equivcheck.layouts.base.script.loop import may_be_none, norm_arguments
+from equivcheck.layouts.base.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import define_whole
+from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Training, Wrapping
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.training.layers.parameters import parameters_of
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Wrap the model, or each layer and then the model."""
+    assert isinstance(parallelism, FSDP1), parallelism
+    layout, form = draft.scenario.layout, draft.form
+    if parallelism.mixed_precision is not None:
+        raise refuse("FSDP1.mixed_precision", "one device has to round as the ranks do, which no short script shows")
+    draft.need("torch.distributed.fsdp", "FullyShardedDataParallel")
+    draft.module, draft.loss_scale = "module", layout.num_data_ranks
+    draft.parameters = "module.parameters()"
+    options = _options(draft, parallelism)
+    if parallelism.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *_wrapped_layers(form, options))
+    draft.add(LoopPosition.WRAP, f"module = {call('FullyShardedDataParallel', 'model', **options)}")
+    if isinstance(draft.scenario.training.clipping, ClipNorm):
+        draft.clip_norm = f"module.clip_grad_norm_({norm_arguments(draft.scenario.training.clipping)})"
+    _read(draft, parallelism)
+    if parallelism.no_sync:
+        keep_local_between_microbatches(draft)
+    take_rows(draft)
+
+
+def _options(draft: Draft, parallelism: FSDP1) -> dict[str, object]:
+    options: dict[str, object] = {"device_id": 'torch.device("cpu")', "use_orig_params": parallelism.use_orig_params}
+    if parallelism.strategy is not ShardingStrategy.FULL_SHARD:
+        draft.need("torch.distributed.fsdp", "ShardingStrategy")
+        options["sharding_strategy"] = f"ShardingStrategy.{parallelism.strategy.value}"
+    if parallelism.strategy.is_hybrid or len(draft.scenario.layout.parallelisms) > 1:
+        options["device_mesh"] = mesh_of(draft, parallelism)
+    return options
+
+
+def _wrapped_layers(form: Form, options: dict[str, object]) -> list[str]:
+    if len(form.layers) == 1:
+        return [f"{form.layers[0]} = {call('FullyShardedDataParallel', form.layers[0], **options)}"]
+    indices = [layer.removeprefix(f"{form.stack}[").removesuffix("]") for layer in form.layers]
+    many = f"range({len(indices)})" if form.is_all_layers else f"({', '.join(indices)})"
+    layer = f"{form.stack}[index]"
+    return [f"for index in {many}:", f"    {layer} = {call('FullyShardedDataParallel', layer, **options)}"]
+
+
+def _read(draft: Draft, parallelism: FSDP1) -> None:
+    """Read shards by gathering them: a parameter is a run of its shard, or shares a flat one with others."""
+    layout = draft.scenario.layout
+    sharded = parallelism.strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
+    draft.definitions.append(_unflattened(draft.scenario.training, layout, sharded=sharded))
+    draft.before_wrap = ["units = [{name: parameter.shape} for name, parameter in model.named_parameters()]"]
+    composed = len(layout.parallelisms) > 1
+    if composed:
+        define_whole(draft)
+        draft.need("torch.distributed.tensor", "DTensor")
+        draft.definitions.append(list(_LOCAL))
+    if composed or not parallelism.use_orig_params:
+        units = _units(draft, parallelism, local=composed)
+        # Before anything is flattened, and after tensor parallelism has cut.
+        lines = draft.lines[LoopPosition.WRAP]
+        wraps = [index for index, line in enumerate(lines) if "FullyShardedDataParallel(" in line]
+        start = wraps[0] - (lines[wraps[0]].startswith("    "))
+        lines[start:start] = units
+    # Of groups alone, which flat parameters have not: each unit is then one parameter.
+    draft.names = ("(name,), parameter", "zip(units, module.parameters())")
+    arguments = ", parallel" * sharded
+    each = f'unflattened(f"step {{{{step}}}} {{label}}", unit, {{attribute}}{arguments})'
+    draft.reading = (
+        "for unit, parameter in zip(units, module.parameters(), strict=True):",
+        *(
+            (
+                f"    for place, part in {each}.items():",
+                "        left[place] = whole(part, SHARDED.get(place.split()[-1]) if parallel else None)",
+            )
+            if composed
+            else (f"    left |= {each}",)
+        ),
+    )
+
+
+_LOCAL = (
+    "def local(tensor: torch.Tensor) -> torch.Tensor:",
+    '    """What this rank holds of a tensor."""',
+    "    return tensor.to_local() if isinstance(tensor, DTensor) else tensor",
+)
+
+
+def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
+    """What is in each flat parameter, or of each parameter, before they are flattened."""
+    shape = "local(parameter).shape" if local else "parameter.shape"
+    if parallelism.use_orig_params:
+        return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]
+    if parallelism.wrapping is Wrapping.WHOLE:
+        return [f"units = [{{name: {shape} for name, parameter in model.named_parameters()}}]"]
+    form = draft.form
+    prefix = "layers." if form.stack == "model.layers" else ""
+    indices = [layer.removeprefix(f"{form.stack}[").removesuffix("]") for layer in form.layers]
+    if form.is_all_layers:
+        where = f"for index, layer in enumerate({form.stack})"
+        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in layer.named_parameters()}}'
+    else:
+        where = f"for index in ({', '.join(indices)})"
+        named = f'{{f"{prefix}{{index}}.{{name}}": {shape} for name, parameter in {form.stack}[index].named_parameters()}}'
+    if all(parameter.layer is not None for parameter in parameters_of(draft.scenario.training.model)):
+        return [f"units = [{named} {where}]"]
+    own = f'{{name: {shape} for name, parameter in model.named_parameters() if not name.startswith("{prefix}")}}'
+    return [f"units = [{own}]", f"units += [{named} {where}]"]
+
+
+def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[str]:
+    several, inner = layout.mesh.size(REPLICATE) > 1, inner_ranks(layout)
+    size = layout.mesh.size(SHARD) * inner
+    gathering = [
+        "shards = [None] * dist.get_world_size()",
+        "dist.all_gather_object(shards, tensor if tensor is None else tensor.detach())",
+        *([f"shards = shards[dist.get_rank() // {size} * {size} :][:{size}]"] if several else []),
+        *([f"shards = shards[dist.get_rank() % {inner} :: {inner}]"] if inner > 1 else []),
+    ]
+    gather = ["shards = [tensor]", "if gather:", *indented(gathering)] if sharded else ["shards = [tensor]"]
+    nothing = [
+        "if all(shard is None for shard in shards):",
+        '    return dict.fromkeys(f"{label} {name}" for name in unit)',
+    ]
+    body = [
+        f'"""The tensors of a unit by name{", out of the flat shards that ranks hold of it" * sharded}."""',
+        *gather,
+        *(nothing if may_be_none(training) else []),
+        "flat = torch.cat([shard.detach().flatten() for shard in shards if shard is not None])",
+        "sizes = [shape.numel() for shape in unit.values()]",
+        "parts = flat[: sum(sizes)].split(sizes)",
+        'return {f"{label} {name}": part.view(unit[name]) for name, part in zip(unit, parts)}',
+    ]
+    return block(f"def unflattened(label, unit, tensor{', gather' * sharded}):", body)

@@ -1,0 +1,75 @@
+"""Reading what a rank holds of the flat parameters of `FullyShardedDataParallel`.
+
+Private torch API (`FlatParamHandle`); tried on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from equivcheck.scenario import ClipNorm
+from equivcheck.training.read import box_of, canonical_name
+from equivcheck.worlds.trace.trace import Piece, Slot
+
+
+def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Tensor:
+    """Clip over all ranks by the root's own `clip_grad_norm_`; returns the norm before."""
+    return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
+
+
+def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
+    """What this rank holds: a slot for each original parameter, or for each flat one where the originals are gone."""
+    slots: list[Slot] = []
+    for prefix, handle in _handles(root):
+        pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]
+        if handle._use_orig_params:
+            originals = zip(handle.flat_param._params, pieces, strict=True)
+            slots += [Slot(parameter=parameter, pieces=(piece,)) for parameter, piece in originals]
+        else:
+            slots.append(Slot(parameter=handle.flat_param, pieces=_padded(handle, pieces)))
+    return tuple(slots)
+
+
+def release(root: FullyShardedDataParallel) -> None:
+    """Let go of the modules that flat parameters name: a hook in C++ may keep one alive for ever, where nothing collects it."""
+    for _, handle in list(_handles(root)):
+        handle.flat_param.__dict__.clear()
+
+
+def _handles(root: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Each unit's handle with the canonical prefix of its module, in the order of the optimizer of one device."""
+    for name, unit in root.named_modules():
+        if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
+            prefix = canonical_name(f"{name}." if name else "")
+            yield prefix, unit._handle
+
+
+def _piece(handle: Any, index: int, prefix: str) -> Piece:
+    flat = handle.flat_param
+    box = _box(canonical_name(prefix + flat._fqns[index]), tuple(flat._shapes[index]), flat._param_extensions[index])
+    if not handle.uses_sharded_strategy:
+        return box
+    held = flat._shard_param_infos[index]
+    return replace(box, run=(held.intra_param_start_idx, held.numel_in_shard) if held.in_shard else (0, 0))
+
+
+def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
+    """What the ranks of one unit hold together: all of a parameter, or this tensor-parallel rank's shard."""
+    if spec is None:
+        return Piece(name=name, shape=local)
+    return box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
+
+
+def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """The pieces of a flat parameter without alignment, and what pads its shard at the end."""
+    total, ends = handle.flat_param.numel(), list(accumulate((piece.numel for piece in pieces), initial=0))
+    placed = [replace(piece, place=(start, total)) for piece, start in zip(pieces, ends, strict=False)]
+    rest = total - ends[-1]
+    return (*placed, Piece(name="", shape=(rest,))) if rest else tuple(placed)

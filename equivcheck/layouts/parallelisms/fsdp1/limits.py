@@ -1,0 +1,230 @@
+"""What `FullyShardedDataParallel` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.base.limits.repairs import (
+    has_shares,
+    has_ties,
+    may_skip_parameters,
+    with_options,
+    with_widths,
+    without_auxiliary,
+    without_frozen,
+    without_scale,
+    without_shares,
+    without_ties,
+)
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+    UNFREEZES,
+    frozen_splits,
+    splits_weights,
+    unfrozen_norms,
+    units_of_nothing,
+)
+from equivcheck.scenario import (
+    FSDP1,
+    ClipNorm,
+    ClipValue,
+    Layout,
+    LocalTensorParallel,
+    PlannedParallelism,
+    Precision,
+    ShardingStrategy,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.training.layers.parameters import parameters_of
+
+
+def is_sharded(layout: Layout) -> bool:
+    """Whether parameters are cut over several ranks."""
+    return parallelism_of(layout, FSDP1).strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
+
+
+def _clips_float64(training: Training, layout: Layout) -> bool:
+    return isinstance(training.clipping, ClipNorm) and training.precision is Precision.FLOAT64 and is_sharded(layout)
+
+
+NORM_IN_FLOAT32 = Limit(
+    reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
+    applies=_clips_float64,
+    repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
+    upstream=True,
+)
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+)
+
+
+def _mixes_frozen(training: Training, layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP1)
+    if fsdp.use_orig_params:
+        return False
+    parameters = parameters_of(training.model)
+    if fsdp.wrapping is Wrapping.PER_LAYER:
+        own = {parameter.trained for parameter in parameters if parameter.layer is None}
+        return len(own) > 1 or bool(unfrozen_norms(training.model, layout))
+    return not all(parameter.trained for parameter in parameters)
+
+
+UNIFORM_FROZEN = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
+    applies=_mixes_frozen,
+    repair=lambda training, _layout: without_frozen(training),
+    upstream=True,
+)
+
+UNFROZEN_LINEARS = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters, and "
+    "parallelize_module makes frozen linears trainable (pytorch#171523)",
+    applies=lambda training, layout: (
+        not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_splits(training.model, layout))
+    ),
+    repair=lambda training, _layout: without_frozen(training),
+    upstream=True,
+    torch=UNFREEZES,
+)
+
+NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
+    reason="FullyShardedDataParallel: without use_orig_params a flat parameter holds parameters of several groups",
+    applies=lambda training, layout: bool(training.groups) and not parallelism_of(layout, FSDP1).use_orig_params,
+    repair=lambda training, _layout: replace(training, groups=()),
+)
+
+NO_UNUSED_PARAMETERS = Limit(
+    reason="FullyShardedDataParallel: a parameter that takes no part in a step gets a gradient of zeros, not None",
+    applies=lambda training, _layout: may_skip_parameters(training),
+    repair=lambda training, _layout: without_auxiliary(training),
+)
+
+
+def _has_views_of_local_shards(layout: Layout) -> bool:
+    return layout.has(TensorParallel) and parallelism_of(layout, FSDP1).use_orig_params
+
+
+FLAT_UNSHARDED_OVER_TP = LayoutLimit(
+    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params an unsharded flat parameter (NO_SHARD, or one "
+    "rank to shard over) cannot be written back from DTensors (pytorch#119937)",
+    applies=lambda layout: _has_views_of_local_shards(layout) and not is_sharded(layout),
+    repair=lambda layout: with_options(layout, FSDP1, use_orig_params=False),
+)
+
+NO_SYNC_OVER_TP = LayoutLimit(
+    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params no_sync fails, as unsharded gradients become "
+    "DTensors ('invalid python storage')",
+    applies=lambda layout: _has_views_of_local_shards(layout) and parallelism_of(layout, FSDP1).no_sync,
+    repair=lambda layout: with_options(layout, FSDP1, no_sync=False),
+)
+
+
+def _clips_by_parts(training: Training, layout: Layout) -> bool:
+    """Whether gradients are clipped by their norm of which tensor-parallel ranks have different parts."""
+    if not isinstance(training.clipping, ClipNorm) or layout.mesh.size(TP) == 1:
+        return False
+    return splits_weights(parallelism_of(layout, PlannedParallelism))
+
+
+NORM_OF_ALL_SHARDS = Limit(
+    reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
+    "tensor-parallel rank clips by another norm",
+    applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(TensorParallel),
+    repair=lambda training, _layout: replace(training, clipping=_by_value(training)),
+    upstream=True,
+)
+
+NORM_OF_FLAT_PARTS = replace(
+    NORM_OF_ALL_SHARDS,
+    reason="FullyShardedDataParallel over local tensor parallelism: a flat parameter holds parts and what each tensor-parallel "
+    "rank has whole, whose norms are not told apart",
+    applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(LocalTensorParallel),
+    upstream=False,
+)
+
+
+def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
+    """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
+    if not layout.has(PlannedParallelism):
+        return False
+    of_nothing = units_of_nothing(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))
+    return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
+
+
+NOTHING_TO_FLATTEN = Limit(
+    reason="FullyShardedDataParallel over tensor parallelism: a rank that holds nothing of a unit cannot wrap it "
+    "('unsharded_start_idx: 0 unsharded_end_idx: -1')",
+    applies=has_unit_of_nothing,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
+)
+
+
+def _by_value(training: Training) -> ClipValue:
+    assert isinstance(training.clipping, ClipNorm), training.clipping
+    return ClipValue(clip_value=training.clipping.max_norm)
+
+
+ELEMENTWISE_OPTIMIZERS = Limit(
+    reason="FullyShardedDataParallel: shards and flat parameters have lost the shapes of parameters, which the optimizer needs",
+    applies=lambda training, layout: (
+        not training.optimizer.elementwise and (is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
+    ),
+    repair=elementwise,
+)
+
+
+def _keeps_low_precision(training: Training, layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP1)
+    if fsdp.mixed_precision is None or fsdp.mixed_precision.param is None or is_sharded(layout):
+        return False
+    casts = fsdp.mixed_precision.param.value != training.precision.value
+    return casts and fsdp.use_orig_params and fsdp.no_sync and len(training.data.microbatches) > 1
+
+
+NO_SHARES_BETWEEN_MICROBATCHES = Limit(
+    reason="FullyShardedDataParallel: with use_orig_params and nothing sharded, a shared weight's gradient cannot be kept in "
+    "lower precision until the last microbatch ('attempting to assign a gradient with dtype')",
+    applies=lambda training, layout: has_ties(training.model) and _keeps_low_precision(training, layout),
+    repair=lambda training, _layout: without_ties(training),
+    upstream=True,
+)
+
+NO_SCALARS = Limit(
+    reason="FullyShardedDataParallel: a parameter of shape [] is refused, whatever the strategy ('FSDP doesn't support scalar "
+    "parameters')",
+    applies=lambda training, _layout: training.model.scale,
+    repair=lambda training, _layout: without_scale(training),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    NO_SCALARS,
+    EVEN_ROWS,
+    NORM_OF_ALL_SHARDS,
+    NORM_OF_FLAT_PARTS,
+    NOTHING_TO_FLATTEN,
+    NORM_IN_FLOAT32,
+    ONE_UNIT_FOR_SHARED_WEIGHTS,
+    UNIFORM_FROZEN,
+    UNFROZEN_LINEARS,
+    NO_GROUPS_OF_FLAT_PARAMETERS,
+    NO_UNUSED_PARAMETERS,
+    NO_SHARES_BETWEEN_MICROBATCHES,
+    ELEMENTWISE_OPTIMIZERS,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    *ROUNDING_LIMITS,
+    FLAT_UNSHARDED_OVER_TP,
+    NO_SYNC_OVER_TP,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+)

@@ -1,0 +1,194 @@
+"""`torch.distributed.fsdp.fully_shard`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from equivcheck.layouts.base.dtensor_experts import expert_units, has_dtensor_experts
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
+from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
+from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Parallelism, Precision, Training, Wrapping
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
+from equivcheck.system.torch_version import torch_in
+
+if TYPE_CHECKING:
+    import torch
+    from torch import distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+    from equivcheck.training.setup import Setup
+
+
+class FSDP2Kind(LayoutKind):
+    """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
+
+    parallelism: ClassVar[type[Parallelism]] = FSDP2
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = FSDP2_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Shard the model in place."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+        from torch.distributed.tensor import Shard
+
+        from equivcheck.layouts.base.data_rows import take_rows
+        from equivcheck.worlds.meshes import groups_made
+
+        assert isinstance(parallelism, FSDP2), parallelism
+        model, policy = setup.model, parallelism.mixed_precision
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
+        }
+        if parallelism.shard_last_dim:
+            options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
+        if parallelism.ignore_frozen:
+            options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
+        if parallelism.cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
+            units, experts = _units(model, parallelism), _expert_units(setup)
+            for unit in experts:
+                fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
+            for layers in units:
+                fully_shard(layers, **options, mp_policy=_policy(policy, is_root=False))
+            fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+            assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
+            if parallelism.separate_reduce_group:
+                model.set_separate_reduce_scatter_group(True)
+        if parallelism.explicit_prefetch:
+            _prefetch([unit[0] for unit in units])
+        setup.release = lambda: _release(groups)
+        _divide_gradients(model, parallelism)
+        for unit in experts:
+            assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
+            unit.set_gradient_divide_factor(expert_divide_factor(parallelism, _layout_of(setup)))
+        setup.loss_scale *= mesh.size()
+        setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
+        setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
+        if parallelism.muon_owners:
+            _deal_out_matrices(setup, mesh)
+        take_rows(setup, mesh)
+
+    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+        """Under `set_requires_gradient_sync` at the last microbatch; ranks keep shards."""
+        assert isinstance(parallelism, FSDP2), parallelism
+        return WhenReduced(once=parallelism.no_sync, whole=False)
+
+    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
+        """What its mixed precision casts."""
+        assert isinstance(parallelism, FSDP2), parallelism
+        policy = parallelism.mixed_precision
+        if policy is None:
+            return None
+        reduce = reduced_in(precision, parallelism)
+        return Rounding(
+            replicas=layout.mesh.size(REPLICATE),
+            shards=layout.mesh.size(DP, SHARD),
+            compute=policy.param,
+            output=policy.output,
+            reduce=reduce,
+            division=division_of(parallelism, layout, reduce),
+            divisor=parallelism.gradient_divide_factor,
+            when=self.when_reduced(parallelism, layout),
+            accumulates_reduced=True,
+            grad_dtype=not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE),
+            replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
+        )
+
+
+def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
+    """The layers that are sharded together, apart from what is left to the model's own unit."""
+    from equivcheck.training.layers.module import LayerModule
+
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
+    count = fsdp.layers_per_unit
+    return [] if fsdp.wrapping is Wrapping.WHOLE else [layers[at : at + count] for at in range(0, len(layers), count)]
+
+
+def _expert_units(setup: Setup) -> list[nn.Module]:
+    """The experts of each layer, where they are DTensors."""
+    return expert_units(setup.model) if has_dtensor_experts(_layout_of(setup)) else []
+
+
+def _layout_of(setup: Setup) -> Layout:
+    assert setup.layout is not None, "a layout is applied"
+    return setup.layout
+
+
+def _release(groups: Iterable[dist.ProcessGroup]) -> None:
+    from torch import distributed as dist
+
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
+    """Have Muon update each matrix by the rank that owns it, which is the next for each that is trained."""
+    from equivcheck.layouts.parallelisms.fsdp2.muon_owners import MuonByOwners
+    from equivcheck.training.optimizer import optimizer_parts
+
+    if not isinstance(setup.training.optimizer, Muon):
+        return
+    group = mesh.get_group(mesh.ndim - 1)
+
+    def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        named = list(parameters)
+        parts = optimizer_parts(training, named)
+        trained = [parameter for _, parameter in named if parameter.requires_grad]
+        owners = {parameter: number % group.size() for number, parameter in enumerate(trained)}
+        return MuonByOwners(parts.groups, group, owners, **parts.arguments)
+
+    setup.build_optimizer = build
+
+
+def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
+    """Say of each unit by what, and how, its sums of gradients are divided."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+        if fsdp.gradient_divide_factor is not None:
+            unit.set_gradient_divide_factor(fsdp.gradient_divide_factor)
+        if fsdp.sum_reductions:
+            unit.set_force_sum_reduction_for_comms(True)
+
+
+def _prefetch(units: Iterable[Any]) -> None:
+    """Have each unit of layers gather its neighbours ahead of time."""
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
+
+
+def _reduce_by(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
+    """Say what is reduced, and whether parameters are freed, after the backward that comes."""
+    if fsdp.no_sync:
+        model.set_requires_gradient_sync(last)
+    if fsdp.all_reduce_once:
+        model.set_requires_all_reduce(last)
+    if not fsdp.reshard_after_backward:
+        model.set_reshard_after_backward(last)
+    return nullcontext()
+
+
+def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
+    """The policy of a unit; what leaves a layer inside the model is not cast."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if policy is None:
+        return MixedPrecisionPolicy()
+    kinds = (policy.param, policy.reduce, policy.output if is_root else None)
+    param, reduce, output = (None if kind is None else getattr(torch, kind.value) for kind in kinds)
+    return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output)

@@ -1,0 +1,283 @@
+"""What `fully_shard` communicates: each unit gathered for forward, again for backward where it was freed, then reduced."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Generic, TypeVar
+
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts, is_dtensor_expert
+from equivcheck.layouts.base.expected_calls.clipping import axes_of_cuts, dtensor_clipping, keeps_gradient
+from equivcheck.layouts.base.expected_calls.communication import Totals, add, axes_of
+from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
+from equivcheck.layouts.base.limits.optimizers import deals_out_matrices
+from equivcheck.layouts.base.partition import cut_dim, part_of
+from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in, reduced_in
+from equivcheck.layouts.parallelisms.fsdp2.division import averages, averaging_ranks, expert_divide_factor, reduce_ops
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import is_outside
+from equivcheck.scenario import (
+    FSDP1,
+    FSDP2,
+    ElementType,
+    ExpertParallel,
+    Layout,
+    LocalTensorParallel,
+    TensorParallel,
+    Training,
+    Wrapping,
+)
+from equivcheck.system.torch_version import torch_in
+from equivcheck.worlds.trace.stage import Stage
+
+F = TypeVar("F", FSDP1, FSDP2)
+
+
+@dataclass(slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    held: tuple[Held, ...]
+    """The parameters."""
+    last_layer: int
+    """The layer whose output is the unit's, or is made of it."""
+    is_root: bool = False
+    """Whether it is the model's own, of what is in no unit of its own."""
+    is_of_experts: bool = False
+    """Whether it is the experts of a layer, inside the unit that has this layer."""
+    gathered: bool = False
+    """Whether the rank has all of it at the moment."""
+    resharded: bool = False
+    """Whether it has the part that `reshard_to` leaves after forward, of which fewer ranks have all."""
+
+
+class UnitCalls(ABC, Generic[F]):
+    """Goes through a training whose parameters are gathered and reduced unit by unit, step by step."""
+
+    def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
+        self.view = view
+        self.fsdp: F = fsdp
+        names = view.layout.axes_of(fsdp)
+        self.parts = view.layout.mesh.size(names[-1])
+        self.shard_axis = view.axes(names[-1])
+        self.replicas = view.axes(names[0]) if len(names) == 2 else None
+        precision = view.training.precision
+        computed, self.reduced = computed_in(precision, fsdp.mixed_precision), reduced_in(precision, fsdp)
+        self.gathered_bytes, self.reduced_bytes = ITEM_BYTES[computed.value], ITEM_BYTES[self.reduced.value]
+        self.ledger = Ledger()
+        self.units = units_of(view, fsdp.wrapping, layers_per_unit)
+
+    def totals(self) -> Totals:
+        """The calls of all steps, clipping left out."""
+        training = self.view.training
+        last = len(training.data.microbatches) - 1
+        for step in range(training.steps):
+            for number in range(last + 1):
+                self._forward(step)
+                self._backward(step, last=number == last)
+        return self.ledger.totals
+
+    @abstractmethod
+    def _forward(self, step: int) -> None:
+        """The calls of one microbatch's forward."""
+
+    @abstractmethod
+    def _backward(self, step: int, last: bool) -> None:
+        """The calls of one microbatch's backward; told whether it is the step's last."""
+
+
+class FSDP2Calls(UnitCalls[FSDP2]):
+    """The order of `fully_shard`."""
+
+    def __init__(self, view: RankView, fsdp: FSDP2) -> None:
+        super().__init__(view, fsdp, fsdp.layers_per_unit)
+        self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
+        split = list(with_units_of_experts(self.units, view.layout))
+        sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in split]
+        self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
+
+    def _neighbours(self, count: int) -> str:
+        """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
+        mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
+
+        def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
+            return (*coordinate[:axis], coordinate[axis] // count, *coordinate[axis + 1 :])
+
+        own = group(self.view.coordinate)
+        return axes_of(tuple(rank for rank in range(mesh.num_ranks) if group(mesh.coordinate(rank)) == own), mesh)
+
+    def _forward(self, step: int) -> None:
+        for unit in self.units:
+            self._gather(unit, step)
+            unit.gathered = not self.fsdp.reshard_after_forward
+            unit.resharded = self.fsdp.reshard_to is not None
+
+    def _backward(self, step: int, last: bool) -> None:
+        """Each unit asks for the one before it ahead of time; what comes of one that is not needed is dropped."""
+        frees = last or self.fsdp.reshard_after_backward
+        stays = [unit.gathered and not frees for unit in self.units]
+        for number in reversed(range(len(self.units))):
+            unit = self.units[number]
+            if self.view.differentiates(unit.last_layer, step):
+                self._gather(unit, step)
+                stays[number] = not frees
+                if number:
+                    self._gather(self.units[self._asked_for(number)], step)
+            if last or not self.fsdp.no_sync:
+                self._reduce(unit, step, last)
+            unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
+
+    def _asked_for(self, number: int) -> int:
+        """The unit that another one asks for: the one that has ended before it, or as it has been told the one of layers."""
+        told = self.fsdp.explicit_prefetch and not (self.units[number].is_of_experts or self.units[number].is_root)
+        layers = [before for before in range(number) if not self.units[before].is_of_experts]
+        return layers[-1] if told and layers else number - 1
+
+    def _gather(self, unit: Unit, step: int) -> None:
+        """Gather a unit that is not, from what the ranks have of it."""
+        if not unit.gathered and self.parts > 1:
+            axes, num_bytes = self.shard_axis, self._part(unit.held) * self.gathered_bytes
+            if unit.resharded and self.fsdp.reshard_to is not None:
+                axes, num_bytes = self.regathered, num_bytes * self.parts // self.fsdp.reshard_to
+            self.ledger.note(step, "all_gather", axes, num_bytes)
+        unit.gathered = True
+
+    def _part(self, parameters: Iterable[Held]) -> int:
+        """Elements of what each rank has of some parameters, padding included."""
+        dims = ((held, cut_dim(self.fsdp, held.parameter)) for held in parameters)
+        return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
+
+    def _reduce(self, unit: Unit, step: int, last: bool) -> None:
+        reduced = [held for held in unit.held if self.view.has_gradient(held, step)]
+        num_bytes = self._part(reduced) * self.reduced_bytes
+        layout, fsdp = self.view.layout, self.fsdp
+        factor = expert_divide_factor(fsdp, layout) if unit.is_of_experts else fsdp.gradient_divide_factor
+        over_shards, over_replicas = reduce_ops(fsdp, layout, self.reduced, factor)
+        if reduced and self.parts > 1:
+            self.ledger.note(step, f"reduce_scatter.{over_shards}", self.shard_axis, num_bytes * self.parts)
+        if reduced and self.replicas is not None and (last or not self.fsdp.all_reduce_once):
+            self.ledger.note(step, f"all_reduce.{over_replicas}", self.replicas, num_bytes)
+
+
+def reduce_op(view: RankView) -> str:
+    """What a reduction over data ranks of gradients in the training's precision is called."""
+    return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
+
+
+def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
+    """The units of a model, of so many layers, in the order in which forward ends them: that of the model itself last."""
+    last = len(view.training.model.layers) - 1
+    if wrapping is Wrapping.WHOLE:
+        return (Unit(held=view.held, last_layer=last, is_root=True),)
+    held = [view.of_layer(index) for index in range(last + 1)]
+    layers = tuple(
+        Unit(held=tuple(chain.from_iterable(held[at : at + count])), last_layer=min(at + count - 1, last))
+        for at in range(0, last + 1, count)
+    )
+    own = view.of_layer(None)
+    return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
+
+
+def with_units_of_experts(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
+    """The units where experts that are DTensors are units of their own, which end before the one that they are inside of."""
+    for unit in units:
+        experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
+        for layer in dict.fromkeys(held.layer for held in experts):
+            assert layer is not None, "experts belong to a layer"
+            own = tuple(held for held in experts if held.layer == layer)
+            yield Unit(held=own, last_layer=layer, is_of_experts=True)
+        yield replace(unit, held=tuple(held for held in unit.held if held not in experts))
+
+
+def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
+    found, axes = FSDP2Calls(view, fsdp).totals(), view.layout.axes_of(fsdp)[-1:]
+    for kind in _kinds(view):
+        for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
+            add(found, key, num_calls, num_bytes)
+    return found | (_owners_totals(view, fsdp) if deals_out_matrices(view.training, view.layout) else {})
+
+
+def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
+    """The calls of all updates: shards to the owner of each matrix, which come back from it."""
+    ledger, axis = Ledger(Stage.UPDATE), view.layout.axes_of(fsdp)[-1]
+    parts, index = view.layout.mesh.size(axis), view.index(axis)
+    owned = list(enumerate(held for held in view.held if held.trained))
+    for step in range(view.training.steps) if parts > 1 else ():
+        updated = [(number % parts, held) for number, held in owned if keeps_gradient(view, held, step)]
+        shards = sum(math.prod(part_of(held.shape, _cut(fsdp, held), parts, index)) for _, held in updated)
+        whole = sum(held.numel for owner, held in updated if owner == index)
+        if updated:
+            ledger.note(step, "all_to_all", view.axes(axis), (shards + whole) * view.item_bytes, 2)
+    return ledger.totals
+
+
+def _cut(fsdp: FSDP2, held: Held) -> int:
+    dim = cut_dim(fsdp, held.parameter)
+    assert dim is not None, "a matrix that is trained is cut"
+    return dim
+
+
+def _kinds(view: RankView) -> list[list[Held]]:
+    """What is clipped apart: what was DTensors before it was sharded, and what was not; of plain tensors, what is cut alike."""
+    kinds: dict[tuple[str, ...] | bool, list[Held]] = {}
+    for held in view.held:
+        kinds.setdefault(_kind(view, held), []).append(held)
+    return list(kinds.values())
+
+
+def _kind(view: RankView, held: Held) -> tuple[str, ...] | bool:
+    if has_dtensor_experts(view.layout):
+        return is_dtensor_expert(view.layout, held.parameter)
+    if view.layout.has(LocalTensorParallel, ExpertParallel):
+        return axes_of_cuts(view, held)
+    return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
+
+
+def _recomputes_units(training: Training, layout: Layout) -> bool:
+    of_layers = {parameter.layer for parameter in dtensor_experts(training.model, layout)}
+    recomputes = any(layer is not None and layout.execution.checkpoints(layer) for layer in of_layers)
+    return recomputes and torch_in(FREED_WHILE_RECOMPUTED)
+
+
+UNITS_GATHERED_AGAIN = Unmodelled(
+    reason="fully_shard: what is gathered of units of experts in layers that are computed again depends on which are free then",
+    applies=_recomputes_units,
+)
+
+FSDP2_COMMUNICATION = CommunicationModel(
+    options=frozenset(
+        (
+            "wrapping",
+            "layers_per_unit",
+            "reshard_after_forward",
+            "reshard_to",
+            "reshard_after_backward",
+            "explicit_prefetch",
+            "no_sync",
+            "all_reduce_once",
+            "mixed_precision",
+            "cpu_offload",
+            "gradient_divide_factor",
+            "sum_reductions",
+            "separate_reduce_group",
+            "shard_last_dim",
+            "ignore_frozen",
+            "muon_owners",
+        )
+    ),
+    calls=_all_calls,
+    unmodelled=(
+        UNITS_GATHERED_AGAIN,
+        replace(
+            MIXED_ELEMENTS,
+            applies=lambda training, layout: (
+                MIXED_ELEMENTS.applies(training, layout) and not deals_out_matrices(training, layout)
+            ),
+        ),
+    ),
+    uneven=lambda fsdp: fsdp.reshard_to is not None or fsdp.muon_owners,
+)

@@ -1,0 +1,126 @@
+"""`fully_shard`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts
+from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
+from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
+from equivcheck.scenario import FSDP2, Muon, Parallelism, Wrapping
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Shard the model in place."""
+    assert isinstance(parallelism, FSDP2), parallelism
+    if parallelism.mixed_precision is not None:
+        raise refuse("FSDP2.mixed_precision", "one device has to round as the ranks do, which no short script shows")
+    draft.need("torch.distributed.fsdp", "fully_shard")
+    draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
+    _scale(draft, parallelism)
+    options = _options(draft, parallelism)
+    experts = bool(dtensor_experts(draft.scenario.training.model, draft.scenario.layout))
+    if experts:
+        draft.add(LoopPosition.WRAP, 'experts = [layer.units() for layer in model.modules() if hasattr(layer, "by_units")]')
+        draft.add(LoopPosition.WRAP, "for units in experts:", f"    {call('fully_shard', 'units', **options)}")
+    if parallelism.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
+    draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
+    if experts:
+        draft.add(LoopPosition.WRAP, "for units in experts:", *(f"    units.{line}" for line in _of_experts(draft, parallelism)))
+    for line in _divisions(parallelism):
+        if parallelism.wrapping is Wrapping.PER_LAYER:
+            draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
+        draft.add(LoopPosition.WRAP, f"model.{line}")
+    if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
+    if parallelism.separate_reduce_group:
+        draft.add(LoopPosition.WRAP, "model.set_separate_reduce_scatter_group(True)")
+    if not parallelism.reshard_after_backward:
+        reduce_at_last_microbatch(draft, "set_reshard_after_backward")
+    if parallelism.no_sync:
+        reduce_at_last_microbatch(draft)
+    if parallelism.all_reduce_once:
+        reduce_at_last_microbatch(draft, "set_requires_all_reduce")
+    if parallelism.muon_owners and isinstance(draft.scenario.training.optimizer, Muon):
+        _deal_out_matrices(draft, parallelism)
+    take_rows(draft)
+
+
+def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
+    """Have a script the optimizer that ranks have here, word for word."""
+    from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
+
+    for name in ("Callable", "Iterable", "Mapping"):
+        draft.need("collections.abc", name)
+    draft.need("itertools", "chain")
+    draft.need("typing", "Any")
+    draft.need("torch.distributed.tensor", "DTensor")
+    draft.need("torch.distributed.tensor", "Shard")
+    draft.definitions += map(source_of, (chunk_size, chunk_sizes, *muon_owners.DEFINED))
+    mesh = mesh_of(draft, fsdp)
+    draft.add(LoopPosition.WRAP, f"group = {mesh}.get_group({len(draft.scenario.layout.axes_of(fsdp)) - 1})")
+    trained = "enumerate(each for each in model.parameters() if each.requires_grad)"
+    owners = f"{{parameter: number % group.size() for number, parameter in {trained}}}"
+    draft.optimizer = ("MuonByOwners", {"group": "group", "owners": owners})
+
+
+def _scale(draft: Draft, fsdp: FSDP2) -> None:
+    """Begin backward with as much of the loss as undoes a divisor that is not the number of ranks."""
+    factor, ranks = fsdp.gradient_divide_factor, averaging_ranks(draft.scenario.layout)
+    if factor not in (None, ranks):
+        draft.gradient_scale = f"{factor!r} / {ranks}"
+
+
+def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
+    """What `fully_shard` is called with beside what it shards."""
+    options: dict[str, object] = {"mesh": mesh_of(draft, fsdp)}
+    if fsdp.reshard_to is not None or not fsdp.reshard_after_forward:
+        options["reshard_after_forward"] = fsdp.reshard_to or False
+    if fsdp.shard_last_dim:
+        draft.need("torch.distributed.tensor", "Shard")
+        options["shard_placement_fn"] = "lambda parameter: Shard(parameter.ndim - 1)"
+    if fsdp.ignore_frozen:
+        options["ignored_params"] = "{parameter for parameter in model.parameters() if not parameter.requires_grad}"
+    if fsdp.cpu_offload:
+        draft.need("torch.distributed.fsdp", "CPUOffloadPolicy")
+        options["offload_policy"] = "CPUOffloadPolicy(pin_memory=False)"
+    return options
+
+
+def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
+    """A loop over layers, or over lists of so many."""
+    if count == 1 or len(draft.form.layers) == 1:
+        return loop_over_units(draft, call("fully_shard", "layer", **options))
+    sharded = call("fully_shard", f"layers[first : first + {count}]", **options)
+    return [f"layers = list({units_of(draft)})", f"for first in range(0, len(layers), {count}):", f"    {sharded}"]
+
+
+def _prefetches(draft: Draft, count: int) -> list[str]:
+    """A loop over neighbours, each the first layer of a unit."""
+    if len(draft.form.layers) == 1:
+        return []
+    draft.need("itertools", "pairwise")
+    units = units_of(draft) if count == 1 else f"layers[::{count}]"
+    return [
+        f"for layer, following in pairwise({units}):",
+        "    layer.set_modules_to_forward_prefetch([following])",
+        "    following.set_modules_to_backward_prefetch([layer])",
+    ]
+
+
+def _of_experts(draft: Draft, fsdp: FSDP2) -> list[str]:
+    """What is called on each unit of experts."""
+    return _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
+
+
+def _divisions(fsdp: FSDP2) -> list[str]:
+    """What is called on each other unit."""
+    return _divided(fsdp, fsdp.gradient_divide_factor)
+
+
+def _divided(fsdp: FSDP2, factor: float | None) -> list[str]:
+    lines = [] if factor is None else [f"set_gradient_divide_factor({factor!r})"]
+    return lines + ["set_force_sum_reduction_for_comms(True)"] * fsdp.sum_reductions

@@ -1,0 +1,138 @@
+"""What issues on file ask of shards that are DTensors, be they cut by `fully_shard`, SPMD or tensor parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts, is_dtensor_expert
+from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.limits.repairs import has_shares
+from equivcheck.layouts.base.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.layouts.base.rounding import Division, reduced_in
+from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
+from equivcheck.layouts.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.scenario import (
+    FSDP2,
+    ClipNorm,
+    ExpertParallel,
+    Layout,
+    NormType,
+    Parallelism,
+    PlannedParallelism,
+    Scenario,
+    TensorParallel,
+    Wrapping,
+)
+from equivcheck.scenario.mesh import DP, SHARD
+from equivcheck.system.torch_version import torch_in
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.worlds.trace.differences import Divergence
+
+_EPSILON = 1e-6
+"""What `clip_grad_norm_` adds to the norm."""
+_ROUNDING = 0.01
+"""What a quotient of two gradients may be off, more than either is rounded in float16."""
+
+
+@need
+def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
+    """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
+    return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
+
+
+@need
+def sums_norms_of_shards(scenario: Scenario) -> bool:
+    """Gradients are clipped by a norm that is a sum over elements, and some are DTensors cut over several ranks."""
+    clipping = scenario.training.clipping
+    is_sum = isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
+    return is_sum and any(ranks > 1 for _, ranks in _cuts(scenario))
+
+
+@show
+def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
+    """The clipped value is off by no more than the epsilon of `clip_grad_norm_`, taken once for each rank, makes out."""
+    clipping, expected = scenario.training.clipping, float(divergence.expected)
+    assert isinstance(clipping, ClipNorm), clipping
+    largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
+    return abs(float(divergence.actual) - expected) <= largest * abs(expected)
+
+
+def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
+    """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
+    layout = scenario.layout
+    of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
+    for parameter in parameters_of(scenario.training.model):
+        for parallelism in of_dtensors:
+            dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
+            if dim is not None and _has_gradient(parameter, parallelism, layout):
+                is_first = isinstance(parallelism, PlannedParallelism | ExpertParallel)
+                yield parameter.shape[dim] if is_first else _fewest(scenario, parameter, dim), ranks
+
+
+def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
+    """Whether a parallelism finds a gradient: of what is frozen, too, where tensor parallelism or local tensors unfreeze."""
+    if any(cut_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and torch_in(UNFREEZES):
+        return True
+    return parameter.trained or (isinstance(parallelism, TensorParallel | ExpertParallel) and not keeps_dtensors(layout))
+
+
+def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
+    """The length of a dim, at least 1, that tensor or expert parallelism leaves the last rank that has any; else all of it."""
+    layout = scenario.layout
+    for parallelism in layout.of(PlannedParallelism, ExpertParallel):
+        if cut_dim(parallelism, parameter) == dim:
+            ranks = layout.mesh.size(*layout.axes_of(parallelism))
+            return [length for length in chunk_sizes(parameter.shape[dim], ranks) if length][-1]
+    return parameter.shape[dim]
+
+
+@need
+def divided_apart_on_one_shard(scenario: Scenario) -> bool:
+    """`fully_shard` has one rank along the axis of shards and a divide factor, by which it divides what has been summed."""
+    layout, precision = scenario.layout, scenario.training.precision
+    return layout.mesh.size(DP, SHARD) == 1 and any(
+        any(factor not in (None, 1.0) for factor in _divide_factors(fsdp, scenario))
+        and division_of(fsdp, layout, reduced_in(precision, fsdp)) in (Division.AROUND, Division.LAST)
+        for fsdp in layout.of(FSDP2)
+    )
+
+
+def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
+    """Those of the units of a model."""
+    layout, parameters = scenario.layout, parameters_of(scenario.training.model)
+    kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
+    return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
+
+
+@need
+def weight_in_two_units(scenario: Scenario) -> bool:
+    """Layers that share a weight are units of their own."""
+    is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
+    return is_cut and has_shares(scenario.training.model)
+
+
+@need
+def last_dims_cut_unevenly(scenario: Scenario) -> bool:
+    """`fully_shard` cuts a parameter along its last dim into unequal parts."""
+    return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
+
+
+@need
+def reshards_last_dims(scenario: Scenario) -> bool:
+    """`fully_shard` gathers for backward, from fewer ranks than all, a parameter that is cut along another dim than the first."""
+    parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
+    return any(
+        fsdp.reshard_to is not None and any(cut_dim(fsdp, parameter) for parameter in parameters)
+        for fsdp in scenario.layout.of(FSDP2)
+    )
+
+
+@show
+def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
+    """The gradient is what it should be over the divide factor."""
+    factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
+    quotient = float(divergence.expected) / float(divergence.actual)
+    return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

@@ -1,0 +1,184 @@
+"""What `fully_shard` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
+from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
+from equivcheck.layouts.base.limits.repairs import (
+    has_frozen,
+    has_shares,
+    with_options,
+    with_widths,
+    without_frozen,
+    without_scale,
+    without_shares,
+)
+from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.base.rounding import reduced_in
+from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES, cuts, trained_cuts
+from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
+from equivcheck.scenario.mesh import DP, SHARD, TP
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+
+ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
+    reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+
+def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
+    if not layout.has(PlannedParallelism):
+        return False
+    tp, ranks = parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP)
+    shards_last = any(fsdp.shard_last_dim for fsdp in layout.of(FSDP2))
+    sizes = (size for _, size in cuts(training.model, tp)) if shards_last else trained_cuts(training.model, tp)
+    return any(leaves_nothing(size, ranks) for size in sizes)
+
+
+NOTHING_TO_REDUCE = Limit(
+    reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
+    "('_chunk_cat expects non-empty tensor'), nor cut it along its last dim ('Shard(1) requires even sharding')",
+    applies=_some_rank_reduces_nothing,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+    upstream=True,
+)
+
+
+def _unfreezes_nothing(training: Training, layout: Layout) -> bool:
+    sizes = (
+        size for each in layout.of(TensorParallel) for parameter, size in cuts(training.model, each) if not parameter.trained
+    )
+    return any(leaves_nothing(size, layout.mesh.size(TP)) for size in sizes)
+
+
+NOTHING_UNFROZEN_TO_REDUCE = replace(
+    NOTHING_TO_REDUCE,
+    reason=f"tensor parallelism makes frozen linears trainable (pytorch#171523): {NOTHING_TO_REDUCE.reason}",
+    applies=_unfreezes_nothing,
+    torch=UNFREEZES,
+)
+
+NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
+
+
+def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
+    """Whether a dim other than the first is cut into unequal parts."""
+    fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
+    found = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
+    sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
+    return fsdp.shard_last_dim and any(size % parts for size, parts in sizes)
+
+
+def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
+    """Over how many ranks tensor parallelism has cut a dim."""
+    is_cut = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
+    return layout.mesh.size(TP) if is_cut else 1
+
+
+EVEN_LAST_DIMS = Limit(
+    reason="fully_shard: shard_placement_fn cuts only the first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
+    applies=cuts_last_dims_unevenly,
+    repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
+    upstream=True,
+)
+
+CAST_WITH_THEIR_INPUTS = Limit(
+    reason="fully_shard: parameters that it ignores are not cast to the element type that their inputs are cast to",
+    applies=lambda training, layout: _casts_inputs(parallelism_of(layout, FSDP2)) and has_frozen(training.model),
+    repair=lambda training, _layout: without_frozen(training),
+)
+
+
+def _casts_inputs(fsdp: FSDP2) -> bool:
+    return fsdp.ignore_frozen and fsdp.mixed_precision is not None and fsdp.mixed_precision.param is not None
+
+
+def _multiplies_before_the_sum(layout: Layout) -> bool:
+    fsdp = parallelism_of(layout, FSDP2)
+    may_average = any(averages(reduced_in(precision, fsdp)) for precision in Precision)
+    factors = [fsdp.gradient_divide_factor]
+    factors += [expert_divide_factor(fsdp, layout)] if has_dtensor_experts(layout) else []
+    return may_average and not fsdp.sum_reductions and not all(backend_divides(factor, layout) for factor in factors)
+
+
+NO_PREMULTIPLIED_SUM = LayoutLimit(
+    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, as units of experts that are "
+    "DTensors have, gradients that are reduced in float32 and bfloat16 are divided in a premultiplied sum, which gloo does not "
+    "have, unless sum_reductions is set",
+    applies=_multiplies_before_the_sum,
+    repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
+)
+
+
+def _without_resharding(layout: Layout) -> Layout:
+    return with_options(layout, FSDP2, reshard_to=None)
+
+
+def _reshards_to_no_part(layout: Layout) -> bool:
+    to, shards = parallelism_of(layout, FSDP2).reshard_to, layout.mesh.size(DP, SHARD)
+    return to is not None and (shards % to != 0 or shards == to)
+
+
+RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
+    reason="fully_shard: parameters are resharded to a number of ranks that divides that of the shards and is smaller",
+    applies=_reshards_to_no_part,
+    repair=_without_resharding,
+)
+
+RESHARDED_PLAIN_TENSORS = LayoutLimit(
+    reason="fully_shard over tensor parallelism, or experts that are DTensors: DTensors cannot be resharded to fewer ranks "
+    "('Resharding to smaller mesh is not supported for DTensor parameters yet')",
+    applies=lambda layout: (
+        parallelism_of(layout, FSDP2).reshard_to is not None and (layout.has(TensorParallel) or has_dtensor_experts(layout))
+    ),
+    repair=_without_resharding,
+)
+
+ONE_GROUP = LayoutLimit(
+    reason="fully_shard: gradients are reduced over the group that parameters are gathered over "
+    "(set_separate_reduce_scatter_group comes with torch 2.13)",
+    applies=lambda layout: parallelism_of(layout, FSDP2).separate_reduce_group,
+    repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
+    torch="<2.13",
+)
+
+OWNERS_OF_SHARDS = LayoutLimit(
+    reason="fully_shard over tensor parallelism: owners of matrices put together shards along one axis, not along two",
+    applies=lambda layout: parallelism_of(layout, FSDP2).muon_owners and layout.has(TensorParallel),
+    repair=lambda layout: with_options(layout, FSDP2, muon_owners=False),
+)
+
+NO_SCALARS = Limit(
+    reason="fully_shard: a parameter of shape [] has no dim to shard ('fully_shard doesn't support scalar parameters')",
+    applies=lambda training, _layout: training.model.scale,
+    repair=lambda training, _layout: without_scale(training),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    NO_SCALARS,
+    EVEN_ROWS,
+    ONE_UNIT_FOR_SHARED_WEIGHTS,
+    *NOTHING_REDUCED,
+    EVEN_LAST_DIMS,
+    CAST_WITH_THEIR_INPUTS,
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
+    *ROUNDING_LIMITS,
+    FSDP_WITHOUT_COMPILED_AUTOGRAD,
+    NO_PREMULTIPLIED_SUM,
+    RESHARDED_TO_EQUAL_PARTS,
+    RESHARDED_PLAIN_TENSORS,
+    ONE_GROUP,
+    OWNERS_OF_SHARDS,
+)

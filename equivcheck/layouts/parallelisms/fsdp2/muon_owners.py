@@ -1,0 +1,122 @@
+"""Muon over matrices in shards, with a rank that owns each matrix and orthogonalises it whole.
+
+As large trainings do it (arXiv:2502.16982, with gathers; pytorch/torchtitan#2494 and NVIDIA/Megatron-LM#6720, with owners): an
+all-to-all brings the owner of each matrix all shards of its update, a second one brings every rank its shard of what the owner
+makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from equivcheck.layouts.base.partition import chunk_sizes
+
+
+class MuonByOwners(torch.optim.Muon):
+    """`torch.optim.Muon` for parameters that are DTensors, each cut along one dim over the ranks of a group."""
+
+    def __init__(
+        self, groups: Iterable[Any], group: dist.ProcessGroup, owners: Mapping[torch.Tensor, int], **settings: Any
+    ) -> None:
+        """`owners` has the rank within the group that owns each parameter."""
+        super().__init__(groups, **settings)
+        self.group, self.owners = group, owners
+        self.nothing = _local(next(iter(owners))).detach().new_empty(0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have gradients; ranks must agree about which those are."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        trained = [(each, settings) for settings in self.param_groups for each in settings["params"] if each.grad is not None]
+        moved = {each: self._momentum(each, settings) for each, settings in trained}
+        updates = self._orthogonalised(moved, dict(trained))
+        for each, settings in trained:
+            local = _local(each)
+            local.mul_(1 - settings["lr"] * settings["weight_decay"]).add_(updates[each], alpha=-settings["lr"])
+        return loss
+
+    def _momentum(self, parameter: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+        """This rank's shard of what is to be orthogonalised."""
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        assert parameter.grad is not None, "only such are updated"
+        kept, gradient = _local(state["momentum_buffer"]), _local(parameter.grad)
+        kept.lerp_(gradient, 1 - settings["momentum"])
+        return gradient.lerp(kept, settings["momentum"]) if settings["nesterov"] else kept
+
+    def _orthogonalised(
+        self, moved: dict[torch.Tensor, torch.Tensor], settings: Mapping[torch.Tensor, dict[str, Any]]
+    ) -> dict[torch.Tensor, torch.Tensor]:
+        """By parameter, this rank's shards of the whole updates."""
+        if not moved:
+            return {}
+        count, rank = self.group.size(), self.group.rank()
+        owned = [[each for each in moved if self.owners[each] == owner] for owner in range(count)]
+        own, shapes = owned[rank], [[moved[each].shape for each in some] for some in owned]
+        shards = self._exchanged(
+            [[moved[each] for each in some] for some in owned], [_shapes(own, count, at) for at in range(count)]
+        )
+        whole = [
+            _orthogonal(torch.cat([some[number] for some in shards], _dim(each)), settings[each])
+            for number, each in enumerate(own)
+        ]
+        parts = [torch.split(update, _sizes(each, count), _dim(each)) for update, each in zip(whole, own, strict=True)]
+        found = self._exchanged([[part[target] for part in parts] for target in range(count)], shapes)
+        return dict(zip(chain(*owned), chain(*found), strict=True))
+
+    def _exchanged(self, sent: list[list[torch.Tensor]], shapes: list[list[torch.Size]]) -> list[list[torch.Tensor]]:
+        """Matrices to each rank of the group, and matrices of those shapes from each."""
+        flat = torch.cat([self.nothing, *(matrix.reshape(-1) for some in sent for matrix in some)])
+        outgoing = [sum(matrix.numel() for matrix in some) for some in sent]
+        incoming = [sum(shape.numel() for shape in some) for some in shapes]
+        received = flat if self.group.size() == 1 else flat.new_empty(sum(incoming))
+        if self.group.size() > 1:
+            dist.all_to_all_single(received, flat, incoming, outgoing, group=self.group)
+        return [
+            [part.view(shape) for part, shape in zip(torch.split(some, [shape.numel() for shape in own]), own, strict=True)]
+            for some, own in zip(torch.split(received, incoming), shapes, strict=True)
+        ]
+
+
+def _orthogonal(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+    """What Muon adds to a matrix, but for the rate: its own step from zeros, without momentum."""
+    matrix = nn.Parameter(torch.zeros_like(update))
+    matrix.grad = -update
+    own = {name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
+    optimizer: torch.optim.Optimizer = torch.optim.Muon([matrix], lr=1.0, weight_decay=0.0, momentum=0.0, nesterov=False, **own)
+    optimizer.step()
+    return matrix.detach()
+
+
+def _shapes(parameters: Iterable[torch.Tensor], count: int, number: int) -> list[torch.Size]:
+    """Of one rank's shards."""
+    dims = [(each, _dim(each)) for each in parameters]
+    return [torch.Size((*each.shape[:dim], _sizes(each, count)[number], *each.shape[dim + 1 :])) for each, dim in dims]
+
+
+def _sizes(parameter: torch.Tensor, count: int) -> list[int]:
+    """Of all shards along the dim that is cut."""
+    return list(chunk_sizes(parameter.shape[_dim(parameter)], count))
+
+
+def _dim(parameter: torch.Tensor) -> int:
+    placement = parameter.placements[-1]  # type: ignore[attr-defined]
+    assert isinstance(placement, Shard), "fully_shard cuts each parameter along the last axis of its mesh"
+    return placement.dim
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's elements."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+DEFINED = (MuonByOwners, _orthogonal, _shapes, _sizes, _dim, _local)
+"""What a script needs of this file."""

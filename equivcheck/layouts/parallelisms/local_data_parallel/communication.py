@@ -1,0 +1,13 @@
+"""What data parallelism by hand communicates: gradients, one after the other or all at once."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.expected_calls.by_hand import sums_of_gradients
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.scenario.mesh import DP
+
+LOCAL_DATA_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("flat_buffer",)),
+    calls=lambda view, parallelism: sums_of_gradients(view, DP, view.held, flat=parallelism.flat_buffer),
+    sends_shards=True,
+)

@@ -1,0 +1,29 @@
+"""Data parallelism by hand."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.script.by_hand import held_gradients, sum_gradients
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
+from equivcheck.scenario import LocalDataParallel, Parallelism
+from equivcheck.scenario.mesh import DP
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Average gradients before they are read."""
+    assert isinstance(parallelism, LocalDataParallel), parallelism
+    layout = draft.scenario.layout
+    draft.loss_scale = layout.num_data_ranks
+    group, size = f"{mesh_of(draft, parallelism)}.get_group()", layout.mesh.size(DP)
+    if parallelism.flat_buffer:
+        draft.add(
+            LoopPosition.BEFORE_READING,
+            *held_gradients(draft),
+            "buffer = torch.cat([gradient.flatten() for gradient in gradients])",
+            f"dist.all_reduce(buffer, group={group})",
+            "for gradient, total_of in zip(gradients, buffer.split([gradient.numel() for gradient in gradients])):",
+            f"    gradient.copy_(total_of.view_as(gradient) / {size})",
+        )
+    else:
+        sum_gradients(draft, group, f"gradient /= {size}")
+    take_rows(draft)

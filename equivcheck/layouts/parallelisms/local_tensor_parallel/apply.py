@@ -1,0 +1,53 @@
+"""Tensor parallelism on plain tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.parallelisms.local_tensor_parallel.communication import LOCAL_TENSOR_PARALLEL_COMMUNICATION
+from equivcheck.layouts.parallelisms.local_tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.scenario import LocalTensorParallel, Parallelism
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from equivcheck.training.setup import Setup
+
+
+class LocalTensorParallelKind(LayoutKind):
+    """Gives each rank its parts of parameters, and puts collectives around the modules that have them."""
+
+    parallelism: ClassVar[type[Parallelism]] = LocalTensorParallel
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = LOCAL_TENSOR_PARALLEL_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
+        from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
+        from equivcheck.layouts.parallelisms.local_tensor_parallel.replacing import replace_modules
+        from equivcheck.layouts.parallelisms.tensor_parallel.styles import local_masks
+        from equivcheck.training.material import Batch
+
+        assert isinstance(parallelism, LocalTensorParallel), parallelism
+        ranks = replace_modules(setup, parallelism, mesh)
+        if parallelism.loss_parallel:
+            keep_logits_apart(setup, ranks)
+        inner, is_sequence = setup.take, setup.training.model.length is not None
+
+        def take(batch: Batch) -> Batch:
+            taken = inner(batch)
+            ranks.rows = taken.inputs.shape[1 - taken.batch_dim] if is_sequence else taken.rows
+            return local_masks(taken, parallelism.plan, ranks.index, ranks.size)
+
+        setup.take = take
+
+    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
+        from equivcheck.layouts.base.local_parts import read_parts
+
+        assert isinstance(parallelism, LocalTensorParallel), parallelism
+        read_parts(setup, parallelism, mesh)

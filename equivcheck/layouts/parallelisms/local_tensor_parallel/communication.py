@@ -1,0 +1,69 @@
+"""What tensor parallelism on plain tensors communicates: moves of activations, and sums of gradients over rows apart."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.expected_calls.clipping import clipping_of_parts
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.layouts.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
+from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage
+from equivcheck.layouts.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
+from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, Owner, Split
+from equivcheck.scenario.mesh import TP
+
+
+class LocalCalls(PlannedCalls):
+    """Gradients of what each rank uses for rows of its own are summed in backward, microbatch by microbatch."""
+
+    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
+        """The gradients of a linear that computes rows apart, or of a bias that is added to rows or features apart."""
+        if linear is BY_ROWS:
+            self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
+        elif linear is ROW and told.output is ActivationSharding.ROWS:
+            self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
+        elif linear is ROW and told.output is ActivationSharding.FEATURES:
+            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
+
+    def loss(self, step: int, rows: int) -> None:
+        """Of each row's logits the maximum, and in one call the sums over classes."""
+        loss = self.view.training.loss
+        assert isinstance(loss, CrossEntropy), "a limit leaves no other"
+        if self.parts > 1:
+            is_typed = parallelism_of(self.view.layout, LocalTensorParallel).collectives is Collectives.TYPED
+            largest = "all_gather" if is_typed else "all_reduce.max"
+            self.ledger.note(step, largest, self.axes, rows * self.view.item_bytes)
+            num_sums = 3 if loss.label_smoothing else 2
+            self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
+
+    def after_backward(self, step: int) -> None:
+        """The gradients of norms of rows apart."""
+        times = len(self.view.training.data.microbatches)
+        for held in self.view.held:
+            if held.parameter.is_of_norm and self._is_of_own_rows(held) and self._is_differentiated(held, step):
+                self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)
+
+    def _is_differentiated(self, held: Held, step: int) -> bool:
+        return held.parameter.takes_part(step) and (held.trained or self.view.differentiates_frozen(held.layer))
+
+    def _is_of_own_rows(self, held: Held) -> bool:
+        if held.parameter.owner is Owner.HEAD:
+            return self.inputs[-1] is ActivationSharding.ROWS
+        is_planned = held.layer is not None and self.plan[held.layer].split is not Split.OUTSIDE
+        return is_planned and self.inputs[held.layer or 0] is ActivationSharding.ROWS
+
+
+def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
+    cut = (held for held in cut_held(view, parallelism) if held.cut)
+    return LocalCalls(view, parallelism).totals() | clipping_of_parts(view, TP, cut)
+
+
+LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "collectives")),
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
+    uneven=lambda _plan: True,
+)

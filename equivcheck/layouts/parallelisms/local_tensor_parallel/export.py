@@ -1,0 +1,87 @@
+"""Tensor parallelism on plain tensors: a script has the modules and collectives that ranks run here, word for word."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.loop import ties
+from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
+from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import COPIED, Route
+from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
+from equivcheck.layouts.parallelisms.tensor_parallel.export import cut_masks
+from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
+from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel, Parallelism
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Replace the modules of the plan, and cut dropout masks as it spreads outputs."""
+    assert isinstance(parallelism, LocalTensorParallel), parallelism
+    layout, training = draft.scenario.layout, draft.scenario.training
+    if layout.has(FSDP2):
+        raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
+    if layout.has(ContextParallel):
+        raise refuse("LocalTensorParallel inside ContextParallel", "heads beside positions fill no short script")
+    if layout.has(ExpertParallel):
+        raise refuse("LocalTensorParallel inside ExpertParallel", "units of which ranks have parts fill no short script")
+    if parallelism.loss_parallel:
+        raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
+    if parallelism.collectives is not Collectives.FUNCTIONAL:
+        raise refuse("LocalTensorParallel.collectives", "spmd_types is another package, and scripts need torch alone")
+    mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
+    regions = planned_regions(training.model, parallelism)
+    _define(draft)
+    if regions:
+        _define_regions(draft)
+    draft.add(LoopPosition.WRAP, f"ranks = AxisRanks({mesh}.get_group(), {mesh}.size(), {mesh}.get_local_rank(), {rows})")
+    for planned in planned_modules(training.model, parallelism):
+        path = draft.form.paths.get(planned.name, planned.name)
+        draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
+    for region in regions:
+        moves = ", ".join(map(_route, (region.enter, COPIED, region.leave)))
+        dims = ", ".join(f'"{name}": {dim}' for name, dim in region.dims)
+        layer = draft.form.layers[region.layer]
+        draft.add(LoopPosition.WRAP, f"cut_within({layer}, LocalRegion(ranks, {moves}), {{{dims}}})")
+    draft.add(LoopPosition.WRAP, *ties(draft))
+    if not rows:
+        draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
+    cut_masks(draft, parallelism)
+    read_local_shards(draft)
+
+
+def _define(draft: Draft) -> None:
+    from equivcheck.layouts.parallelisms.local_tensor_parallel import modules, regions
+
+    draft.need("dataclasses", "dataclass")
+    draft.need("enum", "Enum")
+    draft.need("typing", "Any")
+    draft.need("torch.nn", "functional")
+    draft.need("torch.distributed", "ProcessGroup")
+    draft.need("torch.distributed._functional_collectives", "as collectives")
+    draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Route))
+    draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
+    draft.definitions += map(source_of, (regions.UsedByAll, regions.AddedOnce))
+    draft.definitions += map(source_of, (modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
+
+
+def _define_regions(draft: Draft) -> None:
+    from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion, cut_within
+    from equivcheck.training.layers.region import Region
+
+    draft.need("collections.abc", "Mapping")
+    draft.definitions += map(source_of, (Region, LocalRegion, cut_within))
+
+
+def _code(path: str, planned: PlannedModule) -> str:
+    full = f'model.get_submodule("{path}")'
+    if planned.leave is None:
+        return f"LocalNorm({full}, ranks)"
+    if planned.enter is None:
+        return f"LocalEmbedding({full}, ranks, {_route(planned.leave)}, {planned.dims[0]})"
+    return f"LocalLinear({full}, ranks, {_route(planned.enter)}, {_route(planned.leave)}, {planned.dims})"
+
+
+def _route(route: Route) -> str:
+    lies = (route.source, route.target, route.gradient_source, route.gradient_target)
+    return f"Route({', '.join(map(str, lies))}, {route.features})"

@@ -1,0 +1,134 @@
+"""What tensor parallelism on plain tensors cannot run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, without_routing
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
+from equivcheck.layouts.parallelisms.tensor_parallel.plan_limits import (
+    APPLIED_FIRST,
+    ENDS_WHOLE,
+    ONE_ENTRY_A_LAYER,
+    TIES_CUT_ALIKE,
+    limit_of,
+)
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import RULES, cuts
+from equivcheck.scenario import FSDP2, Collectives, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
+from equivcheck.scenario.mesh import TP
+
+_CUT_DIMS = {Split.COLUMN: 0, Split.ROW: 1}
+
+
+def _shares_otherwise(training: Training, layout: Layout, index: int) -> bool:
+    """Whether a layer would need another part of a weight than the layer has that owns it."""
+    shares, plan = training.model.layers[index].shares, parallelism_of(layout, LocalTensorParallel).plan
+    return shares is not None and _CUT_DIMS.get(plan[index].split) != _CUT_DIMS.get(plan[shares].split)
+
+
+def _with_shares_alike(training: Training, layout: Layout) -> Training:
+    return each_layer(
+        training, lambda index, layer: layer.having(shares=None) if _shares_otherwise(training, layout, index) else layer
+    )
+
+
+SHARES_CUT_ALIKE = Limit(
+    reason="local tensor parallelism: layers that share a weight must need the same part of it, or all of it",
+    applies=lambda training, layout: any(
+        _shares_otherwise(training, layout, index) for index in range(len(training.model.layers))
+    ),
+    repair=_with_shares_alike,
+)
+
+
+def _updates_parts(training: Training, layout: Layout) -> bool:
+    is_cut = any(parameter.trained for parameter, _ in cuts(training.model, parallelism_of(layout, LocalTensorParallel)))
+    return not training.optimizer.elementwise and layout.mesh.size(TP) > 1 and is_cut
+
+
+WHOLE_PARAMETERS = Limit(
+    reason="local tensor parallelism: an optimizer that is not elementwise sees parts of parameters, and no whole",
+    applies=_updates_parts,
+    repair=elementwise,
+)
+
+
+def _lacks_tokens(training: Training, layout: Layout) -> bool:
+    source = training.model.source
+    by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROW
+    has_units = layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
+    return has_units and by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+
+
+EVERY_RANK_HAS_TOKENS = Limit(
+    reason="fully_shard, or replicate_with_fsdp, over local tensor parallelism: each rank must hold a row of an embedding "
+    "that is cut by tokens, as what has no elements cannot be sharded",
+    applies=_lacks_tokens,
+    repair=lambda training, layout: with_model(
+        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
+    ),
+    upstream=True,
+)
+
+ONLY_OF_LINEARS = Limit(
+    reason="local tensor parallelism with loss_parallel: a scale or an offset of the model's own is whole on every rank, beside "
+    "logits of which each has a part",
+    applies=lambda training, layout: (
+        parallelism_of(layout, LocalTensorParallel).loss_parallel and (training.model.scale or training.model.offset)
+    ),
+    repair=lambda training, _layout: with_model(training, scale=False, offset=False),
+)
+
+TYPES_PACKAGE = "spmd_types"
+
+
+def _is_typed(layout: Layout) -> bool:
+    return parallelism_of(layout, LocalTensorParallel).collectives is Collectives.TYPED
+
+
+NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn: there graphs end, "
+    "and a move of activations is compiled by itself; one that gathers them for experts is then taken for one whose gradient is "
+    "summed, as comparisons of enum members are folded without a guard (pytorch#196173)",
+    applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_routing(training.model),
+    repair=lambda training, _layout: without_routing(training),
+    torch=">=2.12",
+)
+
+LIMITS: tuple[Limit, ...] = (
+    NO_TYPED_GRAPHS_OF_EXPERTS,
+    ONE_ENTRY_A_LAYER,
+    SHARES_CUT_ALIKE,
+    ENDS_WHOLE,
+    TIES_CUT_ALIKE,
+    *(limit_of(rule) for rule in RULES if not rule.of_dtensors),
+    ENDS_IN_HEAD,
+    CROSS_ENTROPY_ALONE,
+    ONLY_OF_LINEARS,
+    WHOLE_PARAMETERS,
+    EVERY_RANK_HAS_TOKENS,
+)
+
+
+def _untyped(layout: Layout) -> Layout:
+    return with_options(layout, LocalTensorParallel, collectives=Collectives.FUNCTIONAL)
+
+
+WITH_ITS_PACKAGE = LayoutLimit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} is not installed (pip install {TYPES_PACKAGE})",
+    applies=lambda layout: _is_typed(layout) and find_spec(TYPES_PACKAGE) is None,
+    repair=_untyped,
+)
+
+WITH_ITS_TORCH = LayoutLimit(
+    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} cannot be imported, as it needs "
+    "torch.distributed._local_tensor",
+    applies=_is_typed,
+    repair=_untyped,
+    torch="<2.10",
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, WITH_ITS_PACKAGE, WITH_ITS_TORCH)

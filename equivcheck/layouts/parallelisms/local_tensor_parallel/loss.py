@@ -1,0 +1,66 @@
+"""The cross-entropy of logits of which each rank has those of its own classes: what the softmax needs of all is reduced.
+
+As in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3): the maximum, then sums over classes, are those of all ranks, and
+the gradient of each logit is computed where the logit is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
+from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import SUMMED
+from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.training.material import IGNORED, class_weights
+from equivcheck.training.setup import Setup
+
+
+def keep_logits_apart(setup: Setup, ranks: AxisRanks) -> None:
+    """Compute the loss of what each rank has of the logits."""
+    num_classes = setup.training.model.outputs
+
+    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+        assert isinstance(training.loss, CrossEntropy), "a limit leaves no other"
+        parts = _Parts(training.loss, ranks, num_classes, logits.flatten(0, -2), labels.flatten())
+        return parts.total() / divisor
+
+    if ranks.size > 1:
+        setup.loss = loss
+
+
+class _Parts:
+    """Logits (rows, own classes) beside labels (rows)."""
+
+    def __init__(
+        self, loss: CrossEntropy, ranks: AxisRanks, num_classes: int, logits: torch.Tensor, labels: torch.Tensor
+    ) -> None:
+        self.loss, self.ranks, self.num_classes, self.logits, self.labels = loss, ranks, num_classes, logits, labels
+        self.counts = labels != IGNORED
+        self.weights = class_weights(num_classes, logits.dtype) if loss.class_weights else logits.new_ones(num_classes)
+
+    def total(self) -> torch.Tensor:
+        """The sum over labels that count, on every rank."""
+        largest = self.ranks.maximum(torch.cat([self.logits.detach(), self._column(-torch.inf)], -1).amax(-1))
+        sums = [(self.logits - largest.unsqueeze(-1)).exp().sum(-1), self._of_labels()]
+        if self.loss.label_smoothing:
+            sums.append((self.logits * self.ranks.own_part(self.weights, 0)).sum(-1))
+        exponentials, labelled, *weighted = self.ranks.move(torch.stack(sums), SUMMED)
+        log_sum = exponentials.log() + largest
+        losses = (log_sum - labelled) * self.weights[self.labels.clamp(min=0)]
+        if weighted:
+            spread = (log_sum * self.weights.sum() - weighted[0]) / self.num_classes
+            losses = (1 - self.loss.label_smoothing) * losses + self.loss.label_smoothing * spread
+        if self.loss.z_loss:
+            losses = losses + self.loss.z_loss * log_sum.square()
+        total: torch.Tensor = (losses * self.counts).sum()
+        return total
+
+    def _of_labels(self) -> torch.Tensor:
+        """The logit of each label whose class this rank has, else zero."""
+        num_own = self.logits.shape[-1]
+        own = self.labels - self.ranks.first(self.num_classes)
+        own = torch.where((own >= 0) & (own < num_own), own, num_own)
+        return torch.cat([self.logits, self._column(0.0)], -1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
+
+    def _column(self, value: float) -> torch.Tensor:
+        return self.logits.new_full((len(self.logits), 1), value)

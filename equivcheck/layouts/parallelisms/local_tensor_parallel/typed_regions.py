@@ -1,0 +1,106 @@
+"""The same moves by the collectives of spmd_types, each named by the types between which it leads, which say its derivative.
+
+Invariant (I) is whole with a whole gradient, replicated (R) whole with addends for a gradient, S(dim) a part with the gradient of
+that part, partial (P) addends. See https://github.com/meta-pytorch/spmd_types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import spmd_types as spmd
+import torch
+from torch.nn import functional
+
+from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks, dim_of
+from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
+from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
+
+
+@dataclass(slots=True, kw_only=True)
+class TypedRanks(AxisRanks):
+    """Ranks that move values by spmd_types. Mutable."""
+
+    def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
+        """As inherited; from one part to another by way of the whole."""
+        if self.size == 1 or not route.moves:
+            return values
+        source, target = route.source, route.target
+        if source is ActivationPlacement.PENDING:
+            return self._summed(values, target)
+        if source is ActivationPlacement.WHOLE:
+            return self._copied(values) if target is source else self._cut(values, dim_of(target))
+        extent = (self.rows, route.features)[dim_of(source)]
+        is_addend = route.gradient_source is ActivationPlacement.PENDING
+        whole = self._whole(values, dim_of(source), extent, spmd.R if is_addend else spmd.I)
+        return whole if target is ActivationPlacement.WHOLE else self._cut(whole, dim_of(target))
+
+    def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return parameter if self.size == 1 else self._copied(parameter)
+
+    def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return (
+            parameter
+            if self.size == 1
+            else _tensor(spmd.convert(parameter, self.group, src=spmd.I, dst=spmd.P, expert_mode=True))
+        )
+
+    def maximum(self, values: torch.Tensor) -> torch.Tensor:
+        """As inherited; the library adds up and gathers, no more."""
+        return _tensor(spmd.all_gather(values.contiguous(), self.group, src=spmd.V, dst=spmd.R)).amax(0)
+
+    def _copied(self, whole: torch.Tensor) -> torch.Tensor:
+        return _tensor(WithContiguousGradient.apply(spmd.convert(whole, self.group, src=spmd.I, dst=spmd.R)))  # type: ignore[no-untyped-call]
+
+    def _summed(self, addend: torch.Tensor, target: ActivationPlacement) -> torch.Tensor:
+        if target is ActivationPlacement.WHOLE:
+            return _tensor(spmd.all_reduce(addend.contiguous(), self.group, src=spmd.P, dst=spmd.I))
+        dim = dim_of(target)
+        rows = self._padded(addend.movedim(dim, 0))
+        part = _tensor(spmd.reduce_scatter(rows, self.group, src=spmd.P, dst=spmd.S(0)))
+        return self._own(part, addend.shape[dim]).movedim(0, dim)
+
+    def _cut(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        rows = self._padded(whole.movedim(dim, 0))
+        part = _tensor(spmd.convert(rows, self.group, src=spmd.I, dst=spmd.S(0)))
+        return self._own(part, whole.shape[dim]).movedim(0, dim)
+
+    def _whole(self, part: torch.Tensor, dim: int, extent: int, kind: Any) -> torch.Tensor:
+        rows = _lengthened(part.movedim(dim, 0), chunk_size(extent, self.size))
+        gathered = _tensor(spmd.all_gather(rows, self.group, src=spmd.S(0), dst=kind))
+        return gathered.narrow(0, 0, extent).movedim(0, dim)
+
+    def _padded(self, rows: torch.Tensor) -> torch.Tensor:
+        """Equally many rows for each rank."""
+        return _lengthened(rows, chunk_size(len(rows), self.size) * self.size)
+
+    def _own(self, part: torch.Tensor, extent: int) -> torch.Tensor:
+        """A part without what it was padded with."""
+        return part.narrow(0, 0, chunk_sizes(extent, self.size)[self.index])
+
+
+class WithContiguousGradient(torch.autograd.Function):
+    """The same values. The library refuses to add up gradients that are not contiguous, which is out of its caller's hands."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        """As they are."""
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """In a row."""
+        return gradients[0].contiguous()
+
+
+def _lengthened(rows: torch.Tensor, length: int) -> torch.Tensor:
+    return functional.pad(rows, (*(0, 0) * (rows.dim() - 1), 0, length - len(rows))).contiguous()
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value
+    return found

@@ -1,0 +1,83 @@
+"""What a pipeline communicates beside what stages send and receive: its connections, gradients of shared weights, a norm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.parallelisms.pipeline.stages import rank_of_stages, weights_of_several_ranks
+from equivcheck.scenario import ClipNorm, NormType, Pipeline
+from equivcheck.scenario.mesh import PP
+from equivcheck.system.torch_version import torch_in
+from equivcheck.worlds.trace.stage import Stage
+
+CONNECTS_AT_ONCE = ">=2.15"
+"""Versions of torch whose schedules, when they first run, agree on how shapes are found, and connect neighbouring stages."""
+_FLAG_BYTES = 4
+"""Of the int32 with which they do."""
+
+
+def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
+    ledger = Ledger()
+    if view.layout.mesh.size(PP) > 1 and torch_in(CONNECTS_AT_ONCE):
+        _note_connections(ledger, view, pipeline)
+    _note_exchanges(ledger, view, pipeline)
+    return ledger.totals | _clipping(view)
+
+
+def _note_connections(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
+    """In the first step, for each schedule: there is one for microbatches of so many rows."""
+    rounds = _num_rounds(pipeline, view.layout.mesh.size(PP))
+    for _ in set(view.training.data.microbatches):
+        ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
+        ledger.note(0, "all_reduce.sum", view.axes(PP), rounds * _FLAG_BYTES, rounds)
+
+
+def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
+    """Rounds in which pairs of ranks with neighbouring stages meet: each in the first in which neither has met another."""
+    of_stage = rank_of_stages(pipeline, ranks)
+    pairs = {tuple(sorted((of_stage[stage - 1], of_stage[stage]))) for stage in range(1, len(of_stage))}
+    rounds: list[set[int]] = []
+    for pair in sorted(pair for pair in pairs if pair[0] != pair[1]):
+        met = next((met for met in rounds if met.isdisjoint(pair)), None)
+        if met is None:
+            rounds.append(set(pair))
+        else:
+            met.update(pair)
+    return len(rounds)
+
+
+def _note_exchanges(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
+    """One sum a step of the gradients of each trained weight of which this rank has one of several copies."""
+    mesh, shapes = view.layout.mesh, {held.parameter.full_name: held.shape for held in view.held}
+    for weight in weights_of_several_ranks(view.training.model, pipeline, mesh.size(PP)):
+        if weight.trained and view.index(PP) in weight.ranks:
+            num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
+            for step in range(view.training.steps):
+                ledger.note(step, "all_reduce.sum", axes_of(weight.ranks, mesh), num_bytes)
+
+
+def _clipping(view: RankView) -> Totals:
+    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
+    if isinstance(clipping, ClipNorm):
+        op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
+        for step in range(view.training.steps):
+            ledger.note(step, op, view.axes(PP), view.item_bytes)
+    return ledger.totals
+
+
+PIPELINE_COMMUNICATION = CommunicationModel(
+    options=frozenset(field.name for field in fields(Pipeline)),
+    calls=_all_calls,
+    uneven=lambda _pipeline: True,
+    unmodelled=(
+        Unmodelled(
+            reason="pipeline: what stages send and receive depends on the schedule, which is not modelled; collectives are",
+            applies=lambda _training, _layout: True,
+            ops=frozenset(("send", "recv")),
+        ),
+    ),
+)

@@ -1,0 +1,228 @@
+"""`torch.distributed.pipelining`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.loop import has_several, loss_of, order_of
+from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.layouts.parallelisms.pipeline.export_copies import CLIPPED, WEIGHTS, copy_weights
+from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
+from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, trained_layers, weights_of_several_ranks
+from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Parallelism, Pipeline
+from equivcheck.scenario.mesh import PP
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Leave each rank its stages, and let a schedule compute."""
+    assert isinstance(parallelism, Pipeline), parallelism
+    layout, training = draft.scenario.layout, draft.scenario.training
+    if len(layout.parallelisms) > 1:
+        raise refuse(f"layout {layout.name}", "only a pipeline alone is written")
+    ranks = layout.mesh.size(PP)
+    draft.need("torch.distributed.pipelining", "PipelineStage")
+    draft.need("torch.distributed.pipelining.schedules", SCHEDULES[parallelism.schedule])
+    spans = layers_of_stages(parallelism, ranks, len(training.model.layers))
+    stages = ", ".join(f"range({span.start}, {span.stop})" for span in spans)
+    draft.definitions.append([f"STAGES = [{stages}]  # layers of each"])
+    draft.averages_loss, draft.may_lack = False, True
+    draft.loss_rank = 0 if parallelism.schedule.is_v else ranks - 1
+    if draft.form.stack != "model":
+        draft.definitions.append(_stage_class(draft))
+    shared = weights_of_several_ranks(training.model, parallelism, ranks)
+    if shared:
+        draft.add(LoopPosition.WRAP, WEIGHTS)
+    _build(draft, parallelism, ranks, spans)
+    if shared:
+        copy_weights(draft, shared)
+    draft.computes = _compute(draft, parallelism, ranks)
+    if isinstance(training.clipping, ClipNorm):
+        draft.definitions.append(_clip(training.clipping, "counted" if shared else "parameters"))
+        draft.clip_norm = CLIPPED if shared else "clip_across_stages(list(model.parameters()))"
+
+
+def _stage_class(draft: Draft) -> list[str]:
+    """A stage of layers that take more than the output of the one before, or to whose outputs more is done at the end."""
+    extras, model = draft.form.extras, draft.scenario.training.model
+    made = [
+        "super().__init__()",
+        "self.indices = indices",
+        "self.layers = nn.ModuleList(model.layers[index] for index in indices)",
+    ]
+    given = {"masks": '[masks[f"mask_{number}"] for number in range(len(masks))]', "step": "self.step"}
+    body = [
+        *_embedding_lines(model),
+        *([f"extra = extras({', '.join(given[name] for name in extras)})"] if extras else []),
+        "for index, layer in zip(self.indices, self.layers, strict=True):",
+        "    values = layer(values, *extra[index])" if extras else "    values = layer(values)",
+    ]
+    made += [f"self.{name} = model.{name} if indices == STAGES[0] else None" for name in _embedded_by(model)]
+    made += ["self.head = model.head if indices == STAGES[-1] else None"] * (model.head is not None)
+    if model.scale:
+        made.append("self.scale = model.scale")
+    if model.offset:
+        made.append('self.register_buffer("offset", model.offset)')
+    if model.head is not None:
+        normed = 'self.head["norm"](values)' if model.head.norm else "values"
+        body += ["if self.head is not None:", f'    values = self.head["linear"]({normed})']
+    if model.scale or model.offset:
+        values = "values" + " * self.scale" * model.scale + " + self.offset" * model.offset
+        body.append(f"return {values} if self.indices == STAGES[-1] else values")
+    else:
+        body.append("return values")
+    if extras:
+        taken = ", ".join(f"({''.join(f'{name}, ' for name in each)})" for each in draft.form.arguments)
+        text = '"""What each layer is called with beside its inputs."""'
+        draft.definitions.append(block(f"def extras({', '.join(extras)}):", [text, f"return [{taken}]".replace(", )", ",)")]))
+    return [
+        "class Stage(nn.Module):",
+        '    """Some layers of a model."""',
+        "",
+        *(["    step = 0  # no argument: schedules of torch before 2.13 take tensors alone", ""] if "step" in extras else []),
+        *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
+        "",
+        *indented(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
+    ]
+
+
+def _embedded_by(model: Model) -> tuple[str, ...]:
+    """The modules that tokens are embedded by."""
+    if model.source is None:
+        return ()
+    return ("embedding", "positions") if model.source.learned_positions else ("embedding",)
+
+
+def _embedding_lines(model: Model) -> list[str]:
+    if model.source is None:
+        return []
+    positions = " + self.positions.weight" * model.source.learned_positions
+    return ["if self.embedding is not None:", f"    values = self.embedding(values){positions}"]
+
+
+def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, ...]) -> None:
+    """The stages of this rank, the schedule, and identities in the place of other layers."""
+    last = ranks * parallelism.stages_per_rank - 1
+    rows = tuple(sorted(set(draft.scenario.training.data.microbatches)))
+    if parallelism.stages_per_rank == 1:
+        numbers = "(dist.get_rank(),)"
+    elif parallelism.schedule.is_v:
+        numbers = f"(dist.get_rank(), {last} - dist.get_rank())"
+    else:
+        numbers = f"range(dist.get_rank(), {last + 1}, {ranks})"
+    stage = _stage(draft, parallelism, last + 1, spans)
+    made = "stages[0]" if parallelism.schedule.is_single else "stages"
+    scale = str(parallelism.scale_grads)
+    built = call(
+        SCHEDULES[parallelism.schedule],
+        made,
+        str(parallelism.num_chunks),
+        loss_fn=_loss_fn(draft, parallelism, rows),
+        scale_grads=scale,
+    )
+    pipe = [f"stages = [{stage} for number in numbers]"]
+    if len(rows) == 1:
+        pipe = [line.replace("rows // ", f"{rows[0]} // ") for line in pipe] + [f"pipe = {built}"]
+    else:
+        pipe = ["pipes = {}", *block(f"for rows in {rows}:", [*pipe, f"pipes[rows] = {built}"])]
+    draft.add(
+        LoopPosition.WRAP,
+        f"numbers = {numbers}",
+        *pipe,
+        f"for index in range({len(draft.form.layers)}):",
+        "    if not any(index in STAGES[number] for number in numbers):",
+        f"        {draft.form.stack}[index] = nn.Identity()",
+    )
+    for name in _embedded_by(draft.scenario.training.model):
+        draft.add(LoopPosition.WRAP, "if 0 not in numbers:", f"    model.{name} = None")
+    if draft.scenario.training.model.head is not None:
+        draft.add(LoopPosition.WRAP, f"if {last} not in numbers:", "    model.head = None")
+    if draft.scenario.training.model.scale:
+        draft.add(LoopPosition.WRAP, f"if {last} not in numbers:", '    model.register_parameter("scale", None)')
+
+
+def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
+    """The expression of the stage of a number."""
+    layers = "model[STAGES[number].start : STAGES[number].stop]"
+    if draft.form.stack != "model":
+        layers = "Stage(model, STAGES[number])"
+    shapes = {}
+    if parallelism.static_shapes:
+        _define_shapes(draft, spans)
+        rows = f"rows // {parallelism.num_chunks}"
+        shapes = {"input_args": f"chunk({rows}, *SHAPES[number])", "output_args": f"chunk({rows}, *SHAPES[number + 1])"}
+    return call("PipelineStage", layers, "number", str(num_stages), 'torch.device("cpu")', **shapes)
+
+
+def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
+    model = draft.scenario.training.model
+    trained, embeds = trained_layers(model), model.source is not None and not model.source.frozen
+    learns = embeds or any(trained) or model.scale or model.head is not None
+    fed = None if model.source is not None else model.features
+    between = [(model.inputs(span.start), embeds or any(trained[: span.start])) for span in spans[1:]]
+    words = "features" if model.source is None else "features, none of tokens"
+    shapes = [(fed, False), *between, (model.outputs, learns)]
+    draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether gradients come back"])
+    positions = "" if model.length is None else f"{model.length}, "
+    tokens = block("if features is None:", [f"return torch.zeros(rows, {positions}dtype=torch.int64)"])
+    draft.definitions.append(
+        [
+            f"def chunk(rows: int, features: int{' | None' * (model.source is not None)}, needs_gradient: bool) -> torch.Tensor:",
+            '    """What a stage sends or receives at once."""',
+            *indented(tokens if model.source is not None else []),
+            f"    return torch.empty(rows, {positions}features, requires_grad=needs_gradient)",
+        ]
+    )
+
+
+def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
+    """Define the loss of a chunk's outputs, as a part of the step's, and give the expression of it."""
+    training = draft.scenario.training
+    loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
+    chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
+    uneven = training.loss.is_mean and len(rows) > 1
+    if uneven:
+        loss, arguments = f"{loss} * share", f"{arguments}, share"
+    elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
+        loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
+    text = '"""The loss of a chunk as a part of the step\'s."""'
+    draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
+    if not uneven:
+        return "loss_fn"
+    draft.need("functools", "partial")
+    return f"partial(loss_fn, share=rows / {chunks * training.data.batch})"
+
+
+def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
+    several_rows = len(set(draft.scenario.training.data.microbatches)) > 1
+    pipe = "pipes[len(inputs)]" if several_rows else "pipe"
+    scale = f" / {parallelism.num_chunks}" if parallelism.scale_grads and parallelism.num_chunks > 1 else ""
+    total = f"sum(losses, torch.zeros(())).detach(){scale}"
+    first, target = "inputs", "targets"
+    if ranks > 1:
+        first = "*([inputs] if dist.get_rank() == 0 else [])"
+        target = f"targets if dist.get_rank() == {draft.loss_rank} else None"
+    masks = ['**{f"mask_{number}": mask for number, mask in enumerate(masks)}'] if "masks" in draft.form.extras else []
+    return [
+        "losses = []",
+        *(["loss_fn.step = step"] if isinstance(draft.scenario.training.loss, CrossEntropy) else []),
+        *(["Stage.step = step"] if "step" in draft.form.extras else []),
+        call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
+        f"total = total + {total}" if has_several(draft) else f"total = {total}",
+    ]
+
+
+def _clip(clipping: ClipNorm, counted: str) -> list[str]:
+    order = order_of(clipping)
+    if clipping.norm_type is NormType.INF:
+        across = ["dist.all_reduce(norm, op=dist.ReduceOp.MAX)"]
+    else:
+        across = [f"norm = norm**{order}", "dist.all_reduce(norm)", f"norm = norm ** (1 / {order})"]
+    taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters")
+    return [
+        f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
+        '    """Clip by the norm over the parameters of all ranks, and return it."""',
+        f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
+        f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
+        *indented(across),
+        f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",
+        "    return norm",
+    ]

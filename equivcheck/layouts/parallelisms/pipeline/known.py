@@ -1,0 +1,135 @@
+"""What entries of known.toml may ask of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.parallelisms.pipeline.stages import (
+    ALWAYS_SPLIT,
+    layers_of_stages,
+    stage_of_layers,
+    stages_behind_frozen_layers,
+    stages_of_rank,
+    trained_layers,
+)
+from equivcheck.scenario import AnyLayer, Model, Pipeline, PipelineSchedule, Scenario, ShapeOp
+from equivcheck.scenario.mesh import PP
+from equivcheck.training.layers.parameters import SCALE, layer_of
+from equivcheck.worlds.trace.differences import Divergence
+
+ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
+"""What leaves a layer's output a view of another tensor."""
+
+
+def _pipeline(scenario: Scenario) -> Pipeline | None:
+    return next(iter(scenario.layout.of(Pipeline)), None)
+
+
+def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
+    return layers_of_stages(pipeline, scenario.layout.mesh.size(PP), len(scenario.training.model.layers))
+
+
+@need
+def always_splits_backward(scenario: Scenario) -> bool:
+    """A zero-bubble schedule computes gradients of inputs and of weights apart."""
+    pipeline = _pipeline(scenario)
+    return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
+
+
+@need
+def sometimes_splits_backward(scenario: Scenario) -> bool:
+    """DualPipeV on several ranks computes gradients of inputs and of weights apart for some chunks, together for others."""
+    pipeline = _pipeline(scenario)
+    dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
+    return dual and scenario.layout.mesh.size(PP) > 1
+
+
+@need
+def splits_backward(scenario: Scenario) -> bool:
+    """Gradients of inputs and of weights are computed apart for some chunk."""
+    return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
+
+
+@need
+def stage_behind_frozen_layers(scenario: Scenario) -> bool:
+    """No layer before some stage is trained, so that its input needs no gradient."""
+    return bool(_behind_frozen_layers(scenario))
+
+
+def _behind_frozen_layers(scenario: Scenario) -> set[int]:
+    """The stages of which that is so, without the first."""
+    return stages_behind_frozen_layers(scenario.training.model, scenario.layout) if scenario.layout.has(Pipeline) else set()
+
+
+@show
+def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor belongs to a stage of which no layer before it is trained."""
+    stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
+    is_last = divergence.tensor == SCALE.full_name or divergence.tensor.startswith("head.")
+    layer = len(stages) - 1 if is_last else layer_of(divergence.tensor)
+    return layer is not None and stages[layer] in _behind_frozen_layers(scenario)
+
+
+def ends_in_view(model: Model, index: int) -> bool:
+    """Whether a layer's output is a view: by what is done to it last, or as what a linear with a bias makes of sequences."""
+    layer = model.layers[index]
+    return layer.shape_op in ENDS_IN_VIEW or (model.length is not None and layer.bias and layer.ends_in_linear)
+
+
+@need
+def stage_ends_in_view(scenario: Scenario) -> bool:
+    """What some stage between the first and the last hands on is a view."""
+    pipeline = _pipeline(scenario)
+    if pipeline is None:
+        return False
+    model = scenario.training.model
+    return any(ends_in_view(model, span[-1]) for span in _spans(scenario, pipeline)[1:-1])
+
+
+@need
+def weight_shared_around_others(scenario: Scenario) -> bool:
+    """In a stage behind the first, a trained parameter lies between two uses of a trained weight."""
+    return any(map(_has_trained, _between_uses(scenario)))
+
+
+@need
+def weight_shared_in_a_row(scenario: Scenario) -> bool:
+    """In a stage behind the first a trained weight has two uses, and nothing that is trained lies between them."""
+    return not all(map(_has_trained, _between_uses(scenario)))
+
+
+def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
+    """The layers from one use of a trained weight to another in its stage, that of the other included, behind the first stage."""
+    pipeline, layers = _pipeline(scenario), scenario.training.model.layers
+    for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
+        for index in span:
+            owner = layers[index].shares
+            if owner is not None and owner in span and not layers[owner].frozen:
+                yield layers[owner + 1 : index + 1]
+
+
+def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
+    """Whether any has a trained parameter before its linear, or a trained linear of its own."""
+    return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
+
+
+def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
+    """Some rank has only stages of which no layer is trained, or gets a gradient (`split_backward_behind_frozen_layers`)."""
+    pipeline = _pipeline(scenario)
+    if pipeline is None:
+        return False
+    ranks = scenario.layout.mesh.size(PP)
+    return any(
+        not any(_gets_gradients(scenario, pipeline, stage) for stage in stages_of_rank(pipeline, rank, ranks))
+        for rank in range(ranks)
+    )
+
+
+def _gets_gradients(scenario: Scenario, pipeline: Pipeline, stage: int) -> bool:
+    if always_splits_backward(scenario) and stage in _behind_frozen_layers(scenario):
+        return False
+    model, span = scenario.training.model, _spans(scenario, pipeline)[stage]
+    ends_trained = (model.scale or model.head is not None) and len(model.layers) - 1 in span
+    begins_trained = model.source is not None and not model.source.frozen and 0 in span
+    return ends_trained or begins_trained or any(trained_layers(model)[index] for index in span)

@@ -1,0 +1,263 @@
+"""Stages of a model's layers, and the schedules of `torch.distributed.pipelining` that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from equivcheck.layouts.parallelisms.pipeline.stages import (
+    SharedWeight,
+    layers_of_stages,
+    stages_of_rank,
+    trained_layers,
+    weights_of_several_ranks,
+)
+from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
+from equivcheck.training.accumulate import scalar, scaled
+from equivcheck.training.material import Batch
+from equivcheck.training.model import MLP
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.meshes import group_of
+from equivcheck.worlds.trace.stage import Stage
+
+SCHEDULES: dict[PipelineSchedule, str] = {
+    PipelineSchedule.GPIPE: "ScheduleGPipe",
+    PipelineSchedule.ONE_F_ONE_B: "Schedule1F1B",
+    PipelineSchedule.LOOPED_BFS: "ScheduleLoopedBFS",
+    PipelineSchedule.INTERLEAVED: "ScheduleInterleaved1F1B",
+    PipelineSchedule.INTERLEAVED_ZERO_BUBBLE: "ScheduleInterleavedZeroBubble",
+    PipelineSchedule.ZBV: "ScheduleZBVZeroBubble",
+    PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
+}
+"""Names of the classes."""
+
+
+class StageLayers(nn.Module):
+    """Consecutive layers as one module; the first have the model's embedding before them, the last what comes after layers.
+
+    A stage is called with tensors alone: versions of torch differ in what else they take.
+    """
+
+    step: int
+
+    def __init__(self, model: MLP, layers: range, *, is_first: bool, is_last: bool) -> None:
+        super().__init__()
+        self.indices, self.step = layers, 0
+        # What it is called by keeps no module of its own: these have the parameters that a schedule asks for.
+        self.embed, self.finish = model.embedded if is_first else None, model.finished if is_last else None
+        self.embedded_by = nn.ModuleList(filter(None, (model.embedding, model.positions)) if is_first else ())
+        self.blocks = nn.ModuleList(model.layers[index] for index in layers)
+        self.head = model.head if is_last else None
+        self.scale = model.scale if is_last and "scale" in model._parameters else None
+
+    def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
+        """Map what enters the first layer, or tokens, to what leaves the last; masks are named by the layers that have one."""
+        values = inputs if self.embed is None else self.embed(inputs)
+        for index, block in zip(self.indices, self.blocks, strict=True):
+            values = block(values, masks.get(_mask_of(index)), self.step)
+        return values if self.finish is None else self.finish(values)
+
+
+def _mask_of(layer: int) -> str:
+    return f"mask_{layer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copy:
+    """This rank's copy of a trained weight that stages of other ranks use, too."""
+
+    weight: nn.Parameter
+    """The parameter."""
+    group: dist.ProcessGroup
+    """The ranks that have a copy."""
+    counts: bool
+    """Whether it counts in the norm of all gradients, as one of the copies does."""
+
+    def sum_gradients(self) -> None:
+        """Give each copy the gradient of all uses."""
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight)
+        dist.all_reduce(self.weight.grad, group=self.group)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pipe:
+    """This rank's part of a pipeline."""
+
+    setup: Setup
+    """What it trains with."""
+    parallelism: Pipeline
+    """How."""
+    group: dist.ProcessGroup
+    """The ranks of the pipeline."""
+    modules: dict[int, StageLayers]
+    """The layers of each of this rank's stages."""
+    copies: tuple[Copy, ...] = ()
+    """The weights that stages of other ranks use, too."""
+    divisor: float = 1.0
+    """What a loss of labels is divided by in the step that runs."""
+    schedules: dict[int, Any] = field(default_factory=dict)
+    """The schedule for microbatches of so many rows on this rank: a stage's buffers have one shape."""
+
+    @property
+    def num_stages(self) -> int:
+        """Stages over all ranks."""
+        return dist.get_world_size(self.group) * self.parallelism.stages_per_rank
+
+    def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
+        """Run the schedule for each microbatch; the loss is known where the last stage is."""
+        losses: list[torch.Tensor] = []
+        for batch in microbatches:
+            setup.announce(Stage.COMPUTE, index)
+            losses += self._run(setup.take(batch), batch.rows, index)
+            setup.announce(Stage.READING, index)
+        setup.announce(Stage.COMPUTE, index)
+        self.exchange()
+        setup.announce(Stage.READING, index)
+        scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
+        return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
+
+    def exchange(self) -> None:
+        """Sum the gradients that copies of a weight have on their ranks."""
+        for copy in self.copies:
+            copy.sum_gradients()
+
+    def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip by the norm over the parameters of all stages, in which a weight counts once, whatever its copies."""
+        return clip_across(self.group, parameters, clipping, {copy.weight for copy in self.copies if not copy.counts})
+
+    def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        inputs = (part.inputs,) if 0 in self.modules else ()
+        targets = part.targets if self.num_stages - 1 in self.modules else None
+        masks = {_mask_of(layer): mask for layer, mask in enumerate(part.masks) if mask is not None}
+        self.divisor = part.divisor
+        for module in self.modules.values():
+            module.step = index
+        self._schedule(part, rows).step(*inputs, target=targets, losses=losses, **masks)
+        return losses
+
+    def _schedule(self, part: Batch, rows: int) -> Any:
+        """The schedule for microbatches like this one, of `rows` rows on all ranks; built once."""
+        if rows not in self.schedules:
+            self.schedules[rows] = self._build(part, rows)
+        return self.schedules[rows]
+
+    def _build(self, part: Batch, rows: int) -> Any:
+        parallelism = self.parallelism
+        stages = [self._stage(number, part) for number in self.modules]
+        kind = getattr(torch_schedules, SCHEDULES[parallelism.schedule])
+        made = stages[0] if parallelism.schedule.is_single else stages
+        return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
+
+    def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Maps outputs and targets of a chunk of a microbatch of `rows` rows to its part of the step's loss."""
+        counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
+        return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), counted)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss of outputs beside targets."""
+        return self.setup.loss(self.setup.training, outputs, targets, self.divisor)
+
+    def _stage(self, number: int, part: Batch) -> PipelineStage:
+        module = self.modules[number]
+        shapes = self._shapes(module, part) if self.parallelism.static_shapes else {}
+        return PipelineStage(module, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
+
+    def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
+        """A chunk of the stage's input and output, as far as its shape, element type and need of a gradient go."""
+        model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
+        first, last = module.indices[0], module.indices[-1]
+        trained, is_last = trained_layers(model), last == len(model.layers) - 1
+        embeds = model.source is not None and not model.source.frozen
+        learns = embeds or any(trained[: last + 1]) or module.scale is not None or module.head is not None
+        positions = () if model.length is None else (model.length,)
+        dtype = getattr(torch, self.setup.training.precision.value)
+
+        def chunk(features: int, needs_grad: bool) -> torch.Tensor:
+            return torch.empty(rows, *positions, features, dtype=dtype, requires_grad=needs_grad)
+
+        is_fed = module.embed is not None
+        return {
+            "input_args": part.inputs[:rows] if is_fed else chunk(model.inputs(first), embeds or any(trained[:first])),
+            "output_args": chunk(model.outputs if is_last else model.inputs(last + 1), learns),
+        }
+
+
+def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
+    """Leave this rank the layers of its stages, and let a schedule compute each step."""
+    rank, ranks, model = mesh.get_local_rank(), mesh.size(), setup.model
+    assert isinstance(model, MLP), "the model is a stack"
+    spans = layers_of_stages(parallelism, ranks, len(model.layers))
+    modules = {
+        stage: StageLayers(model, spans[stage], is_first=stage == 0, is_last=stage == len(spans) - 1)
+        for stage in stages_of_rank(parallelism, rank, ranks)
+    }
+    copies = tuple(_copies(model, weights_of_several_ranks(setup.training.model, parallelism, ranks), rank))
+    pipe = Pipe(setup=setup, parallelism=parallelism, group=mesh.get_group(), modules=modules, copies=copies)
+    setup.compute, setup.clip_norm = pipe.compute, pipe.clip
+    _leave(model, modules.values())
+
+
+def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
+    """This rank's copies of weights that several ranks have; every rank calls it, as all make the groups of some."""
+    for weight in shared:
+        if weight.trained:
+            group = group_of(weight.ranks)
+            if rank in weight.ranks:
+                yield Copy(weight=model.get_parameter(weight.name), group=group, counts=rank == weight.first)
+
+
+def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
+    """Leave a model the parameters of these stages alone, those that they share with other stages by their first names."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    kept = {index for module in modules for index in module.indices}
+    for index in range(len(model.layers)):
+        if index not in kept:
+            model.layers[index] = nn.Identity()
+    if all(module.embed is None for module in modules):
+        model.embedding = model.positions = None
+    if all(module.finish is None for module in modules):
+        model.head = None
+        model.register_parameter("scale", None)
+    for name, parameter in [*model.named_parameters()]:
+        if name != names[parameter]:
+            _keep_name(model, names[parameter], parameter)
+
+
+def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
+    """Let modules without a use have a parameter by the name that it has in the whole model."""
+    *path, last = name.split(".")
+    module: nn.Module = model
+    for part in path:
+        found = getattr(module, part, None)
+        if not isinstance(found, nn.Module):
+            setattr(module, part, nn.Module())
+        module = module.get_submodule(part)
+    module.register_parameter(last, parameter)
+
+
+def clip_across(
+    group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
+) -> torch.Tensor:
+    """Clip by the norm over the parameters of all stages, which torch leaves to its users; returns the norm before."""
+    order = float(clipping.norm_type.value)
+    counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
+    gradients = [parameter.grad for parameter in counted if parameter.grad is not None]
+    norm = nn.utils.get_total_norm(gradients, order).to(parameters[0].dtype)
+    if clipping.norm_type is NormType.INF:
+        dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=group)
+    else:
+        norm = norm**order
+        dist.all_reduce(norm, group=group)
+        norm = norm ** (1.0 / order)
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm

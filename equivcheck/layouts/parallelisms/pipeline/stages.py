@@ -1,0 +1,125 @@
+"""Which layers and stages a rank of a pipeline has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equivcheck.layouts.base.limits.limit import parallelism_of
+from equivcheck.layouts.base.limits.repairs import is_tied
+from equivcheck.scenario import AnyLayer, AuxiliaryLinear, Layout, Model, Pipeline, PipelineSchedule
+from equivcheck.scenario.mesh import PP
+from equivcheck.training.layers.parameters import parameters_of
+
+ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
+"""Schedules that compute gradients of inputs and of weights apart, for every chunk."""
+
+
+Use = tuple[str, int]
+"""The canonical name of a module that uses a weight of several uses, and its stage or rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeight:
+    """A weight with uses in stages of several ranks, of which each has a copy."""
+
+    uses: tuple[Use, ...]
+    """By the module that owns it, then by others, each with its rank."""
+    trained: bool
+    """Whether it requires a gradient."""
+
+    @property
+    def owner(self) -> str:
+        """Canonical name of the module that owns it."""
+        return self.uses[0][0]
+
+    @property
+    def name(self) -> str:
+        """Canonical name."""
+        return f"{self.owner}.weight"
+
+    @property
+    def first(self) -> int:
+        """The rank of the first use, where it counts as a parameter of the whole model."""
+        return self.uses[0][1]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have a copy, in rising order."""
+        return tuple(sorted({rank for _, rank in self.uses}))
+
+
+def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
+    """The stages of one of so many ranks, in rising order: round the ranks, or down and up again."""
+    if pipeline.schedule.is_v:
+        return rank, 2 * ranks - 1 - rank
+    return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
+
+
+def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
+    """By stage, the rank that has it."""
+    return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
+
+
+def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
+    """The layers of each stage: as the boundaries say, else as even as can be, the first stages one layer longer."""
+    if pipeline.boundaries:
+        starts: Sequence[int] = (0, *pipeline.boundaries)
+    else:
+        count = ranks * pipeline.stages_per_rank
+        starts = [stage * (num_layers // count) + min(stage, num_layers % count) for stage in range(count)]
+    return tuple(range(start, end) for start, end in zip(starts, (*starts[1:], num_layers), strict=True))
+
+
+def num_stages(layout: Layout) -> int:
+    """The stages of a layout that has a pipeline."""
+    return layout.mesh.size(PP) * parallelism_of(layout, Pipeline).stages_per_rank
+
+
+def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
+    """Per layer, the stage that has it."""
+    spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
+    return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
+
+
+def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
+    """The stages, without the first, of which no layer before is trained, so that their input needs no gradient."""
+    if model.source is not None and not model.source.frozen:
+        return set()
+    stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
+    return {stage for stage in stages if stage and not any(trained[: stages.index(stage)])}
+
+
+def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
+    """Of each weight that has several, its uses with their stages, that of the module that owns it first."""
+    spans = layers_of_stages(pipeline, ranks, len(model.layers))
+    stages = [stage for stage, span in enumerate(spans) for _ in span]
+    found: dict[str, list[Use]] = {}
+    for index, layer in enumerate(model.layers):
+        if layer.shares is not None:
+            owner = f"layers.{layer.shares}.linear"
+            found.setdefault(owner, [(owner, stages[layer.shares])]).append((f"layers.{index}.linear", stages[index]))
+    tied = [(("embedding", 0), ("head.linear", len(spans) - 1))] if is_tied(model) else []
+    return (*tied, *map(tuple, found.values()))
+
+
+def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tuple[SharedWeight, ...]:
+    """The weights of which several ranks have a copy, in one order on all of them."""
+    rank_of = rank_of_stages(pipeline, ranks)
+    trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
+    found = []
+    for uses in uses_of_weights(model, pipeline, ranks):
+        placed = tuple((module, rank_of[stage]) for module, stage in uses)
+        found.append(SharedWeight(uses=placed, trained=trained[f"{uses[0][0]}.weight"]))
+    return tuple(weight for weight in found if len(weight.ranks) > 1)
+
+
+def trained_layers(model: Model) -> tuple[bool, ...]:
+    """Per layer, whether it has a trained parameter that takes part in some step, so that its output needs a gradient."""
+    return tuple(_is_trained(model, layer) for layer in model.layers)
+
+
+def _is_trained(model: Model, layer: AnyLayer) -> bool:
+    own = layer.shares is None or layer.bias or layer.norm is not None or layer.auxiliary is AuxiliaryLinear.EVEN_STEPS
+    shared = layer.shares is not None and not model.layers[layer.shares].frozen
+    return (own and not layer.frozen) or shared

@@ -1,0 +1,42 @@
+"""What composable `replicate` communicates: as a `DistributedDataParallel`, or as `fully_shard` whose shards are whole."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
+from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op, units_of
+from equivcheck.scenario import DDP, Layout, Replicate, Replicator, Training
+
+
+def _all_calls(view: RankView, replicate: Replicate) -> Totals:
+    if replicate.implementation is Replicator.DDP:
+        ddp = DDP(bucket_cap_mb=replicate.bucket_cap_mb, no_sync=replicate.no_sync, compression=replicate.compression)
+        return ddp_totals(view, ddp, view.axes(*view.layout.axes_of(replicate)), has_buffers=False)
+    return _fsdp_totals(view, replicate)
+
+
+def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
+    """Gradients alone, unit by unit."""
+    ledger, units = Ledger(), units_of(view, replicate.wrapping)
+    axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
+    times = 1 if replicate.no_sync else len(view.training.data.microbatches)
+    for step in range(view.training.steps):
+        for unit in units:
+            num_elements = sum(held.numel for held in unit.held if view.has_gradient(held, step))
+            if num_elements:
+                ledger.note(step, op, axes, num_elements * view.item_bytes * times, times)
+    return ledger.totals
+
+
+def _mixes_elements(training: Training, layout: Layout) -> bool:
+    has_dtensors = any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
+    return has_dtensors and MIXED_ELEMENTS.applies(training, layout)
+
+
+REPLICATE_COMMUNICATION = CommunicationModel(
+    options=frozenset(("implementation", "bucket_cap_mb", "wrapping", "no_sync", "compression")),
+    calls=_all_calls,
+    unmodelled=(Unmodelled(reason=MIXED_ELEMENTS.reason, applies=_mixes_elements),),
+)

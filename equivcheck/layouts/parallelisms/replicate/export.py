@@ -1,0 +1,48 @@
+"""Composable `replicate`."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
+from equivcheck.scenario import Compression, Parallelism, PlannedParallelism, Replicate, Replicator, Wrapping
+from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Replicate the model in place."""
+    assert isinstance(parallelism, Replicate), parallelism
+    if parallelism.compression is not Compression.NONE:
+        raise refuse("Replicate.compression", "one device has to round as the ranks do, which no short script shows")
+    draft.loss_scale = draft.scenario.layout.num_data_ranks
+    mesh = mesh_of(draft, parallelism)
+    if parallelism.implementation is Replicator.DDP:
+        _with_ddp(draft, parallelism, mesh)
+    else:
+        _with_fsdp(draft, parallelism, mesh)
+    if parallelism.no_sync:
+        reduce_at_last_microbatch(draft)
+    take_rows(draft)
+
+
+def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
+    draft.need("torch.distributed._composable.replicate", "replicate")
+    draft.hooked, draft.group = "model", f"{mesh}.get_group()"
+    bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
+    draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
+    layout = draft.scenario.layout
+    if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
+        # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
+        draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
+    if layout.has(PlannedParallelism):
+        read_local_shards(draft)
+
+
+def _with_fsdp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
+    draft.need("torch.distributed._composable.replicate_with_fsdp", "replicate")
+    draft.has_dtensors = True
+    if parallelism.wrapping is Wrapping.PER_LAYER:
+        draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("replicate", "layer", mesh=mesh)))
+    draft.add(LoopPosition.WRAP, call("replicate", "model", mesh=mesh))

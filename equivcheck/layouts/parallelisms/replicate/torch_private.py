@@ -1,0 +1,56 @@
+"""The two functions named `replicate` of `torch.distributed._composable`, a private package; tried on torch 2.13."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from equivcheck.layouts.parallelisms.ddp.compression import compress
+from equivcheck.scenario import Replicate, Replicator, Wrapping
+from equivcheck.training.layers.module import LayerModule
+
+
+def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
+    """Put hooks on a model that average its gradients over the mesh."""
+    if parallelism.implementation is Replicator.DDP:
+        _replicate_with_ddp(model, parallelism, mesh)
+    else:
+        _replicate_with_fsdp(model, parallelism, mesh)
+
+
+def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
+    """Average at the last microbatch, keep local gradients at others."""
+    model.set_requires_gradient_sync(last)
+    return nullcontext()
+
+
+def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
+    """The wrapper inside a model that was replicated by it; None for any other model."""
+    from torch.distributed._composable.replicate import DDP, replicate
+
+    if not isinstance(model, DDP):
+        return None
+    wrapper: DistributedDataParallel = replicate.state(model)._ddp
+    return wrapper
+
+
+def _replicate_with_ddp(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
+    from torch.distributed._composable.replicate import replicate
+
+    replicate(model, device_mesh=mesh, bucket_cap_mb=parallelism.bucket_cap_mb)
+    compress(model, parallelism.compression, mesh)
+    # What the first forward would do: DTensors are replaced by their local tensors, which the optimizer must be built on.
+    replicate.state(model).lazy_init()
+
+
+def _replicate_with_fsdp(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    if parallelism.wrapping is Wrapping.PER_LAYER:
+        for block in [module for module in model.modules() if isinstance(module, LayerModule)]:
+            replicate(block, mesh=mesh)
+    replicate(model, mesh=mesh)

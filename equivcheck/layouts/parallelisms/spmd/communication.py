@@ -1,0 +1,71 @@
+"""What DTensor propagation communicates where parameters are whole on every rank: each gradient, summed before it is kept.
+
+The gradient of a linear loss is the same for all rows, and so whole on every rank until, going backward, it meets something that
+is cut by rows. A bias before that has its gradient without any communication.
+"""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
+
+
+def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
+    """The calls of all steps."""
+    ledger, names = Ledger(), view.layout.axes_of(spmd)
+    num_microbatches = len(view.training.data.microbatches)
+    for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):
+        for held in view.held:
+            if view.has_gradient(held, step) and not _is_whole(view, held):
+                num_bytes = held.numel * view.item_bytes * num_microbatches
+                ledger.note(step, "all_reduce.sum", view.axes(*names), num_bytes, num_microbatches)
+    return ledger.totals
+
+
+def _is_whole(view: RankView, held: Held) -> bool:
+    """Whether a gradient comes out whole on every rank."""
+    if held.name != "linear.bias" or not view.training.loss.is_linear:
+        return False
+    layers = view.training.model.linears[held.layer :]
+    return all(
+        layer.activation is Activation.IDENTITY and not layer.dropout and (layer.norm is None or number == 0)
+        for number, layer in enumerate(layers)
+    )
+
+
+def _is_sharded(_training: Training, layout: Layout) -> bool:
+    return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in layout.of(SPMD))
+
+
+LEFT_TO_PROPAGATION = Unmodelled(
+    reason="SPMD: of sharded parameters, DTensor's propagation chooses what to gather for each operation, by sizes",
+    applies=_is_sharded,
+)
+
+PENDING_GRADIENTS = Unmodelled(
+    reason="SPMD: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    applies=lambda _training, layout: any(not spmd.redistribute_gradients for spmd in layout.of(SPMD)),
+)
+
+UNKNOWN_BIASES = Unmodelled(
+    reason="SPMD: which gradients of a linear loss come out whole is known where there are linear layers over rows alone",
+    applies=lambda training, _layout: training.loss.is_linear and training.model.length is not None,
+)
+
+ROWS_BEHIND_POSITIONS = Unmodelled(
+    reason="SPMD: what is gathered to view rows along dim 1 together with positions is left to propagation",
+    applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
+)
+
+COUNTED_UNITS = Unmodelled(
+    reason="SPMD: how often experts are chosen is pending a sum over ranks, made wherever an operation asks for it",
+    applies=lambda training, _layout: training.model.balances,
+)
+
+SPMD_COMMUNICATION = CommunicationModel(
+    options=frozenset(("distribution", "redistribute_gradients")),
+    calls=replicated_totals,
+    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS, COUNTED_UNITS),
+)

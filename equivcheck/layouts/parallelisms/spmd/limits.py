@@ -1,0 +1,168 @@
+"""What DTensor propagation cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
+from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS
+from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
+from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.token_facts import embedding_parameters
+
+
+def _is_sharded(layout: Layout) -> bool:
+    return parallelism_of(layout, SPMD).distribution is Distribution.FULLY_SHARD
+
+
+def _cuts_short(training: Training, layout: Layout) -> bool:
+    if parallelism_of(layout, SPMD).redistribute_gradients or not _is_sharded(layout):
+        return False
+    trained = (parameter for parameter in parameters_of(training.model) if parameter.trained and parameter.shape)
+    return any(parameter.shape[0] < layout.num_data_ranks for parameter in trained)
+
+
+def _leaves_pending(_training: Training, layout: Layout) -> bool:
+    return not parallelism_of(layout, SPMD).redistribute_gradients
+
+
+GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
+    "SPMD",
+    ranks=lambda layout: layout.num_data_ranks,
+    cuts_short=_cuts_short,
+    leaves_pending=_leaves_pending,
+    cuts_parameters=_is_sharded,
+)
+
+NO_SQUARED_LOSS = Limit(
+    reason="DTensor: no sharding strategy is registered for aten.mse_loss",
+    applies=lambda training, _layout: not training.loss.is_linear,
+    repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_mean else Loss.LINEAR_SUM),
+    upstream=True,
+    torch="<2.11",
+)
+
+
+def _norms(model: Model) -> tuple[Norm | None, ...]:
+    """What normalises the input of each layer, and last that of the head."""
+    return (*(layer.norm for layer in model.layers), model.head.norm if model.head else None)
+
+
+def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
+    """A repair: what has this norm has none, or RMSNorm where it is of the model's inputs, whose features are whole."""
+
+    def repaired(training: Training, _layout: Layout) -> Training:
+        model = training.model
+        first = Norm.RMS if model.source is None else None
+        layers = (
+            layer.having(norm=None if index else first) if layer.norm is norm else layer
+            for index, layer in enumerate(model.layers)
+        )
+        head = model.head and replace(model.head, norm=None if model.head.norm is norm else model.head.norm)
+        return with_model(training, layers=tuple(layers), head=head)
+
+    return repaired
+
+
+NO_SHARDED_LAYER_NORM = Limit(
+    reason="DTensor: layer_norm computes with the rank's shard of its weight, which is refused",
+    applies=lambda training, layout: _is_sharded(layout) and layout.num_data_ranks > 1 and Norm.LAYER in _norms(training.model),
+    repair=_without(Norm.LAYER),
+    upstream=True,
+    torch="<2.13",
+)
+
+NO_RMS_NORM_OF_CUT_FEATURES = Limit(
+    reason="DTensor: rms_norm of features that propagation has cut leaves out its epsilon, and takes the mean of the ranks' "
+    "means, however many features each has",
+    applies=lambda training, layout: (
+        _is_sharded(layout) and Norm.RMS in _norms(training.model)[1 if training.model.source is None else 0 :]
+    ),
+    repair=_without(Norm.RMS),
+    torch="<2.10",
+)
+
+UNFUSED_ATTENTION = Limit(
+    reason="SPMD: DTensor does not propagate every operation, as fused attention on CPU: it refuses causal attention, and takes "
+    "seconds for each shape of other; nor those whose shapes depend on values, as of positions that have chosen an expert",
+    applies=lambda training, _layout: any(kind_of(layer).propagated(layer) != layer for layer in training.model.layers),
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
+)
+
+NO_SELECTED_EXPERTS = Limit(
+    reason="DTensor: selecting along a dim writes the shape of what is selected into the spec of the tensor that it is selected "
+    "from, as of one expert into that of the weights of all, from which no other can be selected",
+    applies=lambda training, _layout: has_routing(training.model),
+    repair=lambda training, _layout: without_routing(training),
+    torch="<2.10",
+)
+
+
+def _has_uneven_units(training: Training, layout: Layout) -> bool:
+    ranks = layout.num_data_ranks
+    uneven = any(kind_of(layer).with_even_units(layer, ranks) != layer for layer in training.model.layers)
+    return _is_sharded(layout) and uneven
+
+
+EVEN_UNITS = Limit(
+    reason="DTensor: features that propagation has cut cannot be viewed as units, such as heads, of which ranks have unequal "
+    "numbers ('Cannot unflatten unevenly sharded tensor')",
+    applies=_has_uneven_units,
+    repair=lambda training, layout: each_layer(
+        training, lambda _index, layer: kind_of(layer).with_even_units(layer, layout.num_data_ranks)
+    ),
+    upstream=True,
+)
+
+
+def _has_tables_of_nothing(training: Training, layout: Layout) -> bool:
+    tables = embedding_parameters(training.model)
+    return _is_sharded(layout) and any(leaves_nothing(table.shape[0], layout.num_data_ranks) for table in tables)
+
+
+TABLES_OF_NOTHING = Limit(
+    reason="DTensor: a rank that holds no row of an embedding cannot look anything up ('index_select(): self indexing axis dim "
+    "should be positive'), and the others wait for it",
+    applies=_has_tables_of_nothing,
+    repair=lambda training, layout: with_tables(training, layout.num_data_ranks),
+)
+
+NO_SINGLE_SEQUENCE = Limit(
+    reason="DTensor: a single row that is cut along its dim cannot be viewed together with its positions ('would remove or "
+    "reshape sharded dimension 0')",
+    applies=lambda training, _layout: training.model.length is not None and 1 in training.data.microbatches,
+    repair=lambda training, _layout: with_rows(training, 2),
+    upstream=True,
+)
+
+ROWS_BEFORE_POSITIONS = Limit(
+    reason="DTensor: a linear views rows and positions as one dim, which is refused where rows lie along dim 1 ('view size is "
+    "not compatible')",
+    applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
+    repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
+    upstream=True,
+)
+
+LIMITS: tuple[Limit, ...] = (
+    NO_SELECTED_EXPERTS,
+    UNFUSED_ATTENTION,
+    EVEN_UNITS,
+    ROWS_BEFORE_POSITIONS,
+    NO_SINGLE_SEQUENCE,
+    TABLES_OF_NOTHING,
+    NO_SQUARED_LOSS,
+    NO_SHARDED_LAYER_NORM,
+    NO_RMS_NORM_OF_CUT_FEATURES,
+    EVEN_ROWS,
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+    *GRADIENTS_AS_PROPAGATED,
+    NO_COUNTS_IN_GRAPHS,
+)

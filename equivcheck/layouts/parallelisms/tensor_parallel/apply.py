@@ -1,0 +1,63 @@
+"""`torch.distributed.tensor.parallel.parallelize_module`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
+from equivcheck.layouts.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.scenario import Parallelism, Split, TensorParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    from equivcheck.training.setup import Setup
+
+
+class TensorParallelKind(LayoutKind):
+    """Shares out embedding, layers and head by a plan, and activations between layers by rows or features."""
+
+    parallelism: ClassVar[type[Parallelism]] = TensorParallel
+    limits: ClassVar[tuple[Limit, ...]] = LIMITS
+    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
+    communication: ClassVar[CommunicationModel] = TENSOR_PARALLEL_COMMUNICATION
+
+    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+        """Parallelize each module by the plan, and take of each dropout mask what this rank has of the layer's output."""
+        from torch.distributed.tensor.parallel import parallelize_module
+
+        from equivcheck.layouts.base.distribute import redistribute_gradients
+        from equivcheck.layouts.parallelisms.tensor_parallel.loss import keep_logits_apart
+        from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
+            head_styles,
+            layer_styles,
+            local_masks,
+            source_styles,
+            tie_again,
+        )
+
+        assert isinstance(parallelism, TensorParallel), parallelism
+        model = setup.training.model
+        styles: dict[str, ParallelStyle] = {}
+        if model.source is not None and parallelism.source is not Split.OUTSIDE:
+            styles |= source_styles(model, parallelism)
+        inputs = inputs_of(model, parallelism)
+        for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
+            styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, inputs[index])}
+        if model.head is not None and parallelism.head is not Split.OUTSIDE:
+            styles |= head_styles(model, parallelism)
+        if styles:
+            parallelize_module(setup.model, mesh, styles)
+        if model.head is not None and model.head.tied:
+            tie_again(setup.model)
+        if parallelism.redistribute_gradients:
+            redistribute_gradients(setup.model.parameters())
+        if parallelism.loss_parallel:
+            keep_logits_apart(setup)
+        rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
+        setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)

@@ -1,0 +1,130 @@
+"""What `parallelize_module` communicates: activations and their gradients moved from where they lie to where they are needed.
+
+Layers hand local tensors to each other, so that every move belongs to one linear or norm: of its input, of its output, of the
+gradients of both, and of the gradients of parameters that every rank has but of which each sees only some rows.
+"""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.expected_calls.clipping import dtensor_clipping
+from equivcheck.layouts.base.expected_calls.communication import Totals
+from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
+from equivcheck.layouts.base.partition import chunk_size
+from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
+    NARROW_COLUMN,
+    NARROW_ROW,
+    ActivationPlacement,
+    Linear,
+)
+from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage
+from equivcheck.layouts.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, is_outside
+from equivcheck.scenario import (
+    FSDP2,
+    ActivationSharding,
+    CrossEntropy,
+    Layout,
+    Owner,
+    Replicate,
+    Replicator,
+    Split,
+    TensorParallel,
+)
+from equivcheck.scenario.mesh import TP
+from equivcheck.system.torch_version import torch_in
+
+
+class TensorParallelCalls(PlannedCalls):
+    """DTensor computes no linear in parts of which some would be empty, and sums gradients of what it replicates at the end."""
+
+    def computes_as(self, told: Passage, once: Pass) -> Linear:
+        """As the plan says, unless there are fewer features than ranks."""
+        if told.split is Split.COLUMN and once.width < self.parts:
+            return NARROW_COLUMN
+        if told.split is Split.ROW and once.inputs < self.parts:
+            return NARROW_ROW
+        return super().computes_as(told, once)
+
+    def gathered_features(self, features: int, target: ActivationPlacement) -> int:
+        """Padded, where they are what is cut next."""
+        return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
+
+    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:  # noqa: ARG002 - of the base class
+        """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
+        if linear is NARROW_COLUMN:
+            self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
+            self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
+        elif linear is NARROW_ROW:
+            inputs = chunk_size(once.inputs, self.parts)
+            self.note(once, "all_gather", inputs * once.width, times=1 + again)
+            self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
+
+    def loss(self, step: int, rows: int) -> None:
+        """Of each row's logits the maximum, the sum of exponentials and that of the label, even on one rank.
+
+        A z-loss gathers the logits, as DTensor takes the `logsumexp` of whole rows.
+        """
+        for op in ("all_reduce.max", "all_reduce.sum", "all_reduce.sum"):
+            self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
+        training = self.view.training
+        if isinstance(training.loss, CrossEntropy) and training.loss.z_loss and self.parts > 1:
+            part = rows * chunk_size(training.model.outputs, self.parts)
+            self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
+
+    def after_backward(self, step: int) -> None:
+        """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
+        times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
+        for held in self.view.held:
+            if self._sees_own_rows(held) and self.view.has_gradient(held, step):
+                num_bytes = held.numel * self.view.item_bytes * times
+                self.ledger.note(step, "all_reduce.sum", self.axes, num_bytes, times)
+
+    def _sees_own_rows(self, held: Held) -> bool:
+        owner, model = held.parameter.owner, self.view.training.model
+        if owner is Owner.HEAD:
+            return held.parameter.is_of_norm and self.inputs[-1] is ActivationSharding.ROWS
+        if held.layer is None or self.inputs[held.layer] is not ActivationSharding.ROWS:
+            return False
+        by_rows = self.plan[held.layer].split is Split.REPLICATED and computes_rows_apart(model)
+        return held.parameter.is_of_norm or by_rows
+
+
+def holds_back(layout: Layout) -> bool:
+    """Whether a parallelism around this one takes up gradients at the last microbatch alone, as they are."""
+    for one in layout.parallelisms:
+        if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
+            return one.no_sync
+    return False
+
+
+def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
+    kind = [held for held in cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
+    is_cut = any(held.cut and held.trained and not _has_whole_gradient(view, parallelism, held) for held in kind)
+    return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
+
+
+def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held) -> bool:
+    """Whether each rank has the whole gradient of what is cut: DTensor leaves that of an untied embedding by tokens so."""
+    head = view.training.model.head
+    is_by_tokens = held.parameter.owner is Owner.SOURCE and parallelism.source is Split.ROW
+    return is_by_tokens and not parallelism.redistribute_gradients and not (head is not None and head.tied)
+
+
+PENDING_GRADIENTS = Unmodelled(
+    reason="tensor parallelism: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    applies=lambda training, layout: any(
+        not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism)
+        for parallelism in layout.of(TensorParallel)
+    ),
+)
+
+TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
+    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "redistribute_gradients")),
+    calls=_all_calls,
+    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
+    unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
+    uneven=lambda _plan: True,
+)

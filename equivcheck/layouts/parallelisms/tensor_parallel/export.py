@@ -1,0 +1,182 @@
+"""`parallelize_module`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
+from equivcheck.layouts.base.script.mesh import inner_ranks, mesh_of
+from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.parallelisms.spmd.export import define_beside, redistribute_gradients
+from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import cuts, inputs_of, is_outside, rows_dim
+from equivcheck.scenario import ActivationSharding, Model, Parallelism, PlannedParallelism, Split, TensorParallel
+from equivcheck.scenario.mesh import TP
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.registry import kind_of
+
+_REPLICATED = (
+    "def replicated(module: nn.Module, mesh: DeviceMesh, lies: Placement, runs: Placement, output: Placement):",
+    '    """Run a module with whole parameters on its input redistributed; local tensors outside."""',
+    "    def prepare(_module, inputs, mesh):",
+    "        lying = DTensor.from_local(inputs[0], mesh, [lies], run_check=False)",
+    "        return lying.redistribute(placements=[runs])",
+    "",
+    "    def finish(_module, outputs, _mesh):",
+    "        return outputs.redistribute(placements=[output]).to_local()",
+    "",
+    "    distribute_module(module, mesh, input_fn=prepare, output_fn=finish)",
+)
+
+
+def write(draft: Draft, parallelism: Parallelism) -> None:
+    """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
+    assert isinstance(parallelism, TensorParallel), parallelism
+    parameters = parameters_of(draft.scenario.training.model)
+    draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
+    mesh = mesh_of(draft, parallelism)
+    draft.has_dtensors = True
+    styles, by_hand = _styles(draft, parallelism, mesh)
+    if styles:
+        draft.need("torch.distributed.tensor.parallel", "parallelize_module")
+        draft.add(LoopPosition.WRAP, f"parallelize_module(model, {mesh}, {{{', '.join(styles)}}})")
+    draft.add(LoopPosition.WRAP, *by_hand)
+    _need_placements(draft, (*styles, *by_hand))
+    has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
+    uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
+    by_rows = any("SequenceParallel" in style for style in styles)
+    if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROW):
+        # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
+        redistribute_gradients(draft)
+    cut_masks(draft, parallelism)
+    if parallelism.loss_parallel:
+        _keep_logits_apart(draft, mesh)
+
+
+def _keep_logits_apart(draft: Draft, mesh: str) -> None:
+    """Compute losses under `loss_parallel`, beside labels that are DTensors, and leave plain ones."""
+    draft.need("contextlib", "nullcontext")
+    draft.need("torch.distributed.tensor", "DTensor", "Replicate")
+    draft.need("torch.distributed.tensor.parallel", "loss_parallel")
+    draft.around_loss = "loss_parallel() if parallel else nullcontext()"
+    draft.add(LoopPosition.TAKE, f"targets = DTensor.from_local(targets, {mesh}, [Replicate()], run_check=False)")
+    draft.add(LoopPosition.SCALE, "loss = loss.full_tensor()")
+    if draft.scenario.training.model.offset:
+        define_beside(draft)
+
+
+def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
+    """Entries of a plan for `parallelize_module`, and lines for what it has no style for."""
+    styles, by_hand = [], []
+    for path, style, places in _modules(draft, parallelism):
+        if style:
+            styles.append(f'"{path}": {style}')
+        else:
+            by_hand.append(_replicated(draft, path, mesh, places))
+    by_hand += tied_again(draft.scenario.training.model, parallelism)
+    return styles, by_hand
+
+
+def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
+    """Have a tied head use the weight of the embedding, of which each module has been given a parameter of its own."""
+    if model.head is not None and model.head.tied and parallelism.source is not Split.OUTSIDE:
+        yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
+
+
+_Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
+"""The name of each module in the script, its style, and if it has none how its input lies, is needed, and its output lies."""
+
+
+def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
+    model = draft.scenario.training.model
+    inputs = inputs_of(model, parallelism)
+    if model.source is not None and parallelism.source is not Split.OUTSIDE:
+        whole, lies = _placement(draft, ActivationSharding.WHOLE), _placement(draft, inputs[0])
+        yield "embedding", _embedding_style(draft, parallelism), (whole, whole, lies)
+        if model.source.learned_positions:
+            yield "positions", "", (whole, whole, whole if inputs[0] is ActivationSharding.WHOLE else "Shard(0)")
+    for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
+        parts = kind_of(layer).parts(layer) if entry.split is not Split.OUTSIDE else ()
+        if parts and layer.norm is not None:
+            yield draft.form.paths[f"layers.{index}.norm"], *_norm(draft, inputs[index])
+        for part in parts:
+            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, passage(model, part, entry, inputs[index]))
+    if model.head is not None and parallelism.head is not Split.OUTSIDE:
+        if model.head.norm is not None:
+            yield "head.norm", *_norm(draft, inputs[-1])
+        yield "head.linear", *_linear(draft, head_passage(model, parallelism))
+
+
+def _embedding_style(draft: Draft, parallelism: TensorParallel) -> str:
+    if parallelism.source is Split.REPLICATED:
+        return ""
+    inputs = _placement(draft, ActivationSharding.WHOLE) if parallelism.source is Split.ROW else None
+    output = _placement(draft, parallelism.source_output)
+    if parallelism.source is Split.ROW:
+        outputs = None if parallelism.source_output is ActivationSharding.WHOLE else output
+        return _named(draft, "RowwiseParallel", input_layouts=inputs, output_layouts=outputs)
+    return _named(draft, "ColwiseParallel", output_layouts=output)
+
+
+def _norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, tuple[str, str, str]]:
+    lies, style = _placement(draft, sharding), ""
+    if sharding is ActivationSharding.ROWS:
+        dim = str(rows_dim(draft.scenario.training.model))
+        style = _named(draft, "SequenceParallel", sequence_dim=dim, use_local_output="True")
+    return style, (lies, _placement(draft, ActivationSharding.WHOLE), lies)
+
+
+def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
+    lies, output = _placement(draft, told.input), _placement(draft, told.output)
+    runs = lies if told.is_by_rows else _placement(draft, ActivationSharding.WHOLE)
+    if told.split is Split.REPLICATED:
+        return "", (lies, runs, output)
+    name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
+    if told.split is Split.ROW:
+        name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
+    inputs, outputs = (None if told.input is usual[0] else lies), (None if told.output is usual[1] else output)
+    local = "False" if told.leaves_dtensor else None
+    style = _named(draft, name, input_layouts=inputs, output_layouts=outputs, use_local_output=local)
+    return style, (lies, runs, output)
+
+
+def _named(draft: Draft, style: str, **keywords: str | None) -> str:
+    draft.need("torch.distributed.tensor.parallel", style)
+    return call(style, **keywords)
+
+
+def _placement(draft: Draft, sharding: ActivationSharding) -> str:
+    rows = f"Shard({rows_dim(draft.scenario.training.model)})"
+    placements = {
+        ActivationSharding.WHOLE: "Replicate()",
+        ActivationSharding.ROWS: rows,
+        ActivationSharding.FEATURES: "Shard(-1)",
+    }
+    return placements[sharding]
+
+
+def _need_placements(draft: Draft, lines: Iterable[str]) -> None:
+    text = " ".join(lines)
+    draft.need("torch.distributed.tensor", *(name for name in ("Replicate", "Shard") if f"{name}(" in text))
+
+
+def _replicated(draft: Draft, path: str, mesh: str, places: tuple[str, str, str]) -> str:
+    if list(_REPLICATED) not in draft.definitions:
+        draft.definitions.append(list(_REPLICATED))
+        draft.need("torch.distributed.device_mesh", "DeviceMesh")
+        draft.need("torch.distributed.tensor", "DTensor", "Placement", "distribute_module")
+    return f'replicated(model.get_submodule("{path}"), {mesh}, {", ".join(places)})'
+
+
+def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
+    """Take of each dropout mask what this rank has of the layer's output."""
+    size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
+    if size == 1:
+        return
+    masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
+    for index, entry in enumerate(masked):
+        if entry.output is not ActivationSharding.WHOLE:
+            rows = rows_dim(draft.scenario.training.model)
+            dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
+            along = f", {dim}" if dim else ""
+            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{along})[dist.get_rank() % {size}]")

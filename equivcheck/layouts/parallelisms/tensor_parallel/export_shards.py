@@ -1,0 +1,85 @@
+"""Reading what each rank has a part of: experts, or local tensors in the place of a tensor-parallel plan's DTensors."""
+
+from __future__ import annotations
+
+from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.script.draft import Draft
+from equivcheck.layouts.base.script.loop import order_of
+from equivcheck.layouts.base.script.mesh import inner_ranks
+from equivcheck.layouts.base.script.text import block, indented
+from equivcheck.scenario import ClipNorm, ExpertParallel, PlannedParallelism
+from equivcheck.scenario.mesh import EP
+from equivcheck.training.layers.parameters import parameters_of
+
+
+def read_local_shards(draft: Draft) -> None:
+    """Gather each parameter along the dim that is cut, and clip by the norm of what is gathered; once."""
+    if draft.reading:
+        return
+    define_whole(draft)
+    draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
+    draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
+    draft.reading = (
+        "for name, parameter in parameters.items():",
+        "    dim = SHARDED.get(name) if parallel else None",
+        '    left[f"step {{step}} {label} {{name}}"] = whole({attribute}, dim)',
+    )
+    clipping = draft.scenario.training.clipping
+    if isinstance(clipping, ClipNorm):
+        draft.definitions.append(_clip(clipping))
+        draft.clip_norm = "clip_across_shards(parameters)"
+
+
+def define_whole(draft: Draft) -> None:
+    """Define the function that puts a tensor together."""
+    layout = draft.scenario.layout
+    size = inner_ranks(layout) * layout.mesh.size(EP)
+    draft.has_dtensors = False
+    draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # dims along which ranks have parts"])
+    first = f"dist.get_rank() // {size} * {size}"
+    shards = "shards" if layout.mesh.num_ranks == size else f"shards[{first} :][:{size}]"
+    draft.definitions.append(
+        [
+            "def whole(tensor: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:",
+            *indented(
+                [
+                    '"""A copy of a tensor, put together from the shards along a dim that neighbouring ranks hold."""',
+                    *_unsharded(draft),
+                    *block("if tensor is None or dim is None:", ["return None if tensor is None else tensor.detach().clone()"]),
+                    "shards = [None] * dist.get_world_size()",
+                    "dist.all_gather_object(shards, tensor.detach())",
+                    f"return torch.cat({shards}, dim)",
+                ]
+            ),
+        ]
+    )
+
+
+def _unsharded(draft: Draft) -> list[str]:
+    """Lines that put together what others, around what cuts first, have sharded."""
+    _, *around = draft.scenario.layout.parallelisms
+    if all(parallelism.trains_local_tensors for parallelism in around):
+        return []
+    draft.need("torch.distributed.tensor", "DTensor")
+    return ["tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor"]
+
+
+def _clip(clipping: ClipNorm) -> list[str]:
+    order = order_of(clipping)
+    return [
+        "def clip_across_shards(parameters: dict[str, nn.Parameter]) -> torch.Tensor:",
+        '    """Clip by the norm over the shards of all ranks, and return it."""',
+        "    gradients = [whole(parameter.grad, SHARDED.get(name)) for name, parameter in parameters.items()]",
+        f"    norm = nn.utils.get_total_norm([each for each in gradients if each is not None], {order})",
+        f"    nn.utils.clip_grads_with_norm_(parameters.values(), {clipping.max_norm!r}, norm)",
+        "    return norm",
+    ]
+
+
+def sharded_dims(draft: Draft) -> str:
+    """The dims along which parameters are cut, by name, as code."""
+    cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
+    parameters = parameters_of(draft.scenario.training.model)
+    dims = {draft.form.name_of(found.full_name): cut_dim(cutting, found) for found in parameters}
+    items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)
+    return f"{{{items}}}"

@@ -1,0 +1,251 @@
+"""What issues on file ask of tensor-parallel plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts
+from equivcheck.layouts.base.known_predicates import need, show
+from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.limits.repairs import has_frozen, without_shares
+from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+    LayerSite,
+    cuts,
+    frozen_splits,
+    has_pending_gradients,
+    places,
+    splits_weights,
+    unfrozen_norms,
+)
+from equivcheck.scenario import (
+    FSDP2,
+    SPMD,
+    ActivationSharding,
+    ClipNorm,
+    CrossEntropy,
+    Ignored,
+    LayerPlan,
+    Parallelism,
+    PlannedParallelism,
+    Replicate,
+    Replicator,
+    Scenario,
+    Split,
+    TensorParallel,
+)
+from equivcheck.scenario.mesh import DP, EP, SHARD, TP
+from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.worlds.trace.differences import Divergence
+
+
+@need
+def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
+    return any(parameter.trained for _, parameter in _cut_to_nothing(scenario))
+
+
+@need
+def fully_shard_reduces(scenario: Scenario) -> bool:
+    """Gradients are reduced by `fully_shard`, or by `replicate` built on it."""
+    return any(isinstance(each, FSDP2) or _replicates_by_fsdp(each) for each in scenario.layout.parallelisms)
+
+
+@need
+def fully_shard_manages_no_column(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a weight by columns, some rank gets none, and `fully_shard` or `replicate` built on it has it."""
+    return any(
+        dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
+        for dim, parameter in _cut_to_nothing(scenario)
+    )
+
+
+@need
+def embedding_by_tokens(scenario: Scenario) -> bool:
+    """Tensor parallelism shares an embedding out by tokens."""
+    return any(plan.source is Split.ROW for plan in scenario.layout.of(TensorParallel))
+
+
+@need
+def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
+    """Under `loss_parallel` classes have weights, and some labels may not count."""
+    loss = scenario.training.loss
+    weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not Ignored.NONE
+    return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
+
+
+@need
+def smooths_labels_in_parts(scenario: Scenario) -> bool:
+    """Under `loss_parallel` a share of the target is spread over all classes."""
+    loss = scenario.training.loss
+    smooths = isinstance(loss, CrossEntropy) and loss.label_smoothing > 0
+    return smooths and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
+
+
+@need
+def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts a weight, or those of experts, by rows, some rank gets none, and `fully_shard` cuts by columns."""
+    return any(
+        (cut_dim(fsdp, parameter) or 0) > dim
+        for dim, parameter in _cut_to_nothing(scenario)
+        for fsdp in scenario.layout.of(FSDP2)
+    )
+
+
+def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
+    """The parameters of which tensor parallelism, which unties layers, leaves some rank nothing, and the dim that it cuts."""
+    model = without_shares(scenario.training).model
+    for plan in scenario.layout.of(PlannedParallelism):
+        for parameter in parameters_of(model):
+            dim = cut_dim(plan, parameter)
+            if dim is not None and leaves_nothing(parameter.shape[dim], scenario.layout.mesh.size(TP)):
+                yield dim, parameter
+
+
+def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
+    """Whether `fully_shard` has a parameter: one that it ignores it does not cut."""
+    return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and cut_dim(parallelism, parameter) is not None)
+
+
+@need
+def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
+    """Gradients are clipped by norm that are left as propagation leaves them, some pending a sum over several ranks."""
+    layout, model = scenario.layout, scenario.training.model
+    pends = any(
+        not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism)
+        for parallelism in layout.of(TensorParallel)
+    )
+    pends = pends or any(not spmd.redistribute_gradients for spmd in layout.of(SPMD))
+    return pends and isinstance(scenario.training.clipping, ClipNorm) and layout.mesh.num_ranks > 1
+
+
+@need
+def columns_cut_again_unevenly(scenario: Scenario) -> bool:
+    """``fully_shard`` cuts the rows of a parameter once more that tensor parallelism has cut, and not all parts are alike.
+
+    So it does of experts that are DTensors.
+    """
+    model, layout = scenario.training.model, scenario.layout
+    parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP, EP)
+    rows = [
+        size
+        for parallelism in layout.of(TensorParallel)
+        for parameter, size in cuts(model, parallelism)
+        if cut_dim(parallelism, parameter) == 0
+    ]
+    rows += [parameter.shape[0] for parameter in dtensor_experts(model, layout)]
+    return layout.has(FSDP2) and any(size % parts for size in rows)
+
+
+@need
+def weights_split_over_ranks(scenario: Scenario) -> bool:
+    """Tensor parallelism gives several ranks different parts of some weight."""
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(TensorParallel)))
+
+
+@need
+def plan_splits_weights(scenario: Scenario) -> bool:
+    """A plan does, whose parts may be DTensors or plain tensors."""
+    return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(PlannedParallelism)))
+
+
+@need
+def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen norm whose input lies by rows."""
+    return bool(unfrozen_norms(scenario.training.model, scenario.layout))
+
+
+@need
+def frozen_linear_is_split(scenario: Scenario) -> bool:
+    """Tensor parallelism with a frozen layer whose linear is split by columns or rows."""
+    return bool(frozen_splits(scenario.training.model, scenario.layout))
+
+
+def _replicates_by_fsdp(parallelism: object) -> bool:
+    return isinstance(parallelism, Replicate) and parallelism.implementation is Replicator.FSDP
+
+
+@need
+def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
+    """A frozen layer under tensor parallelism, or of experts that are DTensors, inside what goes by local tensors."""
+    if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
+        return False
+    kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
+    frozen_experts = [found for found in dtensor_experts(scenario.training.model, scenario.layout) if not found.trained]
+    if frozen_experts:
+        return not keeps_dtensors(scenario.layout)
+    return TensorParallel in kinds and len(kinds) > 1 and has_frozen(scenario.training.model)
+
+
+@need
+def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
+    """Tensor parallelism cuts the columns of a frozen layer over so many ranks that some have none."""
+    model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
+    return any(
+        not parameter.trained and (cut_dim(parallelism, parameter) or 0) > 0 and leaves_nothing(size, ranks)
+        for parallelism in scenario.layout.of(TensorParallel)
+        for parameter, size in cuts(model, parallelism)
+    )
+
+
+@need
+def trains_local_tensors(scenario: Scenario) -> bool:
+    """The optimizer gets local tensors, of which a rank may have no elements, where the layout has DTensors."""
+    return not keeps_dtensors(scenario.layout)
+
+
+@need
+def column_of_one_on_one_rank(scenario: Scenario) -> bool:
+    """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
+    if scenario.layout.mesh.size(TP) != 1:
+        return False
+    unfreezes = not keeps_dtensors(scenario.layout)
+    return any(
+        size == 1 and len(parameter.shape) == 1 and (unfreezes or parameter.trained)
+        for parallelism in scenario.layout.of(TensorParallel)
+        for parameter, size in cuts(scenario.training.model, parallelism)
+    )
+
+
+@need
+def activations_cut_unevenly(scenario: Scenario) -> bool:
+    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
+    rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
+    found = [
+        (place, plan)
+        for parallelism in layout.of(TensorParallel)
+        for place, plan in zip(places(scenario.training.model, parallelism, ranks, rows), parallelism.plan, strict=True)
+    ]
+    return any(_is_uneven(place, plan) for place, plan in found)
+
+
+def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
+    by_features = plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0
+    by_rows = ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows
+    return by_features or by_rows
+
+
+@show
+def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen norm whose input lies by rows."""
+    match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
+    return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
+
+
+@show
+def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen linear that is split by columns or rows."""
+    return divergence.tensor in frozen_splits(scenario.training.model, scenario.layout)
+
+
+@show
+def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
+    """The tensor is a parameter of a frozen layer, be it a weight that another layer has untied."""
+    match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
+    if match is None:
+        return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}
+    layers = model.layers
+    layer = layers[int(match[1])]
+    return (layer if layer.shares is None or match[2] is None else layers[layer.shares]).frozen

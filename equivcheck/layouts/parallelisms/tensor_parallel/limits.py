@@ -1,0 +1,202 @@
+"""What `parallelize_module` cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, uncompiled
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
+from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
+from equivcheck.layouts.base.limits.repairs import (
+    has_shares,
+    is_tied,
+    untied,
+    with_model,
+    with_options,
+    with_widths,
+    without_shares,
+)
+from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.parallelisms.tensor_parallel.loss_limits import LOSS_PARALLEL
+from equivcheck.layouts.parallelisms.tensor_parallel.plan_limits import (
+    APPLIED_FIRST,
+    ENDS_WHOLE,
+    ONE_ENTRY_A_LAYER,
+    TIES_CUT_ALIKE,
+    limit_of,
+)
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+    RULES,
+    UNFREEZES,
+    cuts,
+    fits,
+    frozen_splits,
+    has_pending_gradients,
+    is_outside,
+    trained_cuts,
+)
+from equivcheck.scenario import (
+    ASGD,
+    Adafactor,
+    Compile,
+    Implementation,
+    Layout,
+    Owner,
+    Split,
+    TensorParallel,
+    Training,
+)
+from equivcheck.scenario.mesh import TP
+from equivcheck.training.layers.parameters import parameters_of
+
+NO_SHARED_WEIGHTS = Limit(
+    reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
+    applies=lambda training, _layout: has_shares(training.model),
+    repair=lambda training, _layout: without_shares(training),
+    upstream=True,
+)
+
+
+def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
+    tp = parallelism_of(layout, TensorParallel)
+    # A parameter of the model itself has no dims, which DTensors take for replicated.
+    outside = {is_outside(tp, found) for found in parameters_of(training.model) if found.owner is not Owner.MODEL}
+    if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
+        return False
+    # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
+    return len(layout.parallelisms) == 1 or isinstance(training.optimizer, ASGD)
+
+
+NO_MIXED_CALLS = Limit(
+    reason="tensor parallelism: foreach and fused optimizers refuse plain parameters, those of layers outside the plan, beside "
+    "DTensors, and ASGD refuses DTensors of two meshes",
+    applies=_mixes_tensors_in_one_call,
+    repair=lambda training, _layout: replace(
+        training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
+    ),
+    upstream=True,
+)
+
+
+def _leaves_gradients(layout: Layout) -> bool:
+    return not parallelism_of(layout, TensorParallel).redistribute_gradients
+
+
+def _cuts_short(training: Training, layout: Layout) -> bool:
+    tp, ranks = parallelism_of(layout, TensorParallel), layout.mesh.size(TP)
+    return _leaves_gradients(layout) and any(size < ranks for size in trained_cuts(training.model, tp))
+
+
+def _leaves_pending(training: Training, layout: Layout) -> bool:
+    tp = parallelism_of(layout, TensorParallel)
+    return _leaves_gradients(layout) and fits(training.model, tp.plan) and has_pending_gradients(training.model, tp)
+
+
+GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
+    "tensor parallelism",
+    ranks=lambda layout: layout.mesh.size(TP),
+    cuts_short=_cuts_short,
+    leaves_pending=_leaves_pending,
+    cuts_parameters=lambda _layout: False,
+)
+
+HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
+    reason="tensor parallelism inside another parallelism: that one puts parameters of its own in the place of those with hooks, "
+    "and redistributes their gradients whether redistribute_gradients says so or not",
+    applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
+    repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
+)
+
+
+def _compiles_after_pending_sum(layout: Layout) -> bool:
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
+    compiles_layers = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
+    return by_tokens and compiles_layers and layout.mesh.size(TP) > 1
+
+
+NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
+    reason="tensor parallelism: what an embedding by tokens returns is still to be waited for, and a layer that is compiled by "
+    "itself takes the tensor out of it, without its graph: the embedding has no gradient, or backward raises (pytorch#179849)",
+    applies=_compiles_after_pending_sum,
+    repair=uncompiled,
+)
+
+LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS, NO_PENDING_SUM_BEFORE_COMPILED_LAYERS)
+
+ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
+    reason="tensor parallelism makes frozen linears trainable (pytorch#171523), and Adafactor squares norms of what it cuts in "
+    "place, which is refused while they are pending a sum",
+    applies=lambda training, layout: (
+        isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_splits(training.model, layout))
+    ),
+    repair=elementwise,
+    upstream=True,
+    torch=UNFREEZES,
+)
+
+
+def _ties_local_tensors(training: Training, layout: Layout) -> bool:
+    is_shared_out = parallelism_of(layout, TensorParallel).source is not Split.OUTSIDE
+    return is_tied(training.model) and is_shared_out and not keeps_dtensors(layout)
+
+
+NO_TIES_OF_LOCAL_TENSORS = Limit(
+    reason="tensor parallelism inside another parallelism: DistributedDataParallel, replicate and FullyShardedDataParallel put "
+    "local tensors in the place of DTensors in one of the modules that share a weight, which unties them: FSDP1 then leaves "
+    "gradients of one half alone, and others raise",
+    applies=_ties_local_tensors,
+    repair=lambda training, _layout: untied(training),
+)
+
+
+def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
+    """Also one feature of a sequence of one position, on whatever ranks: DTensor takes one dim of one element for the other."""
+    model, tp = training.model, parallelism_of(layout, TensorParallel)
+    found = [*cuts(model, tp)]
+    is_one = model.length == 1 and any(size == 1 and cut_dim(tp, parameter) == 1 for parameter, size in found)
+    return model.length is not None and (is_one or any(size < layout.mesh.size(TP) for _, size in found))
+
+
+NO_SHORT_CUTS_OF_SEQUENCES = Limit(
+    reason="tensor parallelism: DTensor cannot view rows and positions as one dim where some rank has none of their features "
+    "('would remove or reshape sharded dimension 2'), or where one of one is cut and there is one position: what is cut is at "
+    "least as long as there are ranks, and as two",
+    applies=_cuts_sequences_short,
+    repair=lambda training, layout: with_widths(training, max(layout.mesh.size(TP), 2)),
+    upstream=True,
+)
+
+
+def _lacks_tokens(training: Training, layout: Layout) -> bool:
+    source = training.model.source
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
+    return by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+
+
+EVERY_RANK_HAS_TOKENS = Limit(
+    reason="tensor parallelism: a rank that holds no row of an embedding that is cut by tokens cannot look any up ('self "
+    "indexing axis dim should be positive'), while the others wait for it",
+    applies=_lacks_tokens,
+    repair=lambda training, layout: with_model(
+        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
+    ),
+)
+
+LIMITS: tuple[Limit, ...] = (
+    ONE_ENTRY_A_LAYER,
+    NO_SHARED_WEIGHTS,
+    ENDS_WHOLE,
+    TIES_CUT_ALIKE,
+    NO_TIES_OF_LOCAL_TENSORS,
+    NO_SHORT_CUTS_OF_SEQUENCES,
+    EVERY_RANK_HAS_TOKENS,
+    *LOSS_PARALLEL,
+    *map(limit_of, RULES),
+    *DTENSOR_OPTIMIZERS,
+    *WHOLE_PARAMETERS,
+    ADAFACTOR_OF_UNFROZEN_CUTS,
+    NO_MIXED_CALLS,
+    *GRADIENTS_AS_PROPAGATED,
+    NO_COUNTS_IN_GRAPHS,
+)

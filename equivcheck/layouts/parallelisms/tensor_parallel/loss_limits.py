@@ -1,0 +1,99 @@
+"""What `loss_parallel` cannot compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
+from equivcheck.layouts.base.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_model, without_scale
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
+from equivcheck.scenario.mesh import TP
+
+
+def _where(broken: Callable[[Training, Layout], bool]) -> Callable[[Training, Layout], bool]:
+    """Whether something is so of a training whose loss is computed in parts."""
+    return lambda training, layout: parallelism_of(layout, PlannedParallelism).loss_parallel and broken(training, layout)
+
+
+def _lacks_classes(training: Training, layout: Layout) -> bool:
+    return training.model.head is not None and leaves_nothing(training.model.outputs, layout.mesh.size(TP))
+
+
+def _smooths(training: Training, _layout: Layout) -> bool:
+    return isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0
+
+
+def _squares_sums(training: Training, _layout: Layout) -> bool:
+    return isinstance(training.loss, CrossEntropy) and training.loss.z_loss > 0
+
+
+ENDS_IN_HEAD = Limit(
+    reason="loss_parallel: logits are those of a head, which the model lacks",
+    applies=_where(lambda training, _layout: training.model.head is None),
+    repair=lambda training, _layout: with_head(training),
+)
+
+CROSS_ENTROPY_ALONE = Limit(
+    reason="loss_parallel: it computes the cross-entropy of labels, and no other loss",
+    applies=_where(lambda training, _layout: not isinstance(training.loss, CrossEntropy)),
+    repair=lambda training, _layout: of_labels(training),
+)
+
+EVERY_RANK_HAS_CLASSES = Limit(
+    reason="loss_parallel: a rank that holds no class leaves out the maximum over ranks, in which the others wait for it, and "
+    "cannot look for a label ('index 0 is out of bounds for dimension 1 with size 0')",
+    applies=_where(_lacks_classes),
+    repair=lambda training, layout: with_model(
+        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
+    ),
+)
+
+NO_SMOOTHING = Limit(
+    reason="loss_parallel: it does not support label_smoothing, as its documentation says: a sum over classes that is pending is "
+    "masked in place, which DTensor refuses",
+    applies=_where(_smooths),
+    repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
+    upstream=True,
+    torch="!=2.10.*",  # which masks it, and has a wrong gradient then (pytorch#190746)
+)
+
+NO_Z_LOSS = Limit(
+    reason="loss_parallel: DTensor has no rule for logsumexp, of which a z-loss is the square",
+    applies=_where(_squares_sums),
+    repair=lambda training, _layout: with_loss(training, z_loss=0.0),
+    upstream=True,
+    torch="<2.10",
+)
+
+NO_SCALE_OF_LOGITS = Limit(
+    reason="loss_parallel: logits are DTensors, beside which a scale of shape [] counts as whole on every rank, and its gradient "
+    "comes out as a DTensor that is pending a sum, which optimizers do not take for a plain parameter",
+    applies=_where(lambda training, _layout: training.model.scale),
+    repair=lambda training, _layout: without_scale(training),
+)
+
+
+def _compiles_for_any_rows(training: Training, layout: Layout) -> bool:
+    execution, rows = layout.execution, set(training.data.microbatches)
+    as_one = execution.compile is not Compile.NONE and not execution.per_layer
+    return as_one and execution.compiled_autograd and len(rows) > 1
+
+
+EQUAL_ROWS_IN_GRAPHS = Limit(
+    reason="loss_parallel: compiled autograd does not trace the backward of logits whose rows are symbols, as those of unequal "
+    "microbatches are where a model is compiled as a whole ('SymInt ... is not tracked with proxy')",
+    applies=_where(_compiles_for_any_rows),
+    repair=lambda training, _layout: with_equal_rows(training),
+    upstream=True,
+)
+
+LOSS_PARALLEL: tuple[Limit, ...] = (
+    ENDS_IN_HEAD,
+    CROSS_ENTROPY_ALONE,
+    EVERY_RANK_HAS_CLASSES,
+    NO_SMOOTHING,
+    NO_Z_LOSS,
+    NO_SCALE_OF_LOGITS,
+    EQUAL_ROWS_IN_GRAPHS,
+)

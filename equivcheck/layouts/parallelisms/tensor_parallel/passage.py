@@ -1,0 +1,52 @@
+"""How a plan has one linear of a layer compute: what its input and output lie as, and along which dim it is cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import computes_rows_apart, inputs_of
+from equivcheck.scenario import ActivationSharding, LayerPlan, Model, PlannedParallelism, Split
+from equivcheck.training.layers.facts import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What one linear is told."""
+
+    split: Split
+    """Along which dim its weight is cut: `COLUMN`, `ROW`, or neither."""
+    input: ActivationSharding
+    """How it finds its input."""
+    output: ActivationSharding
+    """How it leaves its output."""
+
+    leaves_dtensor: bool = False
+    """Whether DTensors are left as such, which know the size of the whole."""
+    is_by_rows: bool = False
+    """Whether it is whole on every rank, and each rank computes its own rows."""
+
+
+def head_passage(model: Model, parallelism: PlannedParallelism) -> Passage:
+    """What the linear of a head is told, whose output is whole, unless the loss takes what each rank has of it."""
+    output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.WHOLE
+    lies = inputs_of(model, parallelism)[-1]
+    return Passage(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
+
+
+def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
+    """What a part of a layer is told, for an input of the layer that lies as `sharding`.
+
+    Between its parts a layer has units apart, its rows apart where it computes by rows, or everything on every rank.
+    """
+    split, between = plan.split, ActivationSharding.WHOLE
+    if split is Split.WITHIN:
+        split, between = Split.COLUMN if part.reads_input else Split.ROW, ActivationSharding.FEATURES
+    by_rows = split is Split.REPLICATED and sharding is ActivationSharding.ROWS and computes_rows_apart(model)
+    if by_rows:
+        between = ActivationSharding.ROWS
+    return Passage(
+        split=split,
+        input=sharding if part.reads_input else between,
+        output=plan.output if part.gives_output else between,
+        is_by_rows=by_rows,
+    )

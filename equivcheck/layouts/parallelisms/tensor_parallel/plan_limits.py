@@ -1,0 +1,81 @@
+"""What no plan can run, be it applied to DTensors or to plain tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+    TIED_HALVES,
+    LayerSite,
+    PlanRule,
+    fits,
+    fitted,
+    inputs_of,
+    places,
+)
+from equivcheck.scenario import ActivationSharding, Layout, Parallelism, PlannedParallelism, Training
+from equivcheck.scenario.mesh import TP
+
+
+def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSite | None:
+    tp = parallelism_of(layout, PlannedParallelism)
+    if not fits(training.model, tp.plan):
+        return None
+    rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
+    found = places(training.model, tp, layout.mesh.size(TP), rows)
+    return next((place for place, entry in zip(found, tp.plan, strict=True) if rule.broken(place, entry)), None)
+
+
+def limit_of(rule: PlanRule) -> Limit:
+    """A rule of plans as a limit of the layout."""
+
+    def applies(training: Training, layout: Layout) -> bool:
+        return _first_broken(rule, training, layout) is not None
+
+    def repair(training: Training, layout: Layout) -> Training:
+        place = _first_broken(rule, training, layout)
+        return training if place is None else rule.repair(training, layout, place)
+
+    return Limit(reason=rule.reason, applies=applies, repair=repair, upstream=rule.upstream)
+
+
+ONE_ENTRY_A_LAYER = Limit(
+    reason="tensor parallelism: the plan must have one entry for each layer of the model",
+    applies=lambda training, layout: not fits(training.model, parallelism_of(layout, PlannedParallelism).plan),
+    repair=lambda training, layout: fitted(training, parallelism_of(layout, PlannedParallelism).plan),
+)
+
+APPLIED_FIRST = LayoutLimit(
+    reason="tensor parallelism is applied to modules that nothing has wrapped or sharded yet: it comes first in a layout's "
+    "parallelisms, the innermost",
+    applies=lambda layout: not isinstance(layout.parallelisms[0], PlannedParallelism),
+    repair=lambda layout: replace(layout, parallelisms=(*layout.of(PlannedParallelism), *_others(layout))),
+)
+
+
+def _others(layout: Layout) -> tuple[Parallelism, ...]:
+    return tuple(parallelism for parallelism in layout.parallelisms if not isinstance(parallelism, PlannedParallelism))
+
+
+def _unties(training: Training, layout: Layout) -> bool:
+    tp = parallelism_of(layout, PlannedParallelism)
+    return is_tied(training.model) and TIED_HALVES[tp.source] is not tp.head
+
+
+ENDS_WHOLE = Limit(
+    reason="tensor parallelism: what leaves a model is whole, so that a plan that ends by rows needs a head after it",
+    applies=lambda training, layout: (
+        inputs_of(training.model, parallelism_of(layout, PlannedParallelism))[-1] is ActivationSharding.ROWS
+        and training.model.head is None
+    ),
+    repair=lambda training, _layout: with_head(training),
+)
+
+TIES_CUT_ALIKE = Limit(
+    reason="tensor parallelism: a head that is tied to the embedding uses the weight as that is cut, by outputs where the "
+    "embedding is cut by tokens, by inputs where it is by features",
+    applies=_unties,
+    repair=lambda training, _layout: untied(training),
+)

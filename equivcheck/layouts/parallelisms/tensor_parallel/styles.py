@@ -1,0 +1,126 @@
+"""How `parallelize_module` treats each module of a layer, and which part of a dropout mask a rank needs.
+
+Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
+from equivcheck.layouts.parallelisms.tensor_parallel.plans import rows_dim
+from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split, TensorParallel
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.material import Batch
+from equivcheck.training.model import tie_head
+
+
+def placement(model: Model, sharding: ActivationSharding) -> Placement:
+    """The DTensor placement of an activation of shape (rows, features), or (rows, length, features)."""
+    if sharding is ActivationSharding.WHOLE:
+        return Replicate()
+    return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
+
+
+class Replicated(ParallelStyle):
+    """Runs a module with replicated parameters on its input redistributed to `computes`; local tensors outside."""
+
+    def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
+        super().__init__()
+        self.input, self.computes, self.output = input, computes, output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        # The annotations of distribute_module say that these two return nothing; it uses what they return.
+        prepare_input: Any = self._prepare_input
+        prepare_output: Any = self._prepare_output
+        return distribute_module(module, device_mesh, self._replicate, prepare_input, prepare_output)
+
+    def _replicate(self, _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=self.src_data_rank)
+            module.register_parameter(key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+    def _prepare_input(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh) -> DTensor:
+        whole = DTensor.from_local(inputs[0], mesh, [self.input], run_check=False)
+        return whole.redistribute(placements=[self.computes])
+
+    def _prepare_output(self, _module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
+        return outputs.redistribute(placements=[self.output]).to_local()
+
+
+def layer_styles(
+    model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
+) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each module of a layer that has parameters, for an input that lies as `sharding`."""
+    if plan.split is Split.OUTSIDE:
+        return
+    if layer.norm is not None:
+        yield "norm", _norm_style(model, sharding)
+    for part in kind_of(layer).parts(layer):
+        yield part.name, _linear_style(model, passage(model, part, plan, sharding))
+
+
+def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of each module of a head."""
+    told = head_passage(model, parallelism)
+    if model.head is not None and model.head.norm is not None:
+        yield "head.norm", _norm_style(model, told.input)
+    yield "head.linear", _linear_style(model, told)
+
+
+def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
+    """The style of the embedding of tokens, and of learnt positions, which are whole on every rank."""
+    output = placement(model, parallelism.source_output)
+    if parallelism.source is Split.ROW:
+        yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
+    elif parallelism.source is Split.COLUMN:
+        yield "embedding", ColwiseParallel(output_layouts=output)
+    else:
+        yield "embedding", Replicated(input=Replicate(), computes=Replicate(), output=output)
+    if model.source is not None and model.source.learned_positions:
+        placed = Replicate() if output.is_replicate() else Shard(0)
+        yield "positions", Replicated(input=Replicate(), computes=Replicate(), output=placed)
+
+
+def _norm_style(model: Model, sharding: ActivationSharding) -> ParallelStyle:
+    if sharding is ActivationSharding.ROWS:
+        return SequenceParallel(sequence_dim=rows_dim(model), use_local_output=True)
+    lies = placement(model, sharding)
+    return Replicated(input=lies, computes=Replicate(), output=lies)
+
+
+def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
+    lies, output = placement(model, passage.input), placement(model, passage.output)
+    if passage.split is Split.COLUMN:
+        return ColwiseParallel(input_layouts=lies, output_layouts=output, use_local_output=not passage.leaves_dtensor)
+    if passage.split is Split.ROW:
+        return RowwiseParallel(input_layouts=lies, output_layouts=output)
+    return Replicated(input=lies, computes=lies if passage.is_by_rows else Replicate(), output=output)
+
+
+def tie_again(model: nn.Module) -> None:
+    """Have the head use the weight of the embedding, of which `parallelize_module` has made a parameter each."""
+    tie_head(model)
+
+
+def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
+    """The batch with each layer's mask cut as the plan spreads the layer's output."""
+    masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
+    return replace(batch, masks=masks)
+
+
+def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
+    if mask is None or sharding is ActivationSharding.WHOLE:
+        return mask
+    dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
+    parts = mask.chunk(size, dim)
+    return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

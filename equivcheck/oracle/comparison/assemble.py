@@ -1,0 +1,145 @@
+"""Putting full tensors together from what each rank holds, and saying where ranks do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.oracle.comparison.disagreement import Differing, Misfit, disagreements
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.worlds.trace.differences import Difference
+from equivcheck.worlds.trace.tensors import Flags, Positions, Table, Vector
+from equivcheck.worlds.trace.trace import Piece, Snapshot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    """One moment put together from all ranks."""
+
+    values: Vector
+    """All elements as the first rank that holds them has them; NaN where no rank does."""
+    covered: Flags
+    """Which elements some rank holds."""
+    misfits: tuple[Misfit, ...]
+    """What does not fit; at most one of a kind for each tensor."""
+
+
+class Assembler:
+    """Puts moments together; keeps where pieces lie, as they lie the same at every step."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int], list[Positions | None]] = {}
+        self._alive: list[object] = []
+
+    def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
+        """The full tensors of one moment from the snapshots of all ranks, in rank order."""
+        canvas = _Canvas(expected)
+        for rank, snapshot in enumerate(snapshots):
+            located = self._locate(expected.table, snapshot.pieces)
+            canvas.note(_unfit(expected, snapshot, located, rank))
+            differing = canvas.place(_where(snapshot, located), snapshot.values.astype(np.float64, copy=False))
+            if len(differing.where):
+                canvas.note(disagreements(expected, snapshots[: rank + 1], canvas.placed, differing))
+        canvas.note(_absent(expected, canvas.covered, canvas.misfits))
+        return Assembled(canvas.values, canvas.covered, tuple(canvas.misfits.values()))
+
+    def _locate(self, table: Table, pieces: tuple[Piece, ...]) -> list[Positions | None]:
+        key = id(table), id(pieces)
+        if key not in self._kept:
+            self._alive += [table, pieces]
+            self._kept[key] = [table.positions(piece) for piece in pieces]
+        return self._kept[key]
+
+
+class _Canvas:
+    """The full tensors of one moment while rank after rank adds what it holds."""
+
+    def __init__(self, expected: Expected) -> None:
+        self.table = expected.table
+        self.values = np.full(self.table.total, np.nan)
+        self.covered = np.zeros(self.table.total, dtype=np.bool_)
+        self.misfits: dict[tuple[str, Difference], Misfit] = {}
+        self.placed: list[Positions] = []
+
+    def note(self, misfits: Iterable[Misfit]) -> None:
+        """Keep one misfit of each kind for each tensor: the first, or that of an element that is further off the reference."""
+        for misfit in misfits:
+            kept = self.misfits.setdefault((misfit.name, misfit.difference), misfit)
+            if misfit.distance > kept.distance:
+                self.misfits[misfit.name, misfit.difference] = misfit
+
+    def place(self, where: Positions, local: Vector) -> Differing:
+        """Put the next rank's values where no rank has yet, and compare them bit for bit where one has."""
+        if len(where) and where.min() < 0:
+            where, local = where[where >= 0], local[where >= 0]
+        self.placed.append(where)
+        before, held = self.covered[where], self.values[where]
+        differing = before & (held.view(np.int64) != local.view(np.int64))
+        self.values[where[~before]] = local[~before]
+        self.covered[where] = True
+        return Differing(where[differing], held[differing], local[differing])
+
+
+def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
+    """The position of each of a snapshot's values; -1 for those that belong to no expected tensor."""
+    parts = [
+        np.full(piece.numel, -1) if positions is None else positions
+        for piece, positions, present, fits in zip(snapshot.pieces, located, snapshot.present, snapshot.fits, strict=True)
+        if present and fits
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.intp)
+
+
+def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | None], rank: int) -> list[Misfit]:
+    """Pieces of one rank that should not be there, or are there and should not, or have another shape or element type."""
+    rows = zip(snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True)
+    found = []
+    for piece, positions, present, fits, dtype in rows:
+        if not piece.name or _is_empty_part(piece):
+            continue
+        row = expected.table.rows.get(piece.name)
+        if row is None:
+            if present:
+                found.append(_misfit(piece, Difference.EXTRA, rank, ("no such tensor", f"{dtype}{list(piece.shape)}")))
+        elif present != expected.present[row]:
+            difference, words = (
+                (Difference.EXTRA, ("None", "a tensor")) if present else (Difference.MISSING, ("a tensor", "None"))
+            )
+            found.append(_misfit(piece, difference, rank, words))
+        elif present and not (fits and positions is not None):
+            words = str(expected.table.shapes[row]), f"{piece.shape} in a piece of {piece.numel} elements"
+            found.append(_misfit(piece, Difference.SHAPE, rank, words))
+        elif present and dtype != expected.dtypes[row]:
+            found.append(_misfit(piece, Difference.DTYPE, rank, (expected.dtypes[row], dtype)))
+    return found
+
+
+def _is_empty_part(piece: Piece) -> bool:
+    """Whether it is no element of a tensor, and not a whole tensor without elements, which has a shape."""
+    return not piece.numel and (bool(piece.start) or piece.run is not None)
+
+
+def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, str]) -> Misfit:
+    return Misfit(name=piece.name, difference=difference, rank=rank, expected=words[0], actual=words[1])
+
+
+def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:
+    """Tensors of which no rank holds some element, where that has not been said already."""
+    if covered.all():
+        return []
+    table = expected.table
+    ends = [*table.offsets[1:], table.total]
+    said = {name for name, difference in known if difference is not Difference.RANKS_DISAGREE}
+    return [
+        Misfit(
+            name=name,
+            difference=Difference.MISSING,
+            rank=-1,
+            expected="a tensor on some rank",
+            actual="elements that no rank holds",
+        )
+        for name, start, end, present in zip(table.names, table.offsets, ends, expected.present, strict=True)
+        if present and name not in said and not covered[start:end].all()
+    ]

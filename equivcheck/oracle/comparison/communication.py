@@ -1,0 +1,76 @@
+"""Holding what the ranks communicated against what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.base.expected_calls.torch_versions import CALLS_AMONG_ONE_RANK
+from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.scenario import Scenario
+from equivcheck.system.torch_version import torch_in
+from equivcheck.worlds.call import Call
+from equivcheck.worlds.ranks import Run
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.stage import Stage
+
+_NOT_MODELLED = (Stage.SETUP, Stage.READING)
+"""Stages that are no part of the training's steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallComparison:
+    """How a run's calls compare with what was expected."""
+
+    divergences: tuple[Divergence, ...] = ()
+    """Each kind of calls that differs, at the first rank where it does, in the order of steps and stages."""
+    unmodelled: str = ""
+    """Why nothing was compared, or not all; empty where all was."""
+
+
+def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
+    """Compare the calls of each rank with what was expected for it."""
+    if not run.calls:
+        return CallComparison(unmodelled=f"world {world} does not see calls")
+    prediction = predicted(scenario.training, scenario.layout)
+    if prediction.reason:
+        return CallComparison(unmodelled=prediction.reason)
+    found: dict[Key, Divergence] = {}
+    for rank, calls in enumerate(run.calls):
+        found = differing_calls(scenario, rank, calls) | found
+    divergences = tuple(found[key] for key in sorted(found, key=order_of))
+    return CallComparison(divergences=divergences, unmodelled=prediction.unmodelled)
+
+
+def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
+    """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
+    training, layout = scenario.training, scenario.layout
+    prediction = predicted(training, layout, rank)
+    actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
+    expected = _compared(prediction.beside(actual))
+    if expected == actual:
+        return {}
+    keys = sorted(expected.keys() | actual.keys(), key=order_of)
+    return {key: _divergence(key, rank, expected, actual) for key in keys if expected.get(key) != actual.get(key)}
+
+
+def _compared(found: Totals, ops_left_out: Collection[str] = ()) -> Totals:
+    """What can be expected of every version: not all of them call collectives among one rank, where nothing is communicated."""
+    found = {key: counted for key, counted in found.items() if key[2] not in ops_left_out} if ops_left_out else found
+    return {key: counted for key, counted in found.items() if key[-1]} if torch_in(CALLS_AMONG_ONE_RANK) else found
+
+
+def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:
+    step, stage, op, axes = key
+    modelled, counted = expected.get(key, (0, 0)), actual.get(key, (0, 0))
+    return Divergence(
+        step=step,
+        phase=Phase.COMMUNICATION,
+        tensor=f"{op} over {axes or 'one rank'} in {stage.value}",
+        difference=Difference.BYTES if modelled[0] == counted[0] else Difference.CALLS,
+        rank=rank,
+        expected=described(*modelled),
+        actual=described(*counted),
+        error=float("inf"),
+    )

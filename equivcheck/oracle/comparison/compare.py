@@ -1,0 +1,159 @@
+"""Comparing what the ranks left with the reference: every tensor of every moment, never stopping early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from equivcheck.oracle.comparison.assemble import Assembled, Assembler
+from equivcheck.oracle.comparison.disagreement import Misfit, element
+from equivcheck.oracle.comparison.full_tensors import read_otherwise
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
+from equivcheck.worlds.trace.moments import Moment, moments, moments_of_steps
+from equivcheck.worlds.trace.tensors import Flags, Vector, norms
+from equivcheck.worlds.trace.trace import Snapshot, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything that differs."""
+
+    divergences: tuple[Divergence, ...]
+    """In order of step, phase and tensor; empty when the traces are equivalent."""
+    worst_error: float
+    """The largest error of a value over all tensors, in units of tolerance."""
+    largest_share: float
+    """The largest error of a tensor that differs, over the largest of its kind; infinite for other differences."""
+
+
+def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trace] = ()) -> Comparison:
+    """Compare the traces of all ranks, in rank order, with the reference.
+
+    `before` are the traces of other ranks that ran the first steps.
+    """
+    ranks = [*moments_of_steps(before), *zip(*map(moments, traces), strict=True)]
+    assembler = Assembler()
+    divergences: list[Divergence] = []
+    worst = share = 0.0
+    for expected, found in zip(reference.moments, ranks, strict=True):
+        snapshots = snapshots_of(list(found), expected.phase)
+        assembled = assembler.assemble(expected, snapshots)
+        errors, wrong = errors_of(expected, assembled)
+        worst = max(worst, float(errors.max(initial=0.0)))
+        if wrong.any() or assembled.misfits:
+            divergences += _describe(expected, assembled, errors, wrong, snapshots)
+            share = max(share, _share(expected, assembled, errors, wrong))
+        otherwise = read_otherwise(expected, assembled, [moment.full for moment in found])
+        if otherwise:
+            divergences += otherwise
+            share = float("inf")
+    return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
+
+
+def apart_before(step: int, found: Comparison) -> Comparison:
+    """What differs before a step, from which on the reference cannot tell: there a difference is no finding, and no pass."""
+    before = tuple(divergence for divergence in found.divergences if divergence.step < step)
+    return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
+
+
+def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
+    """How much of the largest tensor of its kind the largest error is."""
+    if assembled.misfits or not expected.tolerances[wrong].all():
+        return float("inf")  # where nothing of a kind is other than zero, no noise explains what is
+    sizes = errors[wrong] * expected.tolerances[wrong]
+    return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
+
+
+def snapshots_of(found: list[Moment], phase: Phase) -> list[Snapshot]:
+    """The snapshots to put together: a loss is the mean over the ranks that have one, as these average their gradients."""
+    snapshots = [moment.snapshot for moment in found]
+    if phase is not Phase.LOSS:
+        return snapshots
+    losses = [snapshot for snapshot in snapshots if snapshot.present[0]] or snapshots
+    return [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
+
+
+def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
+    """Error of each tensor in units of its tolerance, and which are beyond it."""
+    same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
+    with np.errstate(invalid="ignore"):
+        distance = np.where(same, 0.0, assembled.values - expected.values)
+    size = norms(expected.table, distance)
+    size[np.isnan(size)] = np.inf
+    wrong = size > expected.tolerances
+    with np.errstate(invalid="ignore", divide="ignore"):
+        errors = np.where(size == 0.0, 0.0, size / expected.tolerances)
+    return errors, wrong
+
+
+def _describe(
+    expected: Expected,
+    assembled: Assembled,
+    errors: Vector,
+    wrong: Flags,
+    snapshots: Sequence[Snapshot],
+) -> list[Divergence]:
+    """The divergences of one moment in the order of its tensors."""
+    rows = expected.table.rows
+    found = [_misfit(expected, misfit) for misfit in assembled.misfits]
+    taken = {divergence.tensor for divergence in found}
+    found += [
+        _value(expected, assembled, int(row), float(errors[row]), snapshots)
+        for row in np.flatnonzero(wrong)
+        if expected.table.names[row] not in taken
+    ]
+    return sorted(found, key=lambda divergence: rows.get(divergence.tensor, len(rows)))
+
+
+def _misfit(expected: Expected, misfit: Misfit) -> Divergence:
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=misfit.name,
+        difference=misfit.difference,
+        rank=misfit.rank,
+        index=misfit.index,
+        expected=misfit.expected,
+        actual=misfit.actual,
+        elsewhere=misfit.elsewhere,
+        error=float("inf"),
+    )
+
+
+def _value(expected: Expected, assembled: Assembled, row: int, error: float, snapshots: Sequence[Snapshot]) -> Divergence:
+    table = expected.table
+    start = table.offsets[row]
+    end = table.offsets[row + 1] if row + 1 < len(table.offsets) else table.total
+    distance = np.abs(assembled.values[start:end] - expected.values[start:end])
+    position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
+    actual = float(assembled.values[position])
+    holders = _holders(expected, row, position, snapshots)
+    return Divergence(
+        step=expected.step,
+        phase=expected.phase,
+        tensor=table.names[row],
+        difference=Difference.NAN if np.isnan(actual) else Difference.VALUE,
+        rank=holders[0] if holders else -1,
+        ranks=holders,
+        index=element(table, position)[1],
+        expected=repr(float(expected.values[position])),
+        actual=repr(actual),
+        error=error,
+    )
+
+
+def _holders(expected: Expected, row: int, position: int, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
+    """The ranks that hold an element of a tensor; none for the loss, which is a mean over ranks."""
+    if expected.phase is Phase.LOSS:
+        return ()
+    name = expected.table.names[row]
+    return tuple(rank for rank, snapshot in enumerate(snapshots) if _holds(expected, name, position, snapshot))
+
+
+def _holds(expected: Expected, name: str, position: int, snapshot: Snapshot) -> bool:
+    found = (expected.table.positions(piece) for piece in snapshot.pieces if piece.name == name)
+    return any(where is not None and position in where for where in found)

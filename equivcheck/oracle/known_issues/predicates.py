@@ -1,0 +1,13 @@
+"""Every predicate that an entry of known.toml may name."""
+
+from __future__ import annotations
+
+import equivcheck.oracle.known_issues.compile_predicates
+import equivcheck.oracle.known_issues.compiled_hooks
+import equivcheck.oracle.known_issues.training_predicates  # noqa: F401 - importing registers, as below
+from equivcheck.layouts.base.known_predicates import NEEDS, SHOWS
+from equivcheck.layouts.composition.registry import import_parts
+
+__all__ = ["NEEDS", "SHOWS"]
+
+import_parts("known")

@@ -1,0 +1,272 @@
+"""How upstream issues on file are avoided: what is wrong without one as well is not that one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from equivcheck.layouts.base.limits.repairs import (
+    each_layer,
+    with_execution,
+    with_loss,
+    with_model,
+    with_options,
+    with_summed_squares,
+    with_widths,
+    without_frozen,
+    without_ties,
+)
+from equivcheck.layouts.parallelisms.fsdp1.known import replicas_of_one_shard
+from equivcheck.layouts.parallelisms.pipeline.known import ends_in_view
+from equivcheck.scenario import (
+    DDP,
+    FSDP1,
+    FSDP2,
+    SPMD,
+    ClipNorm,
+    ClipValue,
+    Compile,
+    Distribution,
+    ExpertParallel,
+    ExpertStorage,
+    Ignored,
+    Implementation,
+    Layout,
+    Loss,
+    Mesh,
+    Norm,
+    Recompute,
+    Scenario,
+    Training,
+)
+from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
+
+Workaround = Callable[[Scenario], Scenario]
+
+WITHOUT: dict[str, Workaround] = {}
+"""Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""
+
+
+def _workaround(change: Workaround) -> Workaround:
+    WITHOUT[change.__name__] = change
+    return change
+
+
+def _in_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> Scenario:
+    """Every layout changed, that of the first steps as well."""
+    resume = scenario.resume and replace(scenario.resume, layout=change(scenario.resume.layout))
+    return replace(scenario, layout=change(scenario.layout), resume=resume)
+
+
+def _in_training(scenario: Scenario, change: Callable[[Training], Training]) -> Scenario:
+    return replace(scenario, training=change(scenario.training))
+
+
+@_workaround
+def plain_implementation(scenario: Scenario) -> Scenario:
+    """The optimizer updates one parameter after the other, an operation at a time; not in a graph, which may not hold that."""
+    optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
+    scenario = _in_training(scenario, lambda training: replace(training, optimizer=optimizer))
+    return _in_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
+
+
+@_workaround
+def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
+    """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
+    return _in_layouts(scenario, _without_inductor)
+
+
+def _without_inductor(layout: Layout) -> Layout:
+    if layout.execution.compile is not Compile.INDUCTOR:
+        return layout
+    return with_execution(layout, compile=Compile.AOT_EAGER)
+
+
+@_workaround
+def forward_not_compiled(scenario: Scenario) -> Scenario:
+    """No forward is compiled."""
+    return _in_layouts(scenario, lambda layout: with_execution(layout, compile=Compile.NONE, per_layer=False))
+
+
+@_workaround
+def nothing_recomputed(scenario: Scenario) -> Scenario:
+    """What layers have computed is kept for the backward pass."""
+    return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Recompute.NONE))
+
+
+@_workaround
+def summed_outputs(scenario: Scenario) -> Scenario:
+    """The loss is the sum of outputs less targets where it is their mean."""
+    return _in_training(scenario, lambda training: replace(training, loss=Loss.LINEAR_SUM))
+
+
+@_workaround
+def summed_squares(scenario: Scenario) -> Scenario:
+    """The loss is the sum of squared errors where it is their mean, at a lower learning rate."""
+    return _in_training(scenario, with_summed_squares)
+
+
+@_workaround
+def all_trained(scenario: Scenario) -> Scenario:
+    """No layer is frozen."""
+    return _in_training(scenario, without_frozen)
+
+
+@_workaround
+def own_weights(scenario: Scenario) -> Scenario:
+    """No weight has two uses."""
+    return _in_training(scenario, without_ties)
+
+
+@_workaround
+def all_labels_count(scenario: Scenario) -> Scenario:
+    """No label is ignored."""
+    return _in_training(scenario, lambda training: with_loss(training, ignored=Ignored.NONE))
+
+
+@_workaround
+def labels_as_they_are(scenario: Scenario) -> Scenario:
+    """No share of the target is spread over all classes."""
+    return _in_training(scenario, lambda training: with_loss(training, label_smoothing=0.0))
+
+
+@_workaround
+def not_clipped(scenario: Scenario) -> Scenario:
+    """Gradients are not clipped."""
+    return _in_training(scenario, lambda training: replace(training, clipping=None))
+
+
+@_workaround
+def clipped_by_squares(scenario: Scenario) -> Scenario:
+    """Gradients are clipped by the root of the sum of their squares."""
+    clipping = scenario.training.clipping
+    largest = clipping.clip_value if isinstance(clipping, ClipValue) else clipping.max_norm if clipping else ClipNorm().max_norm
+    return _in_training(scenario, lambda training: replace(training, clipping=ClipNorm(max_norm=largest)))
+
+
+@_workaround
+def layer_norms(scenario: Scenario) -> Scenario:
+    """Norms are LayerNorm."""
+
+    def changed(training: Training) -> Training:
+        head = training.model.head
+        changed = each_layer(training, lambda _, layer: layer.having(norm=layer.norm and Norm.LAYER))
+        return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
+
+    return _in_training(scenario, changed)
+
+
+@_workaround
+def no_views(scenario: Scenario) -> Scenario:
+    """No layer's output ends as a view of another tensor."""
+
+    def changed(training: Training) -> Training:
+        model = training.model
+        layers = (
+            layer
+            if not ends_in_view(model, index)
+            else layer.having(**({"shape_op": None} if layer.shape_op else {"bias": False}))
+            for index, layer in enumerate(model.layers)
+        )
+        return with_model(training, layers=tuple(layers))
+
+    return _in_training(scenario, changed)
+
+
+@_workaround
+def rows_first(scenario: Scenario) -> Scenario:
+    """Rows of inputs lie along dim 0."""
+    return _in_training(scenario, lambda training: replace(training, data=replace(training.data, batch_dim=0)))
+
+
+@_workaround
+def nothing_of_one(scenario: Scenario) -> Scenario:
+    """Features, widths and rows of one are two."""
+
+    def changed(training: Training) -> Training:
+        training = with_model(training, **_wider(training))
+        rows = tuple(max(rows, 2) for rows in training.data.microbatches)
+        return replace(training, data=replace(training.data, microbatches=rows))
+
+    return _in_training(scenario, changed)
+
+
+def _wider(training: Training) -> dict[str, object]:
+    """Features and layers of at least two, so that those that are alike stay alike."""
+    model = training.model
+    layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
+    return {"features": max(model.features, 2), "layers": layers}
+
+
+@_workaround
+def cut_evenly(scenario: Scenario) -> Scenario:
+    """Features and widths are multiples of the ranks that cut them."""
+    parts = math.lcm(*map(_parts, scenario.layouts))
+    return _in_training(scenario, lambda training: with_widths(training, parts))
+
+
+def _parts(layout: Layout) -> int:
+    """Into how many parts tensor parallelism cuts a dim, and FSDP2 each of those."""
+    return layout.mesh.size(TP) * (layout.mesh.size(DP, SHARD) if layout.has(FSDP2) else 1)
+
+
+@_workaround
+def gradients_as_parameters(scenario: Scenario) -> Scenario:
+    """DTensor SPMD leaves gradients as their parameters lie."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
+
+
+@_workaround
+def whole_parameters(scenario: Scenario) -> Scenario:
+    """DTensor SPMD replicates parameters, so that propagation cuts nothing but rows."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, distribution=Distribution.REPLICATE))
+
+
+@_workaround
+def each_backward_synced(scenario: Scenario) -> Scenario:
+    """DDP reduces in each backward."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, DDP, no_sync=False))
+
+
+@_workaround
+def original_parameters(scenario: Scenario) -> Scenario:
+    """FSDP1 keeps the parameters of the model."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP1, use_orig_params=True))
+
+
+@_workaround
+def shards_for_replicas(scenario: Scenario) -> Scenario:
+    """FSDP1 over replicas of one shard has one replica of several shards."""
+
+    def changed(layout: Layout) -> Layout:
+        if not replicas_of_one_shard(replace(scenario, layout=layout, resume=None)):
+            return layout
+        sizes = {REPLICATE: 1, SHARD: layout.mesh.size(REPLICATE)}
+        axes = tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in layout.mesh.axes)
+        return replace(layout, mesh=Mesh(axes=axes))
+
+    return _in_layouts(scenario, changed)
+
+
+@_workaround
+def cut_along_rows(scenario: Scenario) -> Scenario:
+    """FSDP2 cuts parameters along their first dim."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, shard_last_dim=False))
+
+
+@_workaround
+def divided_by_ranks(scenario: Scenario) -> Scenario:
+    """FSDP2 divides sums of gradients by the number of ranks, and has no units with a divide factor of their own."""
+
+    def changed(layout: Layout) -> Layout:
+        divided = with_options(layout, FSDP2, gradient_divide_factor=None)
+        return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
+
+    return _in_layouts(scenario, changed)
+
+
+@_workaround
+def plain_experts(scenario: Scenario) -> Scenario:
+    """Each rank keeps its experts as plain tensors."""
+    return _in_layouts(scenario, lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN))

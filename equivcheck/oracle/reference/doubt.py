@@ -1,0 +1,123 @@
+"""From where on agreement with a reference proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.oracle.reference.noise import Expected
+from equivcheck.training.ensemble import EnsembleTrace
+from equivcheck.worlds.trace.differences import Phase
+
+NO_GRADIENT = "every gradient of the reference is zero"
+"""What agrees with anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """What a reference cannot tell, and why."""
+
+    reason: str
+    """In words for people."""
+    step: int
+    """The first step that it cannot tell, from 0; those before it are as good as a training of that many steps."""
+
+
+def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None) -> Doubt | None:
+    """Why agreement with a reference of these moments proves nothing, and from which step on; None if it does at every step.
+
+    Noise above `limit`, as a share of a tensor's kind, is too much; and so is a choice that one of the copies makes otherwise.
+    """
+    gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
+    if not gradients:
+        return Doubt(reason=NO_GRADIENT, step=0)
+    lost = next((Doubt(reason=reason, step=moment.step) for moment in found if (reason := _why_lost(moment, limit))), None)
+    lost = earlier(None if copies is None else _doubt_about_choices(copies), lost)
+    if lost is not None and lost.step <= gradients[0]:
+        return Doubt(reason=lost.reason, step=0)
+    return lost
+
+
+def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
+    """Of two doubts, the one that leaves fewer steps; the first if they leave as many."""
+    return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
+
+
+def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
+    """The first step of which rounding noise is larger than anything that is there, as in a training that explodes; None if none.
+
+    A gradient that is zero by cancellation is small against its noise, too: that is below `limit`, as a share of what the largest
+    of its kind had in the steps before.
+    """
+    largest: dict[Phase, float] = {}
+    for moment in found:
+        if moment.phase is Phase.LOSS or not len(moment.norms):
+            continue
+        before = largest.get(moment.phase)
+        if before is not None and (moment.tolerances > np.maximum(moment.scales, limit * before)).any():
+            return moment.step
+        largest[moment.phase] = max(before or 0.0, float(moment.scales.max()))
+    return None
+
+
+def turned_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
+    """The tensors whose gradient has an element, in one step, that is not zero and within the tensor's tolerance.
+
+    Rounding may turn its sign. Perturbed copies seldom do: other orders of a sum may move it further than other inputs.
+    """
+    gradients = (moment for moment in found if moment.phase is Phase.GRADIENT and moment.step == step)
+    return frozenset(name for moment in gradients for name in _turning(moment))
+
+
+def _turning(moment: Expected) -> Iterator[str]:
+    table = moment.table
+    ends = (*table.offsets[1:], table.total)
+    for name, start, end, tolerance in zip(table.names, table.offsets, ends, moment.tolerances, strict=True):
+        sizes = np.abs(moment.values[start:end])
+        if ((sizes > 0) & (sizes <= tolerance)).any():
+            yield name
+
+
+def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
+    """The first step in which a copy chooses otherwise: ranks may choose as either does."""
+    step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
+    return None if step is None else Doubt(reason=f"rounding alone chooses other experts at step {step}", step=step)
+
+
+def _why_lost(moment: Expected, limit: float) -> str:
+    """Why a moment of the reference cannot tell; empty if it can."""
+    return _not_finite(moment) or _noise(moment, limit) or _disagreement(moment)
+
+
+def _not_finite(moment: Expected) -> str:
+    if not np.isfinite(moment.norms).all():
+        return f"the reference has values that are not finite {_when(moment)}"
+    if not np.isfinite(moment.tolerances).all():
+        return f"rounding alone makes values that are not finite {_when(moment)}"
+    return ""
+
+
+def _noise(moment: Expected, limit: float) -> str:
+    """Name the tensor of which more than half of the digits are noise, if there is one.
+
+    Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
+    """
+    noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
+    if moment.phase is Phase.LOSS or not len(noisy):
+        return ""
+    name, tolerance, scale = moment.table.names[noisy[0]], moment.tolerances[noisy[0]], moment.scales[noisy[0]]
+    if scale == 0.0:
+        return f"{name} and all such tensors are zero but for rounding {_when(moment)}"
+    return f"rounding noise in {name} is {100 * tolerance / scale:.1g} % of the largest such tensor {_when(moment)}"
+
+
+def _disagreement(moment: Expected) -> str:
+    """Name the tensor that an independent way of running the same training finds elsewhere than rounding allows."""
+    far = np.flatnonzero(moment.shifts > moment.tolerances)
+    return f"two ways to compute {moment.table.names[int(far[0])]} on one device disagree {_when(moment)}" if len(far) else ""
+
+
+def _when(moment: Expected) -> str:
+    return f"at step {moment.step} ({moment.phase.value})"

@@ -1,0 +1,93 @@
+"""The same training on one device with a softmax computed as ranks that have a part of it do.
+
+A ring of ranks keeps the logarithm of each softmax's sum, and computes the weights again from scores less that logarithm, as
+FlashAttention does (https://arxiv.org/abs/2205.14135). One device does so in the backward of `logsumexp`, of which a z-loss takes
+the square, and ranks that have some of the classes do not. Scores and logarithms are rounded to their own size, so that weights
+are off by as many units in the last place as scores are large: no input moves what is exact where the largest score is alone.
+Fused attention is off by as much where ranks have some of the heads: how it rounds products goes by the strides of its inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.training.layers.sequence import Looks, Sequence
+from equivcheck.training.loop import train
+from equivcheck.training.loss import loss_of
+from equivcheck.training.material import IGNORED
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.trace import Trace
+
+
+def summed_trace(training: Training) -> Trace:
+    """The reference with a z-loss of sums of exponentials."""
+    setup = single_device(training)
+    setup.loss = loss_by_sums
+    return train(setup)
+
+
+def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+    """A cross-entropy with its z-loss, of outputs (..., classes) beside labels (...)."""
+    loss = training.loss
+    assert isinstance(loss, CrossEntropy), "no other has a z-loss"
+    plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, labels, divisor)
+    largest = outputs.detach().amax(-1)
+    logarithm = (outputs - largest.unsqueeze(-1)).exp().sum(-1).log() + largest
+    return plain + loss.z_loss * (logarithm.square() * (labels != IGNORED)).sum() / divisor
+
+
+def logarithm_trace(training: Training) -> Trace:
+    """The reference with attention by logarithms."""
+    setup = single_device(training)
+    for module in setup.module.modules():
+        if hasattr(module, "sequence"):
+            module.sequence = ByLogarithms()  # type: ignore[assignment]
+    return train(setup)
+
+
+class ByLogarithms(Sequence):
+    """All positions of each sequence, which look at each other as those of a ring do."""
+
+    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """By weights that are computed twice."""
+        positions = torch.arange(query.shape[-2])
+        unseen = looks.unseen(positions, positions)
+        found: torch.Tensor = _Attention.apply(query, looks.grouped(key), looks.grouped(value), unseen)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
+
+
+class _Attention(torch.autograd.Function):
+    """Values weighed by the exponential of scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Weigh relative to the largest score; all are (rows, heads, positions, width)."""
+        scores = _scores(query, key, unseen)
+        largest = scores.amax(-1, keepdim=True)
+        weights = (scores - largest).exp()
+        total = weights.sum(-1, keepdim=True)
+        found = weights @ value / total
+        ctx.unseen = unseen
+        ctx.save_for_backward(query, key, value, found, largest + total.log())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Weigh relative to the logarithm of the sum."""
+        (gradient,), (query, key, value, found, logarithm) = gradients, ctx.saved_tensors
+        weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
+        inner = (gradient * found).sum(-1, keepdim=True)
+        of_scores = weights * (gradient @ value.transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
+        return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ gradient, None

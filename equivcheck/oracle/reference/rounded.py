@@ -1,0 +1,175 @@
+"""The reference of a layout that rounds: one device that computes each rank's part and rounds where that rank does.
+
+Parameters are kept in the training's precision and cast anew at every step. Each part of a microbatch goes through the same
+casts, and the parts' gradients are added up in the element type and divided in the way of the layout. What is left to differ is
+the order of that sum and arithmetic in the training's own precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from equivcheck.layouts.base.data_rows import rows_of
+from equivcheck.layouts.base.rounding import Rounding
+from equivcheck.oracle.reference.perturbed_rounding import Jitter
+from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
+from equivcheck.scenario import Training
+from equivcheck.scenario.rounding import ElementType, LowPrecision
+from equivcheck.training.accumulate import backward, part_loss, scalar
+from equivcheck.training.material import Batch, material
+from equivcheck.training.model import build_model, offset_of
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+
+
+def rounded_setup(
+    training: Training, rounding: Rounding, parameters: Mapping[str, torch.Tensor] | None = None, jitter: Jitter | None = None
+) -> Setup:
+    """The setup of one device that rounds as a layout does; `jitter` says where it may as well round otherwise."""
+    setup = single_device(training, parameters)
+    twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
+    setup.module, setup.compute = twin, twin.compute
+    setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
+    if rounding.autocast is not None:
+        setup.around_forward = _autocast(rounding.autocast)
+    return setup
+
+
+def _autocast(kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: torch.autocast("cpu", dtype=_dtype(kind))
+
+
+class MixedPrecisionModel(nn.Module):
+    """The model with parameters as they are computed with, and how its gradients become those of the model itself."""
+
+    def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:
+        super().__init__()
+        self.rounding, self.jitter = rounding, jitter
+        self.averaging = Averaging(
+            division=rounding.division,
+            divisor=rounding.divisor or rounding.num_parts,
+            shards=rounding.shards,
+            ordered=jitter.ordered,
+        )
+        self.averaging_again = replace(self.averaging, division=rounding.division_again or rounding.division)
+        self.were_reduced: set[str] = set()
+        self.dtype = _dtype(rounding.compute or ElementType(training.precision.value))
+        self.reduced = None if rounding.reduce is None else _dtype(rounding.reduce)
+        self.widens = self.reduced is not None and self.reduced.itemsize > self.dtype.itemsize
+        drawn = material(training).parameters
+        cast = {name: values.to(self.dtype) for name, values in drawn.items()}
+        self.twin = build_model(training.model, cast, training.data.batch_dim)
+        if training.model.offset:
+            # Buffers are not cast.
+            self.twin.offset = offset_of(training.model, _dtype(ElementType(training.precision.value)))
+        self.cast = dict(self.twin.named_parameters())
+
+    def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """Map (rows, features) to (rows, outputs)."""
+        cast = tuple(None if mask is None else mask.to(self.dtype) for mask in masks)
+        fed = inputs.to(self.dtype) if inputs.is_floating_point() else inputs
+        outputs: torch.Tensor = self.twin(fed, cast, step)
+        if self.rounding.output is None:
+            return outputs
+        return self.jitter.rounded(outputs, outputs.to(_dtype(self.rounding.output)))
+
+    def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
+        """Leave the gradients of a step as a layout leaves them; returns the mean of the parts' losses."""
+        self.jitter.begin(index)
+        masters = dict(setup.model.named_parameters())
+        self._load(masters)
+        gradients = self._accumulated(masters)
+        total = 0.0
+        for number, batch in enumerate(microbatches):
+            last = number == len(microbatches) - 1
+            for part in range(self.rounding.num_parts):
+                if self.rounding.grad_dtype:
+                    self._accept(gradients, part, reduces=last or not self.rounding.when.once)
+                total += self._backward(setup, batch, index, part, gradients)
+            gradients.end_microbatch(last=last)
+        for name, gradient in gradients.reduced[0].items():
+            masters[name].grad = gradient
+        if "forwards" in dict(setup.model.named_buffers()):
+            setup.model.get_buffer("forwards").add_(len(microbatches))
+        return total / self.rounding.num_parts
+
+    def _load(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Cast the model's parameters as they are now."""
+        with torch.no_grad():
+            for name, cast in self.cast.items():
+                cast.copy_(masters[name])
+            self.jitter.flip(self.cast, masters)
+
+    def _accumulated(self, masters: Mapping[str, torch.Tensor]) -> AccumulatedGradients:
+        """The gradients that there are already, the same for each part."""
+        rounding = self.rounding
+        kept = {name: master.grad for name, master in masters.items() if master.grad is not None}
+        self.were_reduced = set(kept)
+        waits_rounded = rounding.accumulates_reduced and rounding.when.once and rounding.reduce is not None
+        return AccumulatedGradients(
+            [kept] * rounding.num_parts,
+            partial(self._reduced, masters, {}),
+            when=rounding.when,
+            waits_as=self._rounded if waits_rounded else None,
+        )
+
+    def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
+        """Add the gradients of a part of a microbatch; returns its loss."""
+        loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
+        backward(setup, loss)
+        gradients.add(part, {name: self._left(cast.grad) for name, cast in self.cast.items() if cast.grad is not None})
+        for cast in self.cast.values():
+            cast.grad = None
+        return scalar(loss)
+
+    def _accept(self, gradients: AccumulatedGradients, part: int, *, reduces: bool) -> None:
+        """Say in which element type backward leaves gradients.
+
+        Where the reduction's type is wider, that which comes out of backward is right for a gradient that is reduced at once or
+        added to a waiting one (`FSDPParamGroup._set_unsharded_grad_dtypes`).
+        """
+        for name, cast in self.cast.items():
+            as_computed = self.widens and (reduces or gradients.waits(part, name))
+            cast.grad_dtype = None if as_computed else self.reduced
+
+    def _left(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient that backward has left; where it has been rounded, as the rounding comes out."""
+        rounded = self.rounding.grad_dtype and not self.widens
+        return self.jitter.rounded(gradient.to(self.dtype), gradient) if rounded else gradient
+
+    def _rounded(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient in the element type in which gradients are added up."""
+        if self.reduced is None:
+            return gradient
+        return self.jitter.rounded(gradient, gradient.to(self.reduced, copy=True))
+
+    def _reduced(
+        self, masters: Mapping[str, torch.Tensor], kept: dict[str, list[torch.Tensor]], waiting: list[Gradients], last: bool
+    ) -> list[Gradients]:
+        """The mean of the parts' gradients, the same for each part; `kept` are sums that wait for the last microbatch."""
+        means = Gradients()
+        for name, master in masters.items():
+            parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]
+            if not parts:
+                continue
+            averaging = self.averaging_again if name in self.were_reduced else self.averaging
+            self.were_reduced.add(name)
+            sums = averaging.sums(parts)
+            if name in kept:
+                sums = list(map(torch.add, kept[name], sums))
+            if self.rounding.replicas_once and not last:
+                kept[name] = sums
+            else:
+                means[name] = averaging.mean_of_sums(sums).to(master.dtype)
+        return [means] * self.rounding.num_parts
+
+
+def _dtype(kind: ElementType | LowPrecision) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, kind.value)
+    return dtype

@@ -1,0 +1,69 @@
+"""The noise floor of a reference that rounds: copies of it in turn, as batched products in low precision round otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from equivcheck.layouts.base.rounding import Rounding
+from equivcheck.oracle.reference.noise import eps_of, perturbed_material
+from equivcheck.oracle.reference.optimizer_rounding import round_in_optimizer
+from equivcheck.oracle.reference.perturbed_rounding import PerturbedRounding, Shuffled
+from equivcheck.oracle.reference.rounded import rounded_setup
+from equivcheck.oracle.reference.summation import clip_flat, clip_widely
+from equivcheck.scenario import ElementType, Training
+from equivcheck.training.copies import stacked
+from equivcheck.training.ensemble import EnsembleTrace
+from equivcheck.training.loop import train
+from equivcheck.training.material import Batch
+from equivcheck.worlds.trace.trace import Trace
+
+
+def unit_of(training: Training, rounding: Rounding) -> float:
+    """The unit of rounding that honest runs differ by: of the training's precision, or of float32 where that computes.
+
+    A product of float32 comes out otherwise where its operands lie otherwise in memory. Products of lower precision add up in
+    float32 and are then rounded: on the same rows they come out bit for bit the same.
+    """
+    kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
+    return max(eps_of(kind.value), eps_of(training.precision.value))
+
+
+def rounded_copies(
+    training: Training, rounding: Rounding, trace: Trace, num_copies: int, *, flips: bool = False
+) -> EnsembleTrace:
+    """What copies of the reference leave: `trace`, which is the reference's own, then `num_copies` perturbed ones.
+
+    They add up gradients in random order, and with `flips` round a value the other way here and there.
+    """
+    parameters, steps = perturbed_material(training, num_copies, unit_of(training, rounding))
+    generator = np.random.default_rng((training.seed, num_copies))
+    traces = [trace]
+    for copy in range(1, 1 + num_copies):
+        jitter = _shaken(training, rounding, generator, copy) if flips else Shuffled(generator, copy)
+        moved = {name: values[copy] for name, values in parameters.items()}
+        setup = rounded_setup(training, rounding, moved, jitter)
+        if flips:
+            round_in_optimizer(setup, generator)
+        traces.append(train(setup, [[_copy(batch, copy) for batch in step] for step in steps]))
+    return stacked(traces)
+
+
+def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:
+    """The reference with sums in another order, and the norm over all gradients as one tensor; and with a norm summed widely."""
+    reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
+    reordered.clip_norm = clip_flat
+    widely_clipped = rounded_setup(training, rounding)
+    widely_clipped.clip_norm = clip_widely
+    return train(reordered), train(widely_clipped)
+
+
+def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> PerturbedRounding:
+    kind = rounding.compute or rounding.autocast or training.precision
+    return PerturbedRounding(generator, copy, training.precision.value, kind.value)
+
+
+def _copy(batch: Batch, copy: int) -> Batch:
+    inputs, targets = (values[copy] for values in (batch.inputs, batch.targets))
+    return replace(batch, inputs=inputs, targets=targets)

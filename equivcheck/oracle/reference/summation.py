@@ -1,0 +1,88 @@
+"""The same training on one device, summed in other ways: what the order of arithmetic alone can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.scenario import ClipNorm, Training
+from equivcheck.training.loop import train
+from equivcheck.training.material import Batch, material
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.trace import Trace
+
+SCALES = (3.0, 5.0)
+"""By which losses are multiplied whatever the number of parts: multiplied by a power of two, nothing is rounded otherwise."""
+
+
+def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
+    """`split_trace` with parts that count as many times as there are parts, and with parts that count otherwise."""
+    return tuple(split_trace(training, num_parts, scale) for scale in (float(num_parts), *SCALES))
+
+
+def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
+    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor.
+
+    Losses are multiplied by a scale, and gradients divided by it: all that is multiplied on the way back is rounded otherwise.
+    What cancels there moves with that and not with the inputs, such as what softmax subtracts in attention, or the norm of
+    features of which dropout has left one.
+    """
+    setup = single_device(training)
+    setup.clip_norm = clip_flat
+    setup.gradient_scale = scale
+    setup.before_update.append(partial(_divide, scale))
+    return train(setup, split_steps(training, num_parts))
+
+
+def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
+    """The microbatches of each step in equal parts."""
+    looks = training.model.balances
+    return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
+
+
+def _divide(divisor: float, optimizer: torch.optim.Optimizer, _step: int) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.grad /= divisor
+
+
+def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm of all gradients as one tensor; returns the norm before."""
+    gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm
+
+
+def widely_clipped_trace(training: Training) -> Trace:
+    """The reference with the norm of all gradients summed in the widest floating point there is.
+
+    How far its own norm is off shows in nothing else: many gradients are alike, and a sum of alike terms errs always to one side.
+    """
+    setup = single_device(training)
+    setup.clip_norm = clip_widely
+    return train(setup)
+
+
+def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+    """Clip by the norm of all gradients, summed in the widest floating point there is; returns the norm before."""
+    gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
+    values = np.concatenate([gradient.double().numpy().ravel() for gradient in gradients]).astype(np.longdouble)
+    exact = np.linalg.norm(values, float(clipping.norm_type.value))
+    norm = torch.tensor(float(exact), dtype=gradients[0].dtype)
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
+    return norm
+
+
+def _parts(batch: Batch, num_parts: int, *, looks: bool) -> Iterator[Batch]:
+    """Equal parts; `looks` says whether a loss looks at all of the microbatch."""
+    inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
+    for part, rows in enumerate(inputs):
+        masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
+        yield replace(batch, inputs=rows, targets=targets[part], masks=masks, whole=batch if looks else None)

@@ -1,0 +1,70 @@
+"""The parts of a verdict in words, the same for every face."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from equivcheck.oracle.verdict.sentences import whose
+from equivcheck.scenario.scenario import count
+from equivcheck.worlds.failure import Failure
+from equivcheck.worlds.trace.differences import Difference, Divergence
+
+MAX_GROUPS = 4
+"""Lines on ranks, or groups of tensors that differ as well, before the rest is counted."""
+LONGEST = 300
+"""Characters of what a rank raised."""
+
+
+def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
+    """Where it is, both values, and which other tensors follow."""
+    lines = [
+        f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
+        f"  expected {first.expected}",
+        f"  actual   {first.actual}   ({how_far(first)})",
+    ]
+    if followers:
+        beyond = f"; {count(num_unnamed, 'more tensor')} after these" if num_unnamed else ""
+        lines.append(f"then:  {_grouped(followers)}{beyond}")
+    return lines
+
+
+def how_far(first: Divergence) -> str:
+    """The error in units of tolerance; of a difference that is none of values, its kind."""
+    if first.difference is Difference.VALUE:
+        return f"{first.error:.3g} x tolerance"
+    return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))
+
+
+def _grouped(followers: tuple[str, ...]) -> str:
+    """Tensors that differ as well, by moment: ``step 0 gradient of 3 more tensors, step 0 update of 4``."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for follower in followers:
+        step, number, phase, tensor = follower.split(" ", 3)
+        groups[f"{step} {number} {phase}"].append(tensor)
+    parts = [
+        f"{moment} of {members[0]}" if len(members) == 1 else f"{moment} of {len(members)} tensors"
+        for moment, members in groups.items()
+    ]
+    rest = len(parts) - MAX_GROUPS
+    return ", ".join(parts[:MAX_GROUPS]) + (f" and {count(rest, 'more moment')}" if rest > 0 else "")
+
+
+def of_ranks(failure: Failure) -> list[str]:
+    """Where each rank was, those in the same place in one line."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for report in failure.reports:
+        places[shortened(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
+    lines = [f"rank {', '.join(members)} {where}" for where, members in places.items()]
+    rest = len(lines) - MAX_GROUPS
+    return lines if rest <= 0 else [*lines[:MAX_GROUPS], f"and {count(rest, 'more rank')} elsewhere"]
+
+
+def shortened(text: str) -> str:
+    """In one line, of no more than `LONGEST` characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def failed(what: str, error: Exception) -> str:
+    """``diagnosis failed: TypeError: ...``, in one line."""
+    return shortened(f"{what} failed: {type(error).__name__}: {error}")

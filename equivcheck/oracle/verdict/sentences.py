@@ -1,0 +1,32 @@
+"""A divergence in words."""
+
+from __future__ import annotations
+
+from equivcheck.worlds.trace.differences import Difference, Divergence
+
+
+def place(divergence: Divergence) -> str:
+    """Where it is: ``step 0 gradient layers.0.linear.weight``."""
+    return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
+
+
+def sentence(divergence: Divergence) -> str:
+    """Where it is, on which rank, both values and the error."""
+    where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
+    if divergence.difference is Difference.FULL_TENSOR:
+        return (
+            f"{where} is {divergence.actual} by full_tensor() on rank {divergence.rank}, where shards hold {divergence.expected}"
+        )
+    how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
+    if divergence.elsewhere:
+        how = f"{divergence.difference.value}, {divergence.elsewhere}"
+    return f"{where} {whose(divergence)} is {divergence.actual}, expected {divergence.expected} ({how})"
+
+
+def whose(divergence: Divergence) -> str:
+    """Which ranks have it: ``on rank 1``, ``on ranks 0, 1 alike``, or the mean of all."""
+    if divergence.rank < 0:
+        return "averaged over ranks"
+    if len(divergence.ranks) > 1:
+        return f"on ranks {', '.join(map(str, divergence.ranks))} alike"
+    return f"on rank {divergence.rank}"

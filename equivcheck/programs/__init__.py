@@ -1,0 +1,1 @@
+"""Tensor programs: a few operations on DTensors, compared with the same operations on plain tensors."""

@@ -1,0 +1,169 @@
+"""`check` of a tensor program: its ranks on DTensors held against one device."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
+from equivcheck.layouts.composition.running import PROCESSES, THREADS, RanksResult
+from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.nouns.program import MAX_STATEMENTS, TensorProgram
+from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.refused_by_some import refused_by_some
+from equivcheck.programs.run.kept import kept_plan, kept_reference
+from equivcheck.programs.run.known.difference import KnownDifference
+from equivcheck.programs.run.known.on_file import known_difference
+from equivcheck.programs.run.one_device import Plan
+from equivcheck.programs.run.rank import DTensorTarget, RankResult, run_on_rank
+from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
+from equivcheck.programs.run.targets import target_of
+from equivcheck.programs.to_blame import first_raising, parts_that_disagree, with_blame
+from equivcheck.programs.verdict import BACKWARD, ProgramVerdict, Refusal
+from equivcheck.worlds.failure import Failure, RanksFailed
+from equivcheck.worlds.pool import ranks
+from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.trace.differences import Phase
+
+
+def check_program(
+    program: TensorProgram,
+    *,
+    world: str | Ranks = "sim",
+    deadline: float = 60.0,
+    target: str | type[DTensorTarget] = "dtensor",
+    only_sinks: bool = False,
+) -> ProgramVerdict:
+    """Say whether ranks that run a program on DTensors compute what one device computes on plain tensors.
+
+    `world` names a world or is one of the right size, `deadline` is in seconds. `target` says what ranks run it on, one of
+    `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
+    With `only_sinks`, values that a statement takes are not read before it does.
+    Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
+    told; where a value does, so is the first value whose parts are not as its placements say. Failures of the ranks are
+    verdicts. If a value before the statement that raises differs already, the verdict is on that value. `UsageError` is raised
+    for a world or a target that does not exist.
+    """
+    started = time.perf_counter()
+    on = target_of(target) if isinstance(target, str) else target
+    name = PROCESSES if on.needs_processes and world == THREADS else world
+    members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
+    if on.needs_processes:
+        members.prepare_to_compile()
+    with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
+        warnings.simplefilter("ignore")
+        plan = replace(kept_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
+        seconds = deadline + COMPILE_SECONDS * on.needs_processes
+        verdict = _settled(_at_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
+        if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
+            verdict = _with_parts(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
+        verdict = _with_types(verdict, on.also_against(plan))
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+    """The verdict; where a gradient of a leaf differs, on the gradients of all values."""
+    verdict = verdict_of(plan)
+    if _phase(verdict) is not Phase.GRADIENT:
+        return verdict
+    again = verdict_of(replace(plan, every_gradient=True))
+    return again if _phase(again) is Phase.GRADIENT else verdict
+
+
+def _phase(verdict: ProgramVerdict) -> Phase | None:
+    """Where values differ first, if any do."""
+    return None if verdict.divergence is None else verdict.divergence.phase
+
+
+def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float) -> ProgramVerdict:
+    clones = tuple(number for number, applies in enumerate(plan.applies) if not applies)
+    verdict = ProgramVerdict(outcome=Outcome.EQUIVALENT, world=members.name, program=plan.program, clones=clones)
+    try:
+        run = _run(members, plan, target, deadline)
+    except RanksFailed as error:
+        failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
+        blamed = judge_failure(verdict, with_blame(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
+        return _with_values_before(blamed, lambda shorter: _verdict(members, shorter, target, deadline))
+    return _judged(verdict, plan, run.values)
+
+
+def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+    """The verdict on ranks that raised in a statement. If a value before that differs already, that value is to blame."""
+    number = first_raising(verdict.failure)
+    before = verdict.program.statements[:number]
+    if not any(isinstance(each, Operation) for each in before):
+        return verdict
+    found = verdict_of(kept_plan(replace(verdict.program, statements=before)))
+    if _phase(found) is not Phase.VALUE:
+        return verdict
+    return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; after it: {verdict.reason}")
+
+
+def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:
+    seed, is_foreign = plan.program.schedule_seed, target is not DTensorTarget
+    return again_if_died(
+        lambda: members.run(run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
+    )
+
+
+def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) -> ProgramVerdict:
+    places = [tuple((each.statement, each.kind) for each in result.refusals) for result in results]
+    verdict = replace(verdict, refusals=results[0].refusals)
+    if len(set(places)) > 1:
+        return replace(verdict, outcome=Outcome.CRASHED, reason=_apart(plan, results))
+    refused = frozenset(each.statement for each in results[0].refusals)
+    case = Case(
+        reference=lambda: kept_reference(plan, refused, NUM_COPIES),
+        confirming_reference=lambda: kept_reference(plan, refused, NUM_CONFIRMING),
+        required_steps=1,
+    )
+    return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]
+
+
+def _apart(plan: Plan, results: Sequence[RankResult]) -> str:
+    """The first refusal that not all ranks have."""
+    first, rank = min(
+        ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _by_all(each, results)),
+        key=lambda found: found[0].statement % MAX_STATEMENTS,
+    )
+    others = [number for number, result in enumerate(results) if not _has(result, first)]
+    where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
+    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or in other words"
+
+
+def _by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
+    return all(_has(result, refusal) for result in results)
+
+
+def _has(result: RankResult, refusal: Refusal) -> bool:
+    return (refusal.statement, refusal.kind) in [(each.statement, each.kind) for each in result.refusals]
+
+
+def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
+    """The verdict with a type checker's opinion: if it refuses what is right, one of the two is wrong."""
+    if not types or verdict.outcome is not Outcome.EQUIVALENT:
+        return replace(verdict, types=types)
+    reason = f"types refuse what ranks compute as one device does: {types.splitlines()[0]}"
+    return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
+
+
+def _settled(verdict: ProgramVerdict) -> ProgramVerdict:
+    """The verdict, as KNOWN where an entry on file explains it."""
+    return _as_known(verdict, known_difference(verdict.program, verdict))
+
+
+def _with_parts(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
+    """The verdict on a value that differs, with what is wrong before: parts that say nothing where the whole is read."""
+    if apart is None:
+        return verdict
+    told = replace(verdict, reason=f"{verdict.reason}; before it: {apart.summary}")
+    return _as_known(told, known_difference(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
+
+
+def _as_known(verdict: ProgramVerdict, known: KnownDifference | None) -> ProgramVerdict:
+    if known is None:
+        return verdict
+    return replace(verdict, outcome=Outcome.KNOWN, known=known.id, reason=f"{known.link}: {verdict.reason}")

@@ -1,0 +1,27 @@
+"""Tensor programs as nouns: leaves with placements, operations, redistributions. Frozen values; nothing here imports torch."""
+
+from equivcheck.programs.nouns.file_format import case_from_json, program_from_json, program_to_json
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import (
+    Constant,
+    Contents,
+    Leaf,
+    Operation,
+    Redistribution,
+    RoundTrip,
+    Statement,
+)
+
+__all__ = [
+    "Constant",
+    "Contents",
+    "Leaf",
+    "Operation",
+    "Redistribution",
+    "RoundTrip",
+    "Statement",
+    "TensorProgram",
+    "case_from_json",
+    "program_from_json",
+    "program_to_json",
+]

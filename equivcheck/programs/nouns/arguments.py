@@ -1,0 +1,35 @@
+"""Arguments made so that an operation applies."""
+
+from __future__ import annotations
+
+import math
+
+from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape
+from equivcheck.programs.nouns.statements import MAX_ELEMENTS, Constant, Contents, Leaf
+
+
+def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:
+    """The dims that an operation is called with: all, from the front and from the end."""
+    return tuple(range(-len(shape), len(shape))) or (0,) if facts.takes_dim else (0,)
+
+
+def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
+    """The shapes that an argument beside the first may have, each once; none where the first has too few dims."""
+    found: dict[Shape, None] = {}
+    for shape_of in argument.shapes:
+        try:
+            made = shape_of(shape, dim)
+        except IndexError:
+            continue
+        if all(size >= 0 for size in made) and math.prod(made) <= MAX_ELEMENTS:
+            found[made] = None
+    return list(found)
+
+
+def make(argument: Argument, made: Shape, placements: tuple[str, ...], *, seed: int, high: int) -> Leaf | Constant:
+    """An argument of that shape, of integers below `high`."""
+    if argument.kind is Kind.LEAF:
+        return Leaf(shape=made, placements=placements, seed=seed)
+    if argument.kind is Kind.ORDER and made:
+        high = max(high, made[-1])
+    return Constant(shape=made, placements=placements, contents=Contents(argument.kind.value), high=high, seed=seed)

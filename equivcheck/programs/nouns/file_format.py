@@ -1,0 +1,41 @@
+"""Tensor programs as JSON, both ways, with a kind and a format version."""
+
+from __future__ import annotations
+
+from equivcheck.errors import InvalidScenario
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.scenario.file_format.codec import CASE, decode, dump, encode, from_json, load, to_json
+from equivcheck.scenario.file_format.converter import KIND
+from equivcheck.scenario.file_format.misfit import quote
+from equivcheck.scenario.scenario import Scenario
+
+FORMAT = 1
+"""The format that is written, and the only one that is read."""
+
+
+@to_json.register
+def program_to_json(program: TensorProgram) -> str:
+    """A program as one line of JSON with every field."""
+    return dump({"format": FORMAT, **encode(program)})
+
+
+def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
+    """The program that a JSON text describes; fields with a default may be left out.
+
+    `where` is what error texts call the text. Raises `InvalidScenario`, one line, naming the place.
+    """
+    data = load(text, where=where)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise InvalidScenario(f"{where}: no tensor program of format {FORMAT}; allowed: an object with that format")
+    return decode(TensorProgram, {name: value for name, value in data.items() if name != "format"}, where=where)
+
+
+def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgram:
+    """The case that a JSON text describes, of whichever kind it says; raises as `from_json` does."""
+    data = load(text, where=where)
+    kind = data.get(KIND, CASE) if isinstance(data, dict) else CASE
+    if kind == TensorProgram.tag:
+        return program_from_json(text, where=where)
+    if kind != CASE:
+        raise InvalidScenario(f"{where}: {KIND}: {quote(kind)} is unknown; allowed: {CASE}, {TensorProgram.tag}")
+    return from_json(text, where=where)

@@ -1,0 +1,41 @@
+"""All operations by name."""
+
+from __future__ import annotations
+
+from equivcheck.programs.nouns.operations.chance import CHANCE
+from equivcheck.programs.nouns.operations.combining import COMBINING
+from equivcheck.programs.nouns.operations.elementwise import ELEMENTWISE
+from equivcheck.programs.nouns.operations.functions import FUNCTIONS
+from equivcheck.programs.nouns.operations.images import IMAGE
+from equivcheck.programs.nouns.operations.indexing import INDEXING
+from equivcheck.programs.nouns.operations.linear_algebra import LINEAR_ALGEBRA
+from equivcheck.programs.nouns.operations.losses import LOSSES
+from equivcheck.programs.nouns.operations.making import MAKING
+from equivcheck.programs.nouns.operations.matmul import MATMUL
+from equivcheck.programs.nouns.operations.normalisation import NORMALISATION
+from equivcheck.programs.nouns.operations.operation import OperationFacts
+from equivcheck.programs.nouns.operations.optimizers import OPTIMIZERS
+from equivcheck.programs.nouns.operations.reductions import REDUCTIONS
+from equivcheck.programs.nouns.operations.views import VIEWS
+
+FAMILIES: dict[str, tuple[OperationFacts, ...]] = {
+    "elementwise": ELEMENTWISE,
+    "reductions": REDUCTIONS,
+    "views": VIEWS,
+    "matmul": MATMUL,
+    "indexing": INDEXING,
+    "combining": COMBINING,
+    "normalisation": NORMALISATION,
+    "losses": LOSSES,
+    "making": MAKING,
+    "linear_algebra": LINEAR_ALGEBRA,
+    "images": IMAGE,
+    "optimizers": OPTIMIZERS,
+    "chance": CHANCE,
+    "functions": FUNCTIONS,
+}
+"""Plain ones first."""
+OPERATIONS: dict[str, OperationFacts] = {each.name: each for family in FAMILIES.values() for each in family}
+"""In the order of their families."""
+DRAWN: tuple[str, ...] = tuple(each.name for each in OPERATIONS.values() if each.drawn)
+"""What random programs are made of."""

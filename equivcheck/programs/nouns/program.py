@@ -1,0 +1,89 @@
+"""A tensor program: a few statements on a mesh, which ranks run on DTensors and one device on plain tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from equivcheck.errors import InvalidScenario
+from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, Statement, arguments_of
+from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.scenario import count, in_words
+
+MAX_STATEMENTS = 40
+"""Of a program: each may communicate."""
+MAX_RANKS = 64
+"""Of a mesh."""
+
+
+@noun
+class TensorProgram:
+    """Statements that ranks run on DTensors and one device on plain tensors, with all values and gradients compared.
+
+    Every value is read on every rank. What is differentiated is the weighted sum of the values that no statement takes.
+    """
+
+    tag: ClassVar[str] = "tensor_program"
+    mesh: tuple[int, ...]
+    """Sizes of 1 to 3 axes, outermost first."""
+    statements: tuple[Statement, ...]
+    """1 to 40 statements, of which the first is a leaf."""
+    schedule_seed: int = 0
+    """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
+
+    def __post_init__(self) -> None:
+        if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
+            raise refuse(self, "mesh", f"1 to 3 sizes of at least 1, at most {MAX_RANKS} ranks")
+        if not (1 <= len(self.statements) <= MAX_STATEMENTS and isinstance(self.statements[0], Leaf)):
+            allowed = f"1 to {MAX_STATEMENTS}, first a leaf"
+            raise InvalidScenario(f"TensorProgram.statements are {len(self.statements)}; allowed: {allowed}")
+        require_between(self, "schedule_seed", 0, 2**32 - 1)
+        for number, statement in enumerate(self.statements):
+            self._require_fit(number, statement)
+
+    def _require_fit(self, number: int, statement: Statement) -> None:
+        where = f"TensorProgram.statements[{number}]"
+        if isinstance(statement, (Leaf, Constant, Redistribution)) and len(statement.placements) != len(self.mesh):
+            raise InvalidScenario(
+                f"{where} has {len(statement.placements)} placements; allowed: {len(self.mesh)}, one for each axis of the mesh"
+            )
+        wrong = next((distance for distance in arguments_of(statement) if not 1 <= distance <= number), None)
+        if wrong is not None:
+            raise InvalidScenario(f"{where} takes the value {wrong} back; allowed: 1 to {number}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in the mesh."""
+        return math.prod(self.mesh)
+
+    @property
+    def name(self) -> str:
+        """That of all tensor programs: what is wrong in one says which operation it is."""
+        return self.tag
+
+    @property
+    def counted_by(self) -> tuple[str]:
+        """All of them are counted together."""
+        return (self.tag,)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The names of its operations, in order."""
+        return tuple(each.name for each in self.statements if isinstance(each, Operation))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """What the axes of its mesh are called."""
+        return tuple(f"axis{number}" for number in range(len(self.mesh)))
+
+    def sinks(self) -> tuple[int, ...]:
+        """The statements whose values no other takes, in order: their weighted sum is differentiated."""
+        taken = {number - back for number, each in enumerate(self.statements) for back in arguments_of(each)}
+        return tuple(number for number in range(len(self.statements)) if number not in taken)
+
+
+@in_words.register
+def _(program: TensorProgram) -> str:
+    ranks = count(program.num_ranks, "rank") if len(program.mesh) == 1 else f"a mesh of {' x '.join(map(str, program.mesh))}"
+    operations = ", ".join(program.operations) or "no operation"
+    return f"tensor program on {ranks}, {count(len(program.statements), 'statement')}: {operations}"

@@ -1,0 +1,236 @@
+"""`check_operation`: a user's operation under the placements of its inputs, a row for each."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from equivcheck.errors import UsageError
+from equivcheck.layouts.composition.running import RanksResult
+from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.operation_check.placements import all_placements, given_placements
+from equivcheck.programs.operation_check.reference import reference_of
+from equivcheck.programs.operation_check.result import OperationResult, PlacementRow
+from equivcheck.programs.operation_check.run import OperationLeft, Placements, forget, run_on_rank
+from equivcheck.programs.operation_check.task import Function, OperationTask
+from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
+from equivcheck.system.tally import record
+from equivcheck.worlds.dtensor_rules import kept_rules
+from equivcheck.worlds.failure import RanksFailed, RankState
+from equivcheck.worlds.pool import MAX_RUNNING, WITH_DATA, on_first_rank, ranks
+from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.state.keeper import StateKeeper, kept_state
+from equivcheck.worlds.world import World, without_cover
+
+NAME = "check_operation"
+"""What stands for a layout where checks are counted."""
+
+
+def check_operation(  # noqa: PLR0913 - options, all by keyword
+    function: Function,
+    inputs: Sequence[Any] | Callable[[torch.Generator], Sequence[Any]],
+    *,
+    placements: Iterable[Any] | None = None,
+    on_ranks: Callable[[DeviceMesh], Function] | None = None,
+    mesh: Mapping[str, int] | int = 2,
+    reductions: Sequence[str] = ("sum",),
+    gradients: bool = True,
+    dtype: torch.dtype | None = torch.float64,
+    seeds: Sequence[int] = (0,),
+    setup: Callable[[], Any] | None = None,
+    refuses: str = "",
+    world: str | Ranks | World = "sim",
+    deadline: float = 60.0,
+) -> OperationResult:
+    """Say under which placements of its inputs an operation on DTensors gives what it gives on one device.
+
+    For a custom operation with `register_sharding`, a function under `local_map`, an `autograd.Function`, any of tensors.
+    ``function(*inputs)`` is called on one device with plain tensors, and on every rank with DTensors; what it returns
+    (tensors, numbers, or tuples, lists and dicts of them) and the gradient of every floating-point input are compared on every
+    rank. `on_ranks` takes the mesh and returns what ranks call instead. `inputs` are whole tensors of any shape and what else the
+    function takes, which is passed as it is; or a function of a generator that draws them, for each of `seeds`, which also seed
+    torch before each call. Floating-point tensors are converted to `dtype`; None leaves them, with tolerances to match.
+
+    Each of `placements` has an entry for each tensor: a placement (``Shard(0)``, or as text ``"S(0)"``, ``"R"``, ``"P(sum)"``), a
+    tuple of them where the mesh has several axes, None for a plain tensor. Default: all there are, with addends (`Partial`) of
+    `reductions`. `mesh` gives the sizes of named axes, or the size of one. Without `gradients` nothing is differentiated, and
+    what the inputs hold after the call is compared as well.
+
+    A placement that every rank refuses with a clear error (as DTensor and `local_map` say it, a `NotImplementedError`, or a text
+    in which the regular expression `refuses` is found) is UNSUPPORTED, called refused; any other error is CRASHED. `setup` is
+    called before, in each process, to register rules: these end with the check. In ``gloo`` ranks know no others than those of
+    the modules that they import, and a custom operation itself cannot be sent to them: pass a function that calls it. Ranks that
+    are idle, or compute without communicating, for `deadline` seconds count as hung.
+
+    Failures of the ranks are rows. Raises `UsageError` for arguments that make no sense; what the run on one device raises is
+    left as it is.
+    """
+    started = time.perf_counter()
+    tasks = [
+        OperationTask(
+            function=_callable("function", function),
+            on_ranks=on_ranks if on_ranks is None else _callable("on_ranks", on_ranks),
+            setup=setup if setup is None else _callable("setup", setup),
+            inputs=(values := _inputs(inputs, seed, dtype)),
+            names=_names(function, len(values)),
+            mesh=_mesh(mesh),
+            gradients=gradients,
+            refuses=refuses,
+            seed=seed,
+        )
+        for seed in seeds
+    ]
+    if not tasks:
+        raise UsageError(f"{NAME}: seeds is empty; allowed: at least one")
+    listed = list(placements) if placements is not None else None
+    place = without_cover(world)
+    with kept_state(StateKeeper()):
+        rows, used = on_first_rank(place, lambda: _checked(tasks, listed, reductions, place, deadline))
+    first = tasks[0]
+    return OperationResult(
+        name=getattr(function, "__name__", type(function).__name__),
+        inputs=tuple(name for name, _ in first.tensors),
+        mesh=first.mesh,
+        world=used,
+        rows=rows,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _checked(
+    tasks: Sequence[OperationTask], listed: list[Any] | None, reductions: Sequence[str], world: str | Ranks, deadline: float
+) -> tuple[tuple[PlacementRow, ...], str]:
+    members = _members(tasks[0], world)
+    rows: list[PlacementRow] = []
+    with kept_rules():
+        members.run(forget, deadline=deadline)
+        if tasks[0].setup is not None:
+            tasks[0].setup()
+        for task in tasks:
+            chosen = all_placements(task, reductions) if listed is None else given_placements(task, listed)
+            own = task if members.has_copies else replace(task, setup=None)
+            rows += _Judge(own, members, deadline).rows(chosen)
+        members.run(forget, deadline=deadline)
+    return tuple(rows), members.name
+
+
+def _members(task: OperationTask, world: str | Ranks) -> Ranks:
+    if isinstance(world, Ranks) and world.size != task.num_ranks:
+        raise UsageError(f"{NAME}: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
+    members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
+    if not members.has_data:
+        raise UsageError(f"{NAME}: world {members.name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+    return members
+
+
+class _Judge:
+    """What one device computes, found once, and the ranks held against it."""
+
+    def __init__(self, task: OperationTask, members: Ranks, deadline: float) -> None:
+        self.task, self.members, self.deadline = task, members, deadline
+        self.reference = reference_of(task, NUM_COPIES)
+
+    def rows(self, chosen: Sequence[Placements]) -> list[PlacementRow]:
+        return [self._row(each) for each in chosen]
+
+    def _row(self, placements: Placements) -> PlacementRow:
+        started = time.perf_counter()
+        row = PlacementRow(outcome=Outcome.EQUIVALENT, world=self.members.name, placements=placements, seed=self.task.seed)
+        row = self._judged(row)
+        record(NAME, row.world, row.outcome.value)
+        return replace(row, seconds=time.perf_counter() - started)
+
+    def _judged(self, row: PlacementRow) -> PlacementRow:
+        try:
+            left: Sequence[OperationLeft] = self._run(row.placements, raises=False).values
+        except RanksFailed as error:
+            failure = self._refused_by_some(row.placements) if error.failure.hung else None
+            return judge_failure(row, (failure or error).failure)
+        refusals = tuple(each.refusal for each in left)
+        if any(refusals):
+            return _refused(row, refusals)
+        traces = tuple(each.trace for each in left)
+        case = Case(
+            reference=lambda: self.reference,
+            confirming_reference=lambda: reference_of(self.task, NUM_CONFIRMING),
+            required_steps=1,
+        )
+        return judge(replace(row, outputs=left[0].outputs), case, RanksResult(run=Run(values=traces)))[0]
+
+    def _refused_by_some(self, placements: Placements) -> RanksFailed | None:
+        """Where ranks wait in vain, how they fail if those that refuse raise: that of a rank that did, if one does."""
+        try:
+            self._run(placements, raises=True)
+        except RanksFailed as error:
+            states = {report.state for report in error.failure.reports}
+            return error if RankState.RAISED in states else None
+        return None
+
+    def _run(self, placements: Placements, *, raises: bool) -> Run:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return again_if_died(
+                lambda: self.members.run(_on_rank, self.task, placements, raises, deadline=self.deadline, is_foreign=True)
+            )
+
+
+def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationLeft:
+    return run_on_rank(task, placements, raises=raises)
+
+
+def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:
+    """Refused if all ranks do, by the same kind of error; else CRASHED."""
+    kinds = {each.partition(":")[0] for each in refusals}
+    if len(kinds) == 1:
+        return replace(row, outcome=Outcome.UNSUPPORTED, reason=refusals[0])
+    rank, text = next((number, each) for number, each in enumerate(refusals) if each)
+    others = [number for number, each in enumerate(refusals) if each.partition(":")[0] != text.partition(":")[0]]
+    return replace(row, outcome=Outcome.CRASHED, reason=f"rank {rank} raises {text}, ranks {others} do not")
+
+
+def _callable(name: str, given: Any) -> Any:
+    if not callable(given):
+        raise UsageError(f"{NAME}: {name} is {given!r:.100}; allowed: a callable")
+    return given
+
+
+def _inputs(given: Any, seed: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UsageError(f"{NAME}: dtype is {dtype!r}; allowed: a floating-point torch.dtype or None")
+    found = given(torch.Generator().manual_seed(seed)) if callable(given) else given
+    if not isinstance(found, (tuple, list)) or not any(isinstance(each, torch.Tensor) for each in found):
+        raise UsageError(f"{NAME}: inputs are {found!r:.100}; allowed: a tuple or list with at least one tensor")
+    return tuple(_converted(each, dtype) if isinstance(each, torch.Tensor) else each for each in found)
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    plain = tensor.detach().contiguous()
+    return plain.to(dtype) if dtype is not None and plain.is_floating_point() else plain
+
+
+def _names(function: Any, count: int) -> tuple[str, ...]:
+    """Those of the parameters, where they can be told."""
+    try:
+        parameters = [each.name for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
+    except (TypeError, ValueError):
+        parameters = []
+    return tuple(parameters[number] if number < len(parameters) else f"input {number}" for number in range(count))
+
+
+def _mesh(given: Any) -> tuple[tuple[str, int], ...]:
+    axes = {"axis": given} if isinstance(given, int) else given
+    allowed = f'a number of ranks up to {MAX_RUNNING}, or a dict of 1 to 3 axis sizes such as {{"dp": 2, "tp": 2}}'
+    if not isinstance(axes, Mapping) or not 1 <= len(axes) <= 3:
+        raise UsageError(f"{NAME}: mesh is {given!r}; allowed: {allowed}")
+    for name, size in axes.items():
+        if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"{NAME}: mesh has {name!r}: {size!r}; allowed: {allowed}, each at least 1")
+    return tuple(axes.items())

@@ -1,0 +1,88 @@
+"""Placements of inputs: as users write them, and all that there are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from equivcheck.errors import InvalidScenario, UsageError
+from equivcheck.programs.nouns.placement import (
+    ALLOWED,
+    REDUCTIONS,
+    REPLICATE,
+    partial,
+    reduction_of,
+    require_placements,
+    shard,
+)
+from equivcheck.programs.operation_check.run import Placements
+from equivcheck.programs.operation_check.task import OperationTask
+
+MOST = 2000
+"""Placements of one check: more are a mistake more often than a wish."""
+
+
+def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
+    """Every placement of every tensor, the first varying slowest; addends of floating-point tensors, of these `reductions`."""
+    for each in reductions:
+        if each not in REDUCTIONS:
+            raise UsageError(f"check_operation: reductions has {each!r}; allowed: {', '.join(REDUCTIONS)}")
+    choices = [list(_of_tensor(tensor, len(task.mesh), reductions)) for _, tensor in task.tensors]
+    if math.prod(map(len, choices)) > MOST:
+        counts = " x ".join(str(len(each)) for each in choices)
+        raise UsageError(f"check_operation: {counts} placements are too many; allowed: {MOST:,}, or those in placements=")
+    return list(itertools.product(*choices))
+
+
+def _of_tensor(tensor: torch.Tensor, num_axes: int, reductions: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    addends = [partial(each) for each in reductions] if tensor.is_floating_point() else []
+    return itertools.product([REPLICATE, *map(shard, range(tensor.ndim)), *addends], repeat=num_axes)
+
+
+def given_placements(task: OperationTask, given: Iterable[Any]) -> list[Placements]:
+    """Those that a user wrote. Raises `UsageError` for what is none."""
+    return [_given(task, each) for each in given]
+
+
+def _given(task: OperationTask, given: Any) -> Placements:
+    tensors, num_axes = task.tensors, len(task.mesh)
+    each_of = [given] if len(tensors) == 1 and isinstance(given, (str, Placement)) else given
+    if isinstance(each_of, (str, Placement)) or not isinstance(each_of, Sequence) or len(each_of) != len(tensors):
+        names = ", ".join(name for name, _ in tensors)
+        raise UsageError(f"check_operation: placements has {given!r}; allowed: {len(tensors)} in each, for {names}")
+    return tuple(_of_axes(name, tensor, lies, num_axes) for (name, tensor), lies in zip(tensors, each_of, strict=True))
+
+
+def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    along = [given] if isinstance(given, (str, Placement)) else list(given)
+    if len(along) != num_axes:
+        raise UsageError(
+            f"check_operation: placements has {given!r} for {name}; allowed: {num_axes}, one for each axis of the mesh"
+        )
+    texts = tuple(_text(each, tensor.ndim) for each in along)
+    try:
+        require_placements(tensor, texts, tensor.ndim)
+    except InvalidScenario as error:
+        raise UsageError(f"check_operation: placements of {name}: {str(error).partition('has ')[2]}") from None
+    if not tensor.is_floating_point() and any(map(reduction_of, texts)):
+        raise UsageError(f"check_operation: placements has addends of {name}, a {tensor.dtype}; allowed: R and S(dim)")
+    return texts
+
+
+def _text(placement: Any, num_dims: int) -> str:
+    if isinstance(placement, str):
+        return placement
+    if type(placement) is Shard:
+        return shard(placement.dim % num_dims if num_dims and -num_dims <= placement.dim < 0 else placement.dim)
+    if type(placement) is Replicate:
+        return REPLICATE
+    if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
+        return partial(placement.reduce_op)
+    raise UsageError(f"check_operation: placements has {placement!r}; allowed: {ALLOWED}, Shard, Replicate, Partial")

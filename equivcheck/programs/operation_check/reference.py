@@ -1,0 +1,60 @@
+"""What one device computes of an operation, and how far rounding can move it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from equivcheck.errors import UsageError
+from equivcheck.oracle.reference.noise import expected_of
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.programs.operation_check.run import left_by
+from equivcheck.programs.operation_check.task import OperationTask
+from equivcheck.programs.run.reference import NOISE_LIMIT, disturbance, doubt_of
+from equivcheck.programs.run.rounding_unit import RoundingUnit
+from equivcheck.worlds.trace.moments import ValueTrace
+
+
+def reference_of(task: OperationTask, num_copies: int) -> Reference:
+    """Values and gradients of one device, with the noise of some runs in which what goes in and what comes out is moved a little.
+
+    Raises `UsageError` where one device cannot differentiate what is to be differentiated; what else it raises is left as it is.
+    """
+    plain = _one_device(task, None)
+    runs = [plain, *(_one_device(task, seed) for seed in range(num_copies))]
+    moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*(run.moments for run in runs), strict=True)]
+    expected = expected_of(plain, moved, None)
+    return Reference(moments=expected, doubt=doubt_of(expected), noise_limit=NOISE_LIMIT)
+
+
+def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
+    disturb, rounding = None if seed is None else disturbance(seed), RoundingUnit()
+
+    def moved(value: torch.Tensor) -> torch.Tensor:
+        return value if disturb is None else disturb(value, [], rounding.unit)
+
+    def watched(*arguments: Any) -> Any:
+        with rounding:
+            return task.function(*arguments)
+
+    tensors = [moved(tensor.clone()).requires_grad_(task.is_differentiated(tensor)) for _, tensor in task.tensors]
+    return left_by(task, _differentiable(task) if seed is None else watched, tensors, moved)
+
+
+def _differentiable(task: OperationTask) -> Any:
+    """The function, refused where nothing that it returns has a gradient to compare."""
+    from equivcheck.programs.operation_check.task import named
+
+    def function(*arguments: Any) -> Any:
+        found = task.function(*arguments)
+        wanted = [name for name, each in task.tensors if task.is_differentiated(each)]
+        if wanted and not any(each is not None and each.requires_grad for _, each in named(found)):
+            raise UsageError(
+                f"check_operation: on one device no result has a gradient for {', '.join(wanted)}; "
+                "allowed: gradients=False, or an operation with a derivative"
+            )
+        return found
+
+    return function

@@ -1,0 +1,126 @@
+"""A call of an operation, on one device and on ranks, with all that it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Placement
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.programs.nouns.placement import partial
+from equivcheck.programs.operation_check.refused import refusal_of
+from equivcheck.programs.operation_check.task import Function, OperationTask, named
+from equivcheck.programs.run.rank import moment, placed
+from equivcheck.programs.run.reading import full_of
+from equivcheck.programs.run.values import local_part, weights_of
+from equivcheck.worlds.dtensor_caches import forget_shardings
+from equivcheck.worlds.dtensor_rules import kept_rules
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import ValueTrace
+
+Tensors = dict[str, torch.Tensor | None]
+Placements = tuple[tuple[str, ...] | None, ...]
+"""For each tensor, a placement for each axis of the mesh; None for a plain tensor, which all ranks have whole."""
+
+
+class OperationFailed(EquivCheckError):
+    """An operation raised on a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationLeft:
+    """What a call leaves."""
+
+    trace: ValueTrace | None
+    """Values, then gradients; None where the rank refused."""
+    outputs: tuple[str, ...] = ()
+    """How the results lie, as torch prints placements; ``plain`` for tensors that are no DTensors."""
+    refusal: str = ""
+    """What the rank refused it with; empty where it did not."""
+
+
+def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
+    """Call a function with these in the place of the task's tensors, and differentiate.
+
+    `moved` makes a whole tensor of each result, and of each gradient; it is also called with what results are multiplied with.
+    """
+    remaining = iter(tensors)
+    arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
+    torch.manual_seed(task.seed)
+    values: Tensors = {name: None if each is None else moved(each) for name, each in named(function(*arguments))}
+    gradients: Tensors = {}
+    names = [name for name, _ in task.tensors]
+    if task.gradients:
+        summed = [
+            (each.double() * moved(weights_of(each.shape, number))).sum()
+            for number, each in enumerate(values.values())
+            if each is not None and each.requires_grad and not each.is_complex()
+        ]
+        if summed:
+            sum(summed[1:], summed[0]).backward()
+        leaves = {name: each for name, each in zip(names, tensors, strict=True) if each.requires_grad}
+        gradients = {name: None if each.grad is None else moved(each.grad) for name, each in leaves.items()}
+    else:
+        values |= {f"{name} afterwards": moved(each) for name, each in zip(names, tensors, strict=True)}
+    return ValueTrace(moments=(moment(Phase.VALUE, _real(values)), moment(Phase.GRADIENT, _real(gradients))))
+
+
+def _real(tensors: Tensors) -> Tensors:
+    """Complex tensors as pairs of numbers."""
+    return {name: torch.view_as_real(each) if each is not None and each.is_complex() else each for name, each in tensors.items()}
+
+
+def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) -> OperationLeft:
+    """What this rank leaves. What it refuses it says, or raises if it `raises`."""
+    if task.setup is None:
+        return _run(task, placements, raises=raises)
+    with kept_rules():
+        task.setup()
+        return _run(task, placements, raises=raises)
+
+
+def forget() -> None:
+    """Drop what DTensor has found out on this rank by rules that may have been others."""
+    forget_shardings()
+
+
+def _run(task: OperationTask, placements: Placements, *, raises: bool) -> OperationLeft:
+    mesh = device_mesh(task.sizes, task.axis_names)
+    outputs: list[str] = []
+
+    def watched(*arguments: Any) -> Any:
+        found = (task.function if task.on_ranks is None else task.on_ranks(mesh))(*arguments)
+        outputs.extend(_lies(each) for _, each in named(found) if each is not None)
+        return found
+
+    try:
+        tensors = [_part(task, tensor, lies, mesh) for (_, tensor), lies in zip(task.tensors, placements, strict=True)]
+        return OperationLeft(trace=left_by(task, watched, tensors, full_of), outputs=tuple(outputs))
+    except Exception as error:
+        text = refusal_of(error, task.refuses)
+        if text is None or raises:
+            raise OperationFailed(f"{type(error).__name__}: {error}") from error
+        return OperationLeft(trace=None, refusal=text)
+
+
+def _part(task: OperationTask, tensor: torch.Tensor, lies: tuple[str, ...] | None, mesh: Any) -> torch.Tensor:
+    """What this rank holds of an input, as a leaf."""
+    if lies is None:
+        part = tensor.clone()
+    else:
+        local = local_part(tensor, task.sizes, mesh.get_coordinate(), lies)
+        part = DTensor.from_local(local, mesh, placed(lies), run_check=False, shape=tensor.shape, stride=tensor.stride())
+    return part.requires_grad_() if task.is_differentiated(tensor) else part
+
+
+def _lies(value: torch.Tensor) -> str:
+    return ", ".join(map(_in_words, value.placements)) if isinstance(value, DTensor) else "plain"
+
+
+def _in_words(placement: Placement) -> str:
+    """As torch prints it from 2.10 on: before, addends are a ``P`` whatever their reduction."""
+    return partial(placement.reduce_op) if type(placement) is Partial else str(placement)

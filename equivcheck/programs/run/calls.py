@@ -1,0 +1,45 @@
+"""The calls of operations as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from equivcheck.programs.nouns.operations.operation import OperationFacts
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+
+NAMES = ("a", "b", "c", "d")
+"""What calls name their arguments."""
+
+
+def source(facts: OperationFacts, prefix: str = "") -> str:
+    """The operation as a function in Python, with something before its name."""
+    parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
+    *before, result = facts.call.strip().splitlines()
+    lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
+    return "\n".join(lines)
+
+
+@cache
+def function_of(name: str) -> Callable[..., Any]:
+    """The operation of that name, to be called with its tensors and its dim."""
+    namespace: dict[str, Any] = {"torch": torch, "F": functional}
+    exec(compile(source(OPERATIONS[name]), f"<operation {name}>", "exec"), namespace)
+    function: Callable[..., Any] = namespace[name]
+    return function
+
+
+def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
+    """What an operation returns, always as a tuple of tensors; numbers and booleans become tensors without dims."""
+    return call(function_of(name), name, tensors, dim)
+
+
+def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
+    """The same of a function that stands for the operation of that name."""
+    found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
+    several = found if isinstance(found, (tuple, list)) else (found,)
+    return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

@@ -1,0 +1,29 @@
+"""Programs on DTensors, with each operation compiled by itself."""
+
+from __future__ import annotations
+
+import torch
+
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.run.calls import call, function_of
+from equivcheck.programs.run.one_device import Outputs
+from equivcheck.programs.run.rank import DTensorTarget
+
+BACKEND = "aot_eager"
+"""Traces forward and backward, and runs what it traced without generating code."""
+
+
+class CompiledTarget(DTensorTarget):
+    """Operations under `torch.compile`."""
+
+    needs_processes = True
+
+    def __init__(self, program: TensorProgram) -> None:
+        super().__init__(program)
+        torch._dynamo.reset()
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """An operation, compiled for these arguments."""
+        compiled = torch.compile(function_of(statement.name), backend=BACKEND, dynamic=False)
+        return call(compiled, statement.name, arguments, statement.dim)

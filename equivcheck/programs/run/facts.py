@@ -1,0 +1,121 @@
+"""What is special about a program: facts by which findings are grouped and known issues are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, reduction_of
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, arguments_of
+
+NO_ELEMENTS = "no elements"
+"""Of a program one of whose leaves has none."""
+_NORMS = (
+    *("norm_dim", "norm_dim_3", "norm_fro", "norm", "norm_1", "norm_3", "norm_half", "norm_old", "norm_old_1"),
+    *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
+)
+"""Operations that may leave norms of which each rank has those of its part."""
+_SHARD_ADDENDS = frozenset(
+    {
+        *("sort", "sort_stable", "sort_descending", "argsort", "msort", "topk", "topk_smallest", "cummin", "cummax"),
+        *("gather", "take_along", "scatter_add", "scatter_add_own", "scatter_value"),
+        *(
+            "max_pool1d",
+            "max_pool2d",
+            "max_pool2d_indices",
+            "max_pool3d",
+            "max_unpool2d",
+            "adaptive_max_pool1d",
+            "adaptive_max_pool2d",
+        ),
+        *("avg_pool1d", "avg_pool2d", "avg_pool2d_padded", "adaptive_avg_pool2d"),
+    }
+)
+"""Operations of which DTensor shards the result where the argument is addends."""
+_SELECTS = (
+    *("first", "last_index", "element", "unbind", "unbind_second", "iterate", "select", "select_last", "select_scatter"),
+    *("assign_first", "assign_column", "assign_row", "zero_last", "fill_transposed"),
+    *("stack", "stack_thrice", "hstack", "vstack", "dstack", "column_stack", "cartesian"),
+    *("det", "slogdet", "inverse", "matrix_exp", "matrix_power", "pinv", "singular_values", "lu_factor", "lu_product"),
+    *("qr_product", "qr_signless", "cholesky", "cholesky_inverse", "eigenvalues", "nuclear_norm", "spectral_norm"),
+    *("solve", "solve_triangular", "lu_solve"),
+)
+"""Operations that select along a dim, forward or backward, or as their matrix is made."""
+_ANY = ("any_all", "any_dim", "any_dims")
+"""Operations that leave booleans which are added up."""
+_EMBEDDINGS = (
+    *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
+    *("embedding_transposed", "embedding_flat", "embedding_stacked"),
+)
+"""Operations that look rows up, of which each rank may have some: what it lacks is masked as they are added up."""
+
+
+def facts_of(program: TensorProgram) -> frozenset[str]:
+    """The facts that hold for any of its leaves, constants, operations and redistributions."""
+    found: set[str] = set()
+    for number, statement in enumerate(program.statements):
+        taken = (program.statements[number - back] for back in arguments_of(statement))
+        if any(isinstance(each, Operation) and each.name in _ANY for each in taken):
+            found.add("takes any()")
+        if isinstance(statement, (Leaf, Constant)):
+            found.update(_of_tensor(statement, program.mesh))
+        elif isinstance(statement, Redistribution):
+            found.update(_of_parts(statement.placements))
+        elif isinstance(statement, Operation):
+            found.update(_of_operation(statement))
+        if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
+            found.add("not replicated")
+    if any(map(reduction_of, found)) and not _SHARD_ADDENDS.isdisjoint(program.operations):
+        found.add("cut")
+    return frozenset(found)
+
+
+def _of_operation(statement: Operation) -> Iterator[str]:
+    if statement.dim < 0:
+        yield "negative dim"
+    if statement.name in _NORMS:
+        yield "norms"
+    if statement.name in _EMBEDDINGS:
+        yield "rows looked up"
+    if statement.name in _SELECTS:
+        yield "selects"
+    if statement.name == "real_view":
+        yield "bits"
+
+
+def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
+    cut: list[int] = []
+    for size, placement in zip(mesh, statement.placements, strict=True):
+        dim, reduction = cut_dim(placement), reduction_of(placement)
+        if reduction is not None:
+            yield f"P({reduction})"
+        elif dim is None:
+            yield "replicated"
+        else:
+            yield from _of_cut(statement.shape[dim], size)
+            cut.append(dim)
+        if size == 1:
+            yield "axis of one rank"
+    if len(set(cut)) < len(cut):
+        yield "dim cut twice"
+    if 0 in statement.shape:
+        yield NO_ELEMENTS
+
+
+def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:
+    """What may be of a value of which no size is known."""
+    cut = [dim for dim in map(cut_dim, placements) if dim is not None]
+    if cut:
+        yield from ("cut", "uneven", "dim of one element cut", "empty shard")
+    if len(set(cut)) < len(cut):
+        yield "dim cut twice"
+
+
+def _of_cut(extent: int, size: int) -> Iterator[str]:
+    yield "cut"
+    if extent % size:
+        yield "uneven"
+    if extent == 1:
+        yield "dim of one element cut"
+    if -(-extent // size) * (size - 1) >= extent:
+        yield "empty shard"

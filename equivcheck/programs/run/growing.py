@@ -1,0 +1,34 @@
+"""A program while it is made: what one device computes of its statements so far, for those that choose the next."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from equivcheck.programs.nouns.statements import Statement, arguments_of
+from equivcheck.programs.run.one_device import applied, value_of
+
+
+class Growing:
+    """Statements, and the shapes of their values."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self._values: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self.statements)
+
+    def add(self, statement: Statement) -> None:
+        """One more statement."""
+        arguments = [self._values[len(self) - back] for back in arguments_of(statement)]
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = applied(statement, arguments)
+        self._values.append(arguments[0] if found is None else value_of(statement, found, applies=True))
+        self.statements.append(statement)
+
+    def shape(self, back: int) -> tuple[int, ...]:
+        """That of the value a distance back, 1 for the last."""
+        return tuple(self._values[-back].shape)

@@ -1,0 +1,51 @@
+"""The text of an upstream issue, made from an entry on file and from the program that shows it."""
+
+from __future__ import annotations
+
+from equivcheck.programs.run.known.difference import KnownDifference
+from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.script import script_of
+from equivcheck.programs.verdict import ProgramVerdict
+
+REPORTED = "http"
+"""What the link of an entry begins with that was reported upstream."""
+
+
+def is_reported(known: KnownDifference) -> bool:
+    """Whether it has a report upstream."""
+    return known.link.startswith(REPORTED)
+
+
+def sentence_of(known: KnownDifference) -> str:
+    """What is wrong: ``fill_ of addends fills each``."""
+    return known.link.partition(": ")[2]
+
+
+def title_of(known: KnownDifference) -> str:
+    """Of an issue."""
+    return f"[DTensor] {sentence_of(known)}"
+
+
+def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) -> str:
+    """Title, what happens, versions and a script that needs torch alone, as Markdown.
+
+    `verdict` is that of the program that shows it, where it was run: it has what is expected, and what is found.
+    """
+    script = script_of(SHOWN_BY[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
+    parts = [
+        f"# {title_of(known)}",
+        f"Seen on torch {', '.join(known.seen_on())} (CPU, gloo).",
+        *([f"Not seen on {', '.join(known.unseen_on())}."] if known.unseen_on() else []),
+        *([] if verdict is None else [f"```text\n{_found(verdict)}\n```"]),
+        "The script compares values and gradients on ranks with those of plain tensors, and exits with 1 where they differ:",
+        f"```python\n{script}```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _found(verdict: ProgramVerdict) -> str:
+    first = verdict.divergence
+    if first is not None:
+        return f"{first.phase.value} {first.tensor}: expected {first.expected}, found {first.actual}"
+    culprit = verdict.failure.culprit if verdict.failure else None
+    return verdict.reason if culprit is None else culprit.error.partition(", caused by")[0].rpartition("StatementFailed: ")[2]

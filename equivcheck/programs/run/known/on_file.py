@@ -1,0 +1,32 @@
+"""Everything that DTensor is known to do wrong in tensor programs."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+
+from cattrs import Converter
+
+from equivcheck.oracle.verdict.verdict import Judgement
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.run.known.difference import KnownDifference
+
+
+def _read(text: str) -> tuple[KnownDifference, ...]:
+    """The entries of a file such as known.toml, with the operations of lists in the place of their names."""
+    table, converter = tomllib.loads(text), Converter(forbid_extra_keys=True)
+    lists = table["lists"]
+    for each in table["difference"]:
+        each["operations"] = [name for listed in each.get("operations", ()) for name in lists.get(listed, (listed,))]
+    return tuple(converter.structure(each, KnownDifference) for each in table["difference"])
+
+
+ON_FILE = _read(files("equivcheck.programs.run.known").joinpath("known.toml").read_text("utf-8"))
+"""Silent differences, then errors."""
+
+
+def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:
+    """The entry that explains what a verdict found, if there is one."""
+    if not verdict.outcome.is_finding:
+        return None
+    return next((each for each in ON_FILE if each.explains(program, verdict)), None)

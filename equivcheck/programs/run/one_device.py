@@ -1,0 +1,199 @@
+"""The run of a program on one device, on plain tensors: which operations apply, values, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.nouns.placement import cut_dim
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import (
+    MAX_ELEMENTS,
+    Constant,
+    Leaf,
+    Operation,
+    Redistribution,
+    Statement,
+    arguments_of,
+)
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.rounding_unit import RoundingUnit
+from equivcheck.programs.run.values import weights_of, whole
+
+Outputs = tuple[torch.Tensor, ...]
+Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
+"""A value as rounding may have left it, from the value, what it was computed from, and the coarsest `RoundingUnit` on the way."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A program with what ranks need to know of its run on one device."""
+
+    program: TensorProgram
+    """What runs."""
+    applies: tuple[bool, ...]
+    """For each statement, whether it is what it says, and not a clone of its first argument."""
+    outputs: tuple[Outputs, ...]
+    """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
+    first: tuple[int, ...]
+    """For each statement, the first that has the same tensor as value: another where it returns what it takes, as `a.flatten()`
+    of a vector does."""
+    differentiable: bool = True
+    """Whether one device can differentiate it: torch has no derivative of some operations."""
+    checks_parts: bool = False
+    """Whether ranks look at each value's shape and dtype, and at those of their part, before they read it."""
+    every_gradient: bool = False
+    """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
+    only_sinks: bool = False
+    """Whether only values that no statement takes are read. Reading redistributes, which may change what takes the value next."""
+
+    fills_gradients: bool = False
+    """Whether a gradient that there is none of counts as zeros, on one device and on ranks."""
+
+    def is_read(self, number: int) -> bool:
+        """Whether the value of a statement is read and compared."""
+        return not self.only_sinks or number in self.program.sinks()
+
+    @property
+    def differentiated(self) -> dict[str, int]:
+        """The statements whose gradients are compared, by what these are called: the value, and what takes it."""
+        statements = self.program.statements
+        takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
+        for number, each in enumerate(statements):
+            for back in arguments_of(each):
+                takers[self.first[number - back]].append(self.called(number))
+        numbers = [number for number, each in enumerate(statements) if isinstance(each, Leaf)]
+        if self.every_gradient:
+            numbers = [number for number in reversed(range(len(statements))) if self.first[number] == number]
+        return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
+
+    def called(self, number: int) -> str:
+        """What a statement is."""
+        statement = self.program.statements[number]
+        if not self.applies[number]:
+            return "clone"
+        return statement.name if isinstance(statement, Operation) else statement.tag
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRun:
+    """What one device leaves."""
+
+    outputs: tuple[Outputs, ...]
+    """All outputs of each statement."""
+    gradients: tuple[torch.Tensor | None, ...]
+    """Of each of `differentiated`, in order."""
+
+
+def plan_of(program: TensorProgram) -> Plan:
+    """Which statements apply, and what they leave."""
+    applies: list[bool] = []
+    outputs: list[Outputs] = []
+    values: list[torch.Tensor] = []
+    for number, statement in enumerate(program.statements):
+        arguments = [values[number - back] for back in arguments_of(statement)]
+        found = applied(statement, arguments)
+        applies.append(found is not None)
+        outputs.append((arguments[0].clone(),) if found is None else found)
+        if isinstance(statement, Leaf):
+            outputs[-1][0].requires_grad_()
+        values.append(value_of(statement, outputs[-1], applies[-1]))
+    plain = tuple(tuple(each.detach() for each in found) for found in outputs)
+    first = tuple(next(place for place, other in enumerate(values) if other is value) for value in values)
+    return Plan(program, tuple(applies), plain, first, differentiable=_is_differentiable(program, values))
+
+
+def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
+    try:
+        differentiate(program, values)
+    except (RuntimeError, IndexError):  # backwards of torch raise both
+        return False
+    return True
+
+
+def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
+    """What a statement leaves of plain tensors; None where it does not apply: torch raises, or what is left says nothing."""
+    if isinstance(statement, (Leaf, Constant)):
+        return (whole(statement),)
+    if isinstance(statement, Redistribution):
+        fits = all((cut_dim(each) or 0) < arguments[0].ndim for each in statement.placements if cut_dim(each) is not None)
+        return (arguments[0].clone(),) if fits else None
+    if not isinstance(statement, Operation):
+        return (arguments[0].clone(),)
+    if OPERATIONS[statement.name].distinct and len(set(arguments[0].flatten().tolist())) < arguments[0].numel():
+        return None
+    try:
+        found = results_of(statement.name, arguments, statement.dim)
+    except Exception:
+        return None
+    return found if statement.output < len(found) and all(map(_says_something, found)) else None
+
+
+def _says_something(found: torch.Tensor) -> bool:
+    if found.requires_grad and not found.is_floating_point():  # as `integers.le_(leaf)`, whose backward is an internal error
+        return False
+    return found.numel() <= MAX_ELEMENTS and not found.is_complex() and bool(found.isfinite().all())
+
+
+def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
+    """Which of its outputs a statement goes on with."""
+    return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
+
+
+def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
+    """All values and gradients, with the statements that ranks refuse as constants.
+
+    `disturb` moves each value as rounding may.
+    """
+    outputs: list[Outputs] = []
+    values: list[torch.Tensor] = []
+    for number, statement in enumerate(plan.program.statements):
+        arguments = [values[number - back] for back in arguments_of(statement)]
+        found = _outputs(statement, arguments, plan.applies[number], disturb)
+        if isinstance(statement, Leaf):
+            found = (found[0].detach().requires_grad_(),)
+        if number in refused:
+            found = tuple(each.detach() for each in found)
+        outputs.append(found)
+        values.append(value_of(statement, found, plan.applies[number]))
+        if plan.every_gradient and values[-1].requires_grad:
+            values[-1].retain_grad()
+    if plan.differentiable:
+        differentiate(plan.program, values)
+    detached = tuple(tuple(each.detach() for each in found) for found in outputs)
+    return PlainRun(
+        detached, tuple(gradient_of(values[number], fills=plan.fills_gradients) for number in plan.differentiated.values())
+    )
+
+
+def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
+    """What the backward pass left; zeros for nothing if it `fills` gradients."""
+    gradient = value.grad if value.requires_grad else None
+    return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
+
+
+def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool, disturb: Disturb | None) -> Outputs:
+    if disturb is None:
+        return _exact(statement, arguments, applies)
+    with RoundingUnit() as rounding:
+        found = _exact(statement, arguments, applies)
+    return tuple(disturb(each, arguments, rounding.unit) for each in found)
+
+
+def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
+    if isinstance(statement, (Leaf, Constant)):
+        return (whole(statement),)
+    if not applies or not isinstance(statement, Operation):
+        return (arguments[0].clone(),)
+    return results_of(statement.name, arguments, statement.dim)
+
+
+def differentiate(program: TensorProgram, wholes: list[torch.Tensor]) -> None:
+    """Take the gradients of the weighted sum of all sinks, given the full values of all statements."""
+    sinks = {number: wholes[number] for number in program.sinks()}
+    summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
+    if summed:
+        sum(summed[1:], summed[0]).backward()  # type: ignore[no-untyped-call]

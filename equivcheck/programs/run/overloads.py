@@ -1,0 +1,105 @@
+"""Which overloads of the installed torch DTensor has a rule for, and which of them operations of tensor programs reach.
+
+The tables of rules are private; tried on torch 2.9 to 2.13.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from equivcheck.programs.nouns.arguments import dims_of, make, shapes_of
+from equivcheck.programs.nouns.operations.operation import OperationFacts, Shape
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.nouns.statements import Leaf
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.values import whole
+
+_TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
+"""Rules by overload, of the propagator; a version of torch may lack some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overloads:
+    """Names as torch prints them: ``aten.add.Tensor``."""
+
+    registered: frozenset[str]
+    """Those that DTensor has a rule or a handler for."""
+    reached: frozenset[str]
+    """Those of them that operations call, forward or backward, on one device."""
+    unregistered: frozenset[str]
+    """Those that operations call and DTensor has no rule for: it decomposes or refuses them."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Registered, and not reached."""
+        return tuple(sorted(self.registered - self.reached))
+
+
+def overloads() -> Overloads:
+    """What the installed torch has, and what all operations together reach."""
+    known = frozenset(map(str, _registered()))
+    called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
+    return Overloads(registered=known, reached=called & known, unregistered=called - known)
+
+
+def _registered() -> Iterator[Any]:
+    dispatcher = DTensor._op_dispatcher
+    for name in _TABLES:
+        yield from getattr(dispatcher.sharding_propagator, name, ())
+    yield from getattr(dispatcher, "_custom_op_handlers", ())
+
+
+class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every overload that is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def called_by(facts: OperationFacts) -> frozenset[str]:
+    """What an operation calls, on tensors of all shapes that a sweep has, with its backward pass."""
+    with warnings.catch_warnings(), _Called() as called:
+        warnings.simplefilter("ignore")
+        for tensors, dim in _arguments(facts):
+            _attempt(partial(results_of, facts.name, tensors, dim))
+    return frozenset(called.names)
+
+
+def _attempt(call: Callable[[], tuple[Any, ...]]) -> None:
+    """Call, and differentiate; what does not apply calls nothing more."""
+    try:
+        found = [each for each in call() if each.requires_grad]
+        if found:
+            torch.autograd.backward(found, [torch.ones_like(each) for each in found])
+    except Exception:
+        return
+
+
+def _arguments(facts: OperationFacts) -> Iterator[tuple[list[torch.Tensor], int]]:
+    for shape in facts.shapes:
+        for dim in dims_of(facts, shape):
+            yield _tensors(facts, shape, dim), dim
+
+
+def _tensors(facts: OperationFacts, shape: Shape, dim: int) -> list[torch.Tensor]:
+    statements: list[Any] = [Leaf(shape=shape, placements=())]
+    for seed, argument in enumerate(facts.arguments, start=1):
+        made = next(iter(shapes_of(argument, shape, dim)), shape)
+        statements.append(make(argument, made, (), seed=seed, high=argument.high(shape, dim)))
+    tensors = [whole(each) for each in statements]
+    return [
+        tensor.requires_grad_() if isinstance(each, Leaf) else tensor for each, tensor in zip(statements, tensors, strict=True)
+    ]

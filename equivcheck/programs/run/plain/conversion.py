@@ -1,0 +1,81 @@
+"""Changes of placement on a mesh: axis by axis, each by one collective where one does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, reduction_of
+from equivcheck.programs.run.plain.collectives import Collectives, lengths
+
+Placements = tuple[str, ...]
+
+
+def converted(
+    local: torch.Tensor, shape: Sequence[int], lies: Placements, wanted: Placements, axes: Sequence[Collectives]
+) -> torch.Tensor:
+    """A rank's part of a tensor of full `shape` under other placements.
+
+    Where several axes change, or others cut the same dims, what is inside is undone first, and cut anew afterwards.
+    """
+    placements, between = list(lies), _between(lies, wanted)
+    for number in reversed(range(len(axes))):
+        local = _along(local, _extents(shape, placements, axes, number), placements[number], between[number], axes[number])
+        placements[number] = between[number]
+    for number in range(len(axes)):
+        local = _along(local, _extents(shape, placements, axes, number), placements[number], wanted[number], axes[number])
+        placements[number] = wanted[number]
+    return local
+
+
+def _between(lies: Placements, wanted: Placements) -> Placements:
+    """What is changed directly, and what is replicated on the way."""
+    changed = [number for number, (old, new) in enumerate(zip(lies, wanted, strict=True)) if old != new]
+    dims = {dim for number in changed for each in (lies[number], wanted[number]) if (dim := cut_dim(each)) is not None}
+    undone = {number for number, each in enumerate(lies) if number in changed or cut_dim(each) in dims}
+    if len(undone) <= 1:
+        return wanted
+    return tuple(REPLICATE if number in undone else each for number, each in enumerate(lies))
+
+
+def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Collectives], number: int) -> list[int]:
+    """The sizes of what the ranks of an axis share, as the axes outside of it have cut it; axes inside cut other dims."""
+    found = list(shape)
+    for each, axis in zip(placements[:number], axes, strict=False):
+        dim = cut_dim(each)
+        if dim is not None:
+            found[dim] = lengths(found[dim], axis.size)[axis.index]
+    return found
+
+
+def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, axis: Collectives) -> torch.Tensor:
+    """The change along one axis. Raises `NotImplementedError` for addends of a maximum or a minimum."""
+    if lies == wanted:
+        return local
+    local = _sum(local, lies, axis)
+    source, target = cut_dim(lies), cut_dim(wanted)
+    if reduction_of(lies):
+        local = (
+            local if reduction_of(wanted) else axis.all_reduce(local) if target is None else axis.reduce_scatter(local, target)
+        )
+    elif source is not None:
+        if reduction_of(wanted):
+            local = axis.spread(local, source, extents[source])
+        elif target is None:
+            local = axis.all_gather(local, source, extents[source])
+        else:
+            local = axis.all_to_all(local, source, extents[source], target)
+    elif reduction_of(wanted):
+        local = axis.addend(local)
+    else:
+        assert target is not None
+        local = axis.part(local, target)
+    return local * axis.size if reduction_of(wanted) == "avg" else local
+
+
+def _sum(local: torch.Tensor, lies: str, axis: Collectives) -> torch.Tensor:
+    """Addends of an average as those of a sum."""
+    if reduction_of(lies) not in (None, "sum", "avg"):
+        raise NotImplementedError(f"{lies} is not supported on plain tensors: no collective but a sum has a derivative")
+    return local / axis.size if reduction_of(lies) == "avg" else local

@@ -1,0 +1,127 @@
+"""Programs on plain tensors: each rank has its part, and knows how it lies."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, reduction_of
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.one_device import Outputs, gradient_of
+from equivcheck.programs.run.plain.collectives import Collectives
+from equivcheck.programs.run.plain.conversion import Placements, converted
+from equivcheck.programs.run.plain.rules import needs
+from equivcheck.programs.run.rank import DTensorTarget
+from equivcheck.programs.run.values import local_part
+
+
+class PlainTarget(DTensorTarget):
+    """Statements on plain tensors, with a collective for each change of placement."""
+
+    fills_gradients: ClassVar[bool] = True
+    collectives: type[Collectives] = Collectives
+
+    def __init__(self, program: TensorProgram) -> None:
+        super().__init__(program)
+        self.axes = [self.collectives(self.mesh, axis) for axis in range(self.mesh.ndim)]
+        self.replicated = (REPLICATE,) * self.mesh.ndim
+
+    def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
+        """This rank's part of a full tensor."""
+        if any(reduction_of(each) not in (None, "sum", "avg") for each in placements):
+            raise NotImplementedError(f"{placements} is not supported on plain tensors: no collective but a sum has a derivative")
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        return _lying(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
+
+    def clone(self, value: Any) -> torch.Tensor:
+        """A clone that lies alike."""
+        return _lying(value.clone(), value.lies, value.full_shape)
+
+    def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
+        """An operation: on parts where that is enough, else on whole tensors, with conversions before it.
+
+        Each axis has a rule of its own: what ranks along it do with their parts is the same operation.
+        """
+        lies, shapes = [each.lies for each in arguments], [tuple(each.full_shape) for each in arguments]
+        along = [needs(statement, [each[axis] for each in lies], shapes) for axis in range(self.mesh.ndim)]
+        wanted = [tuple(each[0][number] for each in along) for number in range(len(arguments))]
+        parts = [self.needed(each, placements) for each, placements in zip(arguments, wanted, strict=True)]
+        placements = tuple(each[1] for each in along)
+        found = self.results(statement, parts, wanted, placements)
+        return tuple(_lying(each, placements, self._full_shape(each.shape, placements, statement, arguments)) for each in found)
+
+    def results(
+        self,
+        statement: Operation,
+        parts: list[torch.Tensor],
+        wanted: list[Placements],  # noqa: ARG002 - for those who look at it
+        left: Placements,  # noqa: ARG002
+    ) -> Outputs:
+        """What an operation makes of parts that lie as is `wanted`, to be `left` like that."""
+        return results_of(statement.name, parts, statement.dim)
+
+    def needed(self, value: Any, placements: Placements) -> torch.Tensor:
+        """An argument as its operation needs it."""
+        return self.converted(value, placements)
+
+    def converted(self, value: Any, placements: Placements) -> torch.Tensor:
+        """A value under other placements."""
+        return converted(value, value.full_shape, value.lies, placements, self.axes)
+
+    def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """A change of placements."""
+        moved = self.converted(value, placements)
+        return _lying(moved.clone() if moved is value else moved, placements, value.full_shape)
+
+    def round_trip(self, value: Any) -> torch.Tensor:
+        """A plain tensor needs none."""
+        return self.clone(value)
+
+    def whole(self, value: Any) -> torch.Tensor:
+        """The full tensor; its gradient counts on the first rank alone, as what is replicated has addends for a gradient."""
+        full = self.converted(value, self.replicated)
+        share = float(all(axis.index == 0 for axis in self.axes))
+        return full * share + (full * (1 - share)).detach() if full.requires_grad and torch.is_grad_enabled() else full
+
+    def gradient(self, value: Any) -> torch.Tensor | None:
+        """That of the full tensor."""
+        gradient = gradient_of(value, fills=self.fills_gradients)
+        if gradient is None:
+            return None
+        scale = 1
+        for placement, axis in zip(value.lies, self.axes, strict=True):
+            scale *= axis.size if reduction_of(placement) == "avg" else 1
+        with torch.no_grad():
+            return converted(gradient * scale, value.full_shape, tuple(map(_of_gradient, value.lies)), self.replicated, self.axes)
+
+    def settled(self, value: Any) -> torch.Tensor:
+        """What an operation returned."""
+        return value if hasattr(value, "lies") else self.distributed_plain(value)
+
+    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor that each rank has."""
+        return _lying(value.clone(), self.replicated, value.shape)
+
+    def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:
+        cut = [dim for each in placements if (dim := cut_dim(each)) is not None]
+        if not cut:
+            return tuple(shape)
+        wholes = [torch.empty(tuple(each.full_shape), dtype=each.dtype, device="meta") for each in arguments]
+        return tuple(results_of(statement.name, wholes, statement.dim)[0].shape)
+
+
+def _lying(tensor: torch.Tensor, placements: Placements, shape: Any) -> torch.Tensor:
+    """A part with a note of how it lies, and of the full shape."""
+    noted: Any = tensor
+    noted.lies, noted.full_shape = placements, tuple(shape)
+    return tensor
+
+
+def _of_gradient(placement: str) -> str:
+    if placement == REPLICATE:
+        return partial()
+    return REPLICATE if reduction_of(placement) else placement

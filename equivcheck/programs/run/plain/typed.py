@@ -1,0 +1,145 @@
+"""Programs on plain tensors by the collectives of spmd_types, whose type checker says what it thinks of each statement.
+
+Its types are those of placements, axis by axis: R is replicated, with addends for a gradient; V are parts; P are addends.
+See https://github.com/meta-pytorch/spmd_types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import spmd_types as spmd
+import torch
+from spmd_types.checker import typecheck
+
+from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.run.one_device import Outputs, Plan
+from equivcheck.programs.run.plain.collectives import Collectives
+from equivcheck.programs.run.plain.conversion import Placements
+from equivcheck.programs.run.plain.target import PlainTarget
+from equivcheck.programs.run.rank import StatementFailed, run_on_rank
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.fake.ranks import FakeRanks
+
+
+class TypedCollectives(Collectives):
+    """Each change of placement by the function of spmd_types that changes the type likewise."""
+
+    def __init__(self, mesh: Any, axis: int) -> None:
+        super().__init__(mesh, axis)
+        self.group = mesh.get_group(axis)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.all_gather(rows, self.group, src=spmd.S(0), dst=spmd.R))
+
+    def sum(self, addend: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.all_reduce(addend, self.group, src=spmd.P, dst=spmd.R))
+
+    def sum_parts(self, addend: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.reduce_scatter(addend, self.group, src=spmd.P, dst=spmd.S(0)))
+
+    def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:
+        """As inherited, with pieces padded to the largest: in the library's other way gloo refuses those that differ."""
+        pieces = [torch.cat([piece, piece.new_zeros(largest - len(piece))]) for piece in torch.split(sent, sizes)]
+        found = spmd.all_to_all(torch.stack(pieces), self.group, src=spmd.V, dst=spmd.V)
+        return torch.cat([row[:length] for row, length in zip(found, received, strict=True)])
+
+    def addend(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.convert(whole, self.group, src=spmd.R, dst=spmd.P))
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.reinterpret(whole, self.group, src=spmd.R, dst=spmd.V, expert_mode=True))
+
+    def pending(self, part: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.reinterpret(part, self.group, src=spmd.V, dst=spmd.P))
+
+
+class TypedTarget(PlainTarget):
+    """Numbers are those of spmd_types' collectives; types are not looked at."""
+
+    collectives = TypedCollectives
+
+    def results(self, statement: Operation, parts: list[torch.Tensor], wanted: list[Placements], left: Placements) -> Outputs:
+        """What an operation makes of parts counts as addends where its rule says that it is."""
+        found = super().results(statement, parts, wanted, left)
+        for number, axis in enumerate(self.axes):
+            if reduction_of(left[number]) and not any(reduction_of(each[number]) for each in wanted):
+                found = tuple(axis.pending(each) for each in found)
+        return found
+
+    @classmethod
+    def also_against(cls, plan: Plan) -> str:
+        """What the type checker refuses."""
+        return refused_by_types(plan, cls)
+
+
+class TypeChecks(PlainTarget):
+    """Has each statement of the target that it is put before run under the type checker.
+
+    A result has to be of the type that its placements have.
+    """
+
+    def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
+        """This rank's part, with its types."""
+        part = super().distribute(full, placements)
+        spmd.assert_type(part, self._types(placements))
+        return part
+
+    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor that each rank has, with its types."""
+        part = super().distributed_plain(value)
+        spmd.assert_type(part, self._types(self.replicated))
+        return part
+
+    def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
+        """An operation, checked."""
+        return tuple(self._checked(each) for each in _under_types(lambda: super(TypeChecks, self).call(statement, arguments)))
+
+    def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """A change of placements, checked."""
+        return self._checked(_under_types(lambda: super(TypeChecks, self).redistribute(value, placements)))
+
+    def clone(self, value: Any) -> torch.Tensor:
+        """A clone of the same types."""
+        return _tensor(_under_types(lambda: super(TypeChecks, self).clone(value)))
+
+    def _types(self, placements: Placements) -> dict[Any, Any]:
+        return {axis.group: _type_of(each) for axis, each in zip(self.axes, placements, strict=True) if axis.size > 1}
+
+    def _checked(self, value: Any) -> torch.Tensor:
+        """A value of which types and placements say the same. Raises `SpmdTypeError`."""
+        spmd.assert_type(value, self._types(value.lies))
+        return _tensor(value)
+
+
+def _under_types(run: Callable[[], Any]) -> Any:
+    with typecheck("permissive", local=True):
+        return run()
+
+
+def _type_of(placement: str) -> Any:
+    if cut_dim(placement) is not None:
+        return spmd.V
+    return spmd.R if reduction_of(placement) is None else spmd.P
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    found: torch.Tensor = value
+    return found
+
+
+def refused_by_types(plan: Plan, target: type[TypedTarget]) -> str:
+    """The first statement that the type checker refuses, and its words; empty where it accepts all.
+
+    One rank runs without the others: types need no numbers. Where those lead to an error, what comes before it was looked at.
+    """
+    checked = type(target.__name__, (TypeChecks, target), {})
+    try:
+        FakeRanks(plan.program.num_ranks).run(run_on_rank, replace(plan, differentiable=False), checked)
+    except RanksFailed as error:
+        words = error.failure.summary.removeprefix(f"{StatementFailed.__name__}: ")
+        return words if f": {spmd.SpmdTypeError.__name__}: " in words else ""
+    return ""

@@ -1,0 +1,249 @@
+"""What every rank runs: the statements on DTensors, all values and gradients read as full tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from equivcheck.errors import EquivCheckError
+from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
+from equivcheck.programs.run.reading import full_of, require_parts
+from equivcheck.programs.run.refusals import refusal
+from equivcheck.programs.run.values import local_part, whole
+from equivcheck.programs.verdict import BACKWARD, Refusal
+from equivcheck.worlds.dtensor_caches import forget_shardings
+from equivcheck.worlds.meshes import device_mesh
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import Moment, ValueTrace
+from equivcheck.worlds.trace.trace import Piece, Snapshot
+
+REFUSED = "refused by some ranks alone, statement "
+"""What the error of a refusal that ends a rank begins with."""
+
+
+KEPT_FOR_ALL = frozenset({"init_eye"})
+"""Operations of which DTensor finds out the sharding once, whatever they are called with: what it found out is dropped first."""
+
+
+class StatementFailed(EquivCheckError):
+    """A statement raised on a rank something that is no clear refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankResult:
+    """What a rank leaves."""
+
+    trace: ValueTrace
+    """Full values, then gradients."""
+    refusals: tuple[Refusal, ...]
+    """In the order of statements."""
+
+
+def placed(placements: tuple[str, ...]) -> tuple[Placement, ...]:
+    """Placements as torch has them."""
+    return tuple(_placed(each) for each in placements)
+
+
+def _placed(placement: str) -> Placement:
+    dim, reduction = cut_dim(placement), reduction_of(placement)
+    if dim is not None:
+        return Shard(dim)
+    return Replicate() if reduction is None else Partial(reduction)
+
+
+class DTensorTarget:
+    """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
+
+    needs_processes: ClassVar[bool] = False
+    """Whether ranks as threads cannot run it."""
+    fills_gradients: ClassVar[bool] = False
+    """Whether zeros do for a gradient that is undefined on one device: backwards of collectives are handed zeros for it."""
+    planted_in: ClassVar[frozenset[str]] = frozenset()
+    """The operations that a fault is in, for one that is planted; empty for any."""
+
+    @classmethod
+    def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
+        """What speaks against a program besides its numbers, in words; empty where nothing does."""
+        return ""
+
+    def __init__(self, program: TensorProgram) -> None:
+        self.program = program
+        self.mesh: DeviceMesh = device_mesh(program.mesh, program.axis_names)
+        if not KEPT_FOR_ALL.isdisjoint(program.operations):
+            forget_shardings()
+
+    def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
+        """This rank's part of a full tensor."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        local = local_part(full, self.program.mesh, coordinate, placements)
+        return self.from_local(local, placed(placements), full.shape, full.stride())
+
+    def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
+        """A DTensor of known shape, without communication."""
+        return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """An operation."""
+        return results_of(statement.name, arguments, statement.dim)
+
+    def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+        """A change of placements."""
+        moved: torch.Tensor = value.redistribute(self.mesh, placed(placements))
+        return moved
+
+    def round_trip(self, value: Any) -> torch.Tensor:
+        """Through the local tensor and back."""
+        return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
+
+    def whole(self, value: Any) -> torch.Tensor:
+        """The full tensor; what is no DTensor is whole."""
+        return full_of(value)
+
+    def require_parts(self, value: torch.Tensor, expected: torch.Tensor) -> None:
+        """Raise `PartsDisagree` where a value is not as its placements say, or not of the shape or dtype that are expected."""
+        coordinate = self.mesh.get_coordinate()
+        assert coordinate is not None
+        require_parts(value, expected, coordinate)
+
+    def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The full gradient of a value; None where it has none."""
+        gradient = gradient_of(value)
+        return None if gradient is None else self.whole(gradient.detach())
+
+    def clone(self, value: torch.Tensor) -> torch.Tensor:
+        """What stands for a statement that does not apply."""
+        return value.clone()
+
+    def settled(self, value: torch.Tensor) -> torch.Tensor:
+        """What an operation returned, as a DTensor: what is none counts as replicated."""
+        if isinstance(value, DTensor):
+            return value
+        return self.distributed_plain(value)
+
+    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor that each rank has, as a DTensor."""
+        return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
+
+
+def run_on_rank(plan: Plan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
+    """Run all statements, and differentiate. Refusals end the run if there is a `raising` that does not have their place."""
+    return _RankRun(plan, target_class(plan.program), raising).result()
+
+
+class _RankRun:
+    """A run on one rank."""
+
+    def __init__(self, plan: Plan, target: DTensorTarget, raising: frozenset[str] | None) -> None:
+        self.plan, self.target, self.raising = plan, target, raising
+        self.sinks = frozenset(plan.program.sinks())
+        self.values: list[torch.Tensor] = []
+        self.wholes: list[torch.Tensor] = []
+        self.read: dict[str, torch.Tensor | None] = {}
+        self.refusals: list[Refusal] = []
+
+    def result(self) -> RankResult:
+        for number, statement in enumerate(self.plan.program.statements):
+            self._run(number, statement)
+        gradients = self._gradients()
+        trace = ValueTrace(moments=(moment(Phase.VALUE, self.read), moment(Phase.GRADIENT, gradients)))
+        return RankResult(trace=trace, refusals=tuple(self.refusals))
+
+    def _run(self, number: int, statement: Statement) -> None:
+        try:
+            outputs = self._outputs(number, statement)
+            wholes = self._wholes(number, statement, outputs)
+        except Exception as error:
+            outputs, wholes = self._refused(number, error)
+        chosen = value_of(statement, outputs, self.plan.applies[number])
+        self.values.append(self.target.settled(chosen))
+        self.wholes.append(value_of(statement, wholes, self.plan.applies[number]))
+        if self.plan.is_read(number):
+            for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
+                self.read[name] = each.detach()
+        if self.plan.every_gradient and self.values[-1].requires_grad:
+            self.values[-1].retain_grad()
+
+    def _outputs(self, number: int, statement: Statement) -> Outputs:
+        arguments = [self.values[number - back] for back in arguments_of(statement)]
+        if isinstance(statement, (Leaf, Constant)):
+            part = self.target.distribute(whole(statement), statement.placements)
+            return (part.requires_grad_() if isinstance(statement, Leaf) else part,)
+        if not self.plan.applies[number]:
+            return (self.target.clone(arguments[0]),)
+        if isinstance(statement, Redistribution):
+            return (self.target.redistribute(arguments[0], statement.placements),)
+        if isinstance(statement, RoundTrip):
+            return (self.target.round_trip(arguments[0]),)
+        return self.target.call(statement, arguments)
+
+    def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
+        """The full values, with a gradient only if the value is differentiated; what is not read stays as it is."""
+        chosen = value_of(statement, outputs, self.plan.applies[number])
+        with_gradient = number in self.sinks
+        if self.plan.checks_parts:
+            for each, expected in zip(outputs, self.plan.outputs[number], strict=False):
+                self.target.require_parts(each, expected)
+        if not self.plan.is_read(number):
+            return outputs
+        return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
+
+    def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
+        with torch.set_grad_enabled(with_gradient):
+            return self.target.whole(value)
+
+    def _refused(self, number: int, error: Exception) -> tuple[Outputs, Outputs]:
+        text = refusal(error)
+        if text is None:
+            name = value_names(self.plan, number, 1)[0]
+            raise StatementFailed(f"{name}: {type(error).__name__}: {error}") from error
+        self._note(number, text)
+        plain = tuple(each.clone() for each in self.plan.outputs[number])
+        return tuple(self.target.distributed_plain(each) for each in plain), plain
+
+    def _note(self, number: int, text: str) -> None:
+        place = str(number)
+        if self.raising is not None and place not in self.raising:
+            raise StatementFailed(f"{REFUSED}{place}: {text}")
+        self.refusals.append(Refusal(statement=number, text=text))
+
+    def _gradients(self) -> dict[str, torch.Tensor | None]:
+        try:
+            if self.plan.differentiable:
+                differentiate(self.plan.program, self.wholes)
+            return {name: self.target.gradient(self.values[number]) for name, number in self.plan.differentiated.items()}
+        except Exception as error:
+            text = refusal(error)
+            if text is None:
+                raise StatementFailed(f"backward: {type(error).__name__}: {error}") from error
+            self._note(BACKWARD, text)
+            return dict.fromkeys(self.plan.differentiated)
+
+
+def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
+    """What the outputs of a statement are called: ``v2 softmax``."""
+    what = plan.called(number)
+    return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
+
+
+def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
+    """Full tensors at one moment; -0.0 counts as 0.0."""
+    found = list(tensors.items())
+    flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
+    snapshot = Snapshot(
+        pieces=tuple(Piece(name=name, shape=() if each is None else tuple(each.shape)) for name, each in found),
+        present=tuple(each is not None for _, each in found),
+        fits=(True,) * len(found),
+        dtypes=tuple("" if each is None else str(each.dtype).removeprefix("torch.") for _, each in found),
+        values=np.concatenate(flat) if flat else np.empty(0),
+    )
+    return Moment(step=0, phase=phase, snapshot=snapshot)

@@ -1,0 +1,78 @@
+"""What one device computes of a program, and how far rounding can move it: each value of each statement is moved a little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from equivcheck.oracle.reference.doubt import Doubt
+from equivcheck.oracle.reference.noise import Expected, expected_of
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.programs.run.one_device import Disturb, PlainRun, Plan, run_on_one_device
+from equivcheck.programs.run.rank import moment, value_names
+from equivcheck.programs.verdict import BACKWARD
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import Moment, ValueTrace
+
+NUM_COPIES = 2
+"""Disturbed runs before ranks are compared."""
+NUM_CONFIRMING = 24
+"""Before a difference is believed."""
+ROUNDING_UNITS = 4.0
+"""Units in the last place by which a value is moved: what a few additions in another order come to."""
+NOISE_LIMIT = 1e-4
+"""Noise of more than this share of the largest value, or of 1 (which is what leaves are about), leaves nothing to compare."""
+
+
+def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+    """The values and gradients of one device, with the noise of some disturbed runs; without gradients if ranks refuse these."""
+    runs = [run_on_one_device(plan, refused)]
+    runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
+    copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
+    alike = [each if _shapes(each) == _shapes(copies[0]) else copies[0] for each in copies]
+    moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*alike, strict=True)]
+    expected = expected_of(ValueTrace(moments=copies[0]), moved, None)
+    changed = any(each is not copy for each, copy in zip(alike, copies, strict=True))
+    doubt = Doubt(reason="rounding alone changes the shape of a value", step=0) if changed else doubt_of(expected)
+    return Reference(moments=expected, doubt=doubt, noise_limit=NOISE_LIMIT)
+
+
+def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
+    """Of all values and gradients: those of what picks elements depend on values."""
+    return [piece.shape for each in copy for piece in each.snapshot.pieces]
+
+
+def disturbance(seed: int) -> Disturb:
+    """A way to move values as rounding may have: by a few units in the last place of the largest of them and what made them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:
+        if not value.is_floating_point() or not value.numel():
+            return value
+        sizes = [each.detach().abs().max() for each in (value, *arguments) if each.numel() and each.is_floating_point()]
+        scale = ROUNDING_UNITS * max(unit, torch.finfo(value.dtype).eps) * max(map(float, sizes))
+        return value + (scale * (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1)).to(value.dtype)
+
+    return disturb
+
+
+def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment, Moment]:
+    values: dict[str, torch.Tensor | None] = {}
+    for number, outputs in enumerate(run.outputs):
+        if plan.is_read(number):
+            values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
+    pairs = zip(plan.differentiated, run.gradients, strict=True)
+    gradients = {name: gradient if with_gradients else None for name, gradient in pairs}
+    return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
+
+
+def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
+    """Why agreement would prove nothing, as noise is as large as values; None where it does."""
+    for each in expected:
+        lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
+        if lost.any():
+            name = each.table.names[int(np.flatnonzero(lost)[0])]
+            return Doubt(reason=f"rounding alone moves {each.phase.value} {name} by as much as it is", step=0)
+    return None

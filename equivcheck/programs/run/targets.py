@@ -1,0 +1,45 @@
+"""What ranks can run a tensor program on, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from equivcheck.errors import UsageError
+from equivcheck.programs.run.rank import DTensorTarget
+
+
+def _plain() -> type[DTensorTarget]:
+    from equivcheck.programs.run.plain.target import PlainTarget
+
+    return PlainTarget
+
+
+def _compiled() -> type[DTensorTarget]:
+    from equivcheck.programs.run.compiled import CompiledTarget
+
+    return CompiledTarget
+
+
+def _typed() -> type[DTensorTarget]:
+    try:
+        from equivcheck.programs.run.plain.typed import TypedTarget
+    except ModuleNotFoundError as error:
+        raise UsageError(f"target 'typed' needs {error.name}: pip install spmd_types") from error
+    return TypedTarget
+
+
+TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
+    "dtensor": lambda: DTensorTarget,
+    "plain": _plain,
+    "typed": _typed,
+    "compiled": _compiled,
+}
+"""DTensors; plain tensors with functional collectives; with those of spmd_types, whose type checker is asked as well; DTensors
+with each operation compiled, in processes."""
+
+
+def target_of(name: str) -> type[DTensorTarget]:
+    """The target of that name. Raises `UsageError`."""
+    if name not in TARGETS:
+        raise UsageError(f"target {name!r} does not exist; allowed: {', '.join(TARGETS)}")
+    return TARGETS[name]()

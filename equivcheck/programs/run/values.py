@@ -1,0 +1,80 @@
+"""What leaves and constants hold, and what of it each rank has. Leaves are dyadic, so that addends make them exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.statements import Constant, Contents, Leaf
+
+
+def whole(statement: Leaf | Constant) -> torch.Tensor:
+    """The full tensor; float64 but for integers and booleans."""
+    chance = np.random.default_rng(statement.seed)
+    count = math.prod(statement.shape)
+    if isinstance(statement, Leaf):
+        return torch.from_numpy(_distinct(chance, count, statement.seed)).view(statement.shape)
+    if statement.contents is Contents.ORDER:
+        return _orders(chance, statement)
+    if statement.contents is Contents.INDICES:
+        numbers = torch.from_numpy(chance.integers(0, statement.high, count))
+    elif statement.contents is Contents.MASK:
+        numbers = torch.from_numpy(chance.integers(0, 2, count)).bool()
+    else:
+        numbers = torch.from_numpy(_distinct(chance, count, statement.seed)).abs() + 0.5
+    return numbers.view(statement.shape)
+
+
+def _distinct(chance: np.random.Generator, count: int, seed: int) -> npt.NDArray[np.floating]:
+    """Distinct multiples of a power of two between about -1 and 1, none of them zero, nor equal to one of a near seed."""
+    unit = 2.0 ** (1 - max(1, count - 1).bit_length())
+    return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024
+
+
+def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
+    size = statement.shape[-1] if statement.shape else 1
+    rows = [chance.permutation(statement.high)[:size] for _ in range(math.prod(statement.shape[:-1]))]
+    return torch.from_numpy(np.array(rows, dtype=np.int64)).view(statement.shape)
+
+
+def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
+    """What the value of a statement is multiplied with before it is summed up and differentiated."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
+
+
+def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
+    """What the rank at a coordinate of the mesh holds: cut by the rule of `torch.chunk`, or as an addend."""
+    part = full
+    for size, index, placement in zip(mesh, coordinate, placements, strict=True):
+        reduction = reduction_of(placement)
+        if reduction is not None:
+            part = addend(part, size, index, reduction)
+    for size, index, placement in zip(mesh, coordinate, placements, strict=True):
+        dim = cut_dim(placement)
+        if dim is not None:
+            part = chunk(part, size, index, dim)
+    return part.clone()
+
+
+def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
+    """Part `index` of `size` along a dim; empty where there are fewer parts."""
+    extent = full.shape[dim]
+    length = -(-extent // size)
+    start = min(index * length, extent)
+    return full.narrow(dim, start, min(start + length, extent) - start)
+
+
+def addend(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
+    """The part of a rank, none of which is the whole: they are reduced to it over the `size` ranks of an axis."""
+    if reduction in ("max", "min"):
+        holder = torch.arange(full.numel()).view(full.shape) % size == index
+        return torch.where(holder, full, full + (1.0 if reduction == "min" else -1.0))
+    others = [full.flatten().roll(each).view(full.shape) / 2 for each in range(1, size)]
+    own = full - sum(others) if index == 0 else others[index - 1]
+    return own * size if reduction == "avg" else own

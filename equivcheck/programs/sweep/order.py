@@ -1,0 +1,155 @@
+"""The order of a sweep: programs that have something new come first, so that its beginning tells more than any other part of it.
+
+The first pass takes programs of each operation until each of its arguments has had each of its placements. The second looks at
+shapes and dims as well, and at one axis of the mesh at a time, the third at all placements of each shape, the fourth at pairs of
+arguments. All others follow, and last those in which every argument is replicated along an axis: they are much like programs on a
+mesh without that axis. A pass goes through all operations before the next pass begins.
+
+A program and its copy with two axes of the same size exchanged are both swept: DTensor works from the first axis to the last, so
+that one may be right and the other wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from equivcheck.programs.nouns import Constant, Leaf, TensorProgram
+from equivcheck.programs.nouns.operations.operation import Shape
+from equivcheck.programs.nouns.placement import REPLICATE
+
+Features = Iterator[Hashable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How far a part of a sweep is."""
+
+    name: str
+    """What its programs have that no program before has."""
+    num_covered: int
+    num_left: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Passes:
+    """All programs of a sweep in the order in which they are run, and how many of them were."""
+
+    programs: Mapping[str, Sequence[TensorProgram]]
+    """Those of each pass, by its name."""
+    num_run: Counter[str] = field(default_factory=Counter)
+    """Programs that were run, by pass."""
+
+    def __len__(self) -> int:
+        """Programs of all passes."""
+        return sum(map(len, self.programs.values()))
+
+    def __iter__(self) -> Iterator[TensorProgram]:
+        """All programs; each counts as run when the next one is asked for."""
+        for name, programs in self.programs.items():
+            for program in programs:
+                yield program
+                self.num_run[name] += 1
+
+    def coverage(self) -> tuple[Coverage, ...]:
+        """How many programs of each pass were run."""
+        return tuple(
+            Coverage(name=name, num_covered=self.num_run[name], num_left=len(programs) - self.num_run[name])
+            for name, programs in self.programs.items()
+        )
+
+    def shard(self, number: int, of: int) -> Passes:
+        """Part `number`, from 1, of each pass. The parts have no program in common, and all of them together have each."""
+        return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
+
+
+def in_passes(programs: Iterable[TensorProgram]) -> Passes:
+    """The programs of a sweep, each in one pass."""
+    found: dict[str, list[TensorProgram]] = {name: [] for name in (*_FEATURES, _OTHERS, _FEWER_AXES)}
+    for _, of_operation in itertools.groupby(programs, lambda program: program.operations[-1]):
+        left, fewer = _by_use_of_axes(_shuffled(of_operation))
+        for name, features in _FEATURES.items():
+            new, left = _split(left, features)
+            found[name] += _alike_together(new)
+        found[_OTHERS] += _alike_together(left)
+        found[_FEWER_AXES] += _alike_together(fewer)
+    return Passes(programs=found)
+
+
+def _shuffled(programs: Iterable[TensorProgram]) -> list[TensorProgram]:
+    """As they are made, all arguments but the last would be replicated until the last has had all of its placements."""
+    found = list(programs)
+    random.Random(0).shuffle(found)
+    return found
+
+
+def _by_use_of_axes(programs: list[TensorProgram]) -> tuple[list[TensorProgram], list[TensorProgram]]:
+    """Programs in which each axis has something to do, or that have a single axis, and all others."""
+    found: tuple[list[TensorProgram], list[TensorProgram]] = ([], [])
+    for program in programs:
+        along_axes = zip(*(each.placements for each in _arguments(program)), strict=True)
+        idle = len(program.mesh) > 1 and any(set(along) == {REPLICATE} for along in along_axes)
+        found[idle].append(program)
+    return found
+
+
+def _split(
+    programs: list[TensorProgram], features: Callable[[TensorProgram], Features]
+) -> tuple[list[TensorProgram], list[TensorProgram]]:
+    """The programs that have a feature which none before has, and all others."""
+    seen: set[Hashable] = set()
+    new: list[TensorProgram] = []
+    others: list[TensorProgram] = []
+    for program in programs:
+        own = set(features(program))
+        (others if own <= seen else new).append(program)
+        seen |= own
+    return new, others
+
+
+def _alike_together(programs: list[TensorProgram]) -> list[TensorProgram]:
+    """Programs that differ in placements only follow each other, because they share what one device computes."""
+    groups: dict[Hashable, list[TensorProgram]] = {}
+    for program in programs:
+        groups.setdefault((program.statements[-1], *_shapes(program)), []).append(program)
+    return [program for group in groups.values() for program in group]
+
+
+def _arguments(program: TensorProgram) -> tuple[Leaf | Constant, ...]:
+    return tuple(each for each in program.statements if isinstance(each, (Leaf, Constant)))
+
+
+def _shapes(program: TensorProgram) -> tuple[Shape, ...]:
+    return tuple(each.shape for each in _arguments(program))
+
+
+def _placements(program: TensorProgram) -> Features:
+    return enumerate(each.placements for each in _arguments(program))
+
+
+def _placements_along_axes(program: TensorProgram) -> Features:
+    for number, each in enumerate(_arguments(program)):
+        for axis, placement in enumerate(each.placements):
+            yield program.statements[-1], each.shape, number, axis, placement
+
+
+def _placements_of_shapes(program: TensorProgram) -> Features:
+    return zip(_shapes(program), _placements(program), strict=True)
+
+
+def _pairs(program: TensorProgram) -> Features:
+    return itertools.combinations(_placements(program), 2)
+
+
+_FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
+    "placements of an argument": _placements,
+    "placements along an axis, by shape and dim": _placements_along_axes,
+    "placements of an argument, by shape": _placements_of_shapes,
+    "placements of two arguments": _pairs,
+}
+"""What the programs of a pass have and none before does, by the name of the pass."""
+_OTHERS = "all others"
+_FEWER_AXES = "an axis along which all is replicated"

@@ -1,0 +1,145 @@
+"""Pairs of operations: the second takes a result of the first. What it has not met before comes first."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.deadline import USUAL_DEADLINE, seconds_of_program
+from equivcheck.programs.nouns import TensorProgram
+from equivcheck.programs.run.kept import kept_plan, unplaced
+from equivcheck.programs.sweep.order import Coverage
+from equivcheck.programs.sweep.results import Result
+from equivcheck.programs.sweep.taking import Place, programs_taking
+from equivcheck.system.choice import Choice
+
+MAX_SHAPES = 4
+"""Results of different shapes that are tried for what is new."""
+
+
+class Newness(Choice):
+    """What the second operation of a pair has not met before; the first of these comes first."""
+
+    KIND = "placements and dtypes"
+    """Placements and dtype of what it takes."""
+    SPEC = "strides, sizes of shards or numbers of dims"
+    """With the number of dims, sizes of shards, and strides: a whole `ResultSpec`."""
+    FIRST = "first operations"
+    """A whole `ResultSpec` that this first operation leaves."""
+
+    def of(self, result: Result) -> Hashable:
+        """What has to be new in a result; None if a sweep of single operations has leaves like it."""
+        kind, spec = result.spec.kind, result.spec
+        if self is Newness.KIND:
+            return None if spec.has_kind_of_leaves else kind
+        if self is Newness.SPEC:
+            return None if spec.has_kind_of_leaves and not spec.memory else spec
+        return spec, result.name
+
+
+@dataclass(slots=True, kw_only=True)
+class Pairs:
+    """Pairs in the order in which they are run, and how many of them were."""
+
+    results: tuple[Result, ...]
+    """What first operations leave."""
+    places: tuple[Place, ...]
+    """Arguments of second operations."""
+    seed: int = 0
+    """Of the order, and of the other arguments."""
+    world: str = "sim"
+    """Where first operations are checked."""
+    num_tried: Counter[Newness] = field(default_factory=Counter)
+    """Places and what is new for them, that were tried."""
+    num_covered: Counter[Newness] = field(default_factory=Counter)
+    """Those for which one device computes a program."""
+    _met: set[tuple[Place, Hashable]] = field(default_factory=set)
+    _refused: set[Hashable] = field(default_factory=set)
+    _right: dict[TensorProgram, bool] = field(default_factory=dict)
+
+    def total(self, newness: Newness) -> int:
+        """Places, times what may be new for each."""
+        return len(self._by_key(newness)) * len(self.places)
+
+    def coverage(self) -> tuple[Coverage, ...]:
+        """How much of what is new was tried."""
+        return tuple(
+            Coverage(
+                name=f"{each.value} that an operation has not met",
+                num_covered=self.num_covered[each],
+                num_left=self.total(each) - self.num_tried[each],
+            )
+            for each in Newness
+        )
+
+    def __len__(self) -> int:
+        """How many are tried in all."""
+        return sum(map(self.total, Newness))
+
+    def __iter__(self) -> Iterator[TensorProgram | None]:
+        """A program for each pair, None for one that one device refuses."""
+        places = random.Random(self.seed).sample(self.places, len(self.places))
+        for newness in Newness:
+            groups = self._groups(newness)
+            for turn in range(len(groups)):
+                for number, place in enumerate(places):
+                    for results in groups[(turn + number) % len(groups)]:
+                        yield self._tried(newness, place, results)
+
+    def _tried(self, newness: Newness, place: Place, results: list[Result]) -> TensorProgram | None:
+        """The first program that one device computes; results are of several shapes, with the same to be new."""
+        key = newness.of(results[0])
+        self.num_tried[newness] += 1
+        if (place, key) in self._met:
+            self.num_covered[newness] += 1
+            return None
+        for result in results:
+            refused = (place, result.shape, result.spec.dtype)
+            if refused in self._refused or not self._is_right(result.program):
+                continue
+            chance = random.Random(repr((self.seed, place, unplaced(result.program))))
+            program = next((each for each in programs_taking(result, place, chance) if all(kept_plan(each).applies)), None)
+            if program is not None:
+                self.num_covered[newness] += 1
+                self._met.update((place, each.of(result)) for each in Newness)
+                return program
+            self._refused.add(refused)
+        return None
+
+    def _is_right(self, program: TensorProgram) -> bool:
+        """Whether the first operation is right by itself: what is wrong then is the pair."""
+        if program not in self._right:
+            verdict = check_program(program, world=self.world, deadline=seconds_of_program(program, self.world, USUAL_DEADLINE))
+            self._right[program] = verdict.outcome is Outcome.EQUIVALENT and not (verdict.refusals or verdict.clones)
+        return self._right[program]
+
+    def _groups(self, newness: Newness) -> list[list[list[Result]]]:
+        """Results for all that is new, those of one computation on one device together: these share its reference."""
+        keys, groups = self._by_key(newness), list[list[list[Result]]]()
+        for found in sorted(self._by_computation(), key=lambda each: -len({*map(newness.of, each)})):
+            group = {newness.of(result): result for result in reversed(found)}
+            groups.append([_of_several_shapes(result, keys.pop(key)) for key, result in group.items() if key in keys])
+        return [group for group in groups if group]
+
+    def _by_key(self, newness: Newness) -> dict[Hashable, list[Result]]:
+        """Results by what is new in them."""
+        found: dict[Hashable, list[Result]] = defaultdict(list)
+        for result in self.results:
+            found[newness.of(result)].append(result)
+        found.pop(None, None)
+        return found
+
+    def _by_computation(self) -> list[list[Result]]:
+        found: dict[TensorProgram, list[Result]] = defaultdict(list)
+        for result in self.results:
+            found[unplaced(result.program)].append(result)
+        return list(found.values())
+
+
+def _of_several_shapes(result: Result, others: list[Result]) -> list[Result]:
+    """A result, and one of each other shape, for second operations that do not take its own."""
+    return list({each.shape: each for each in (*reversed(others), result)}.values())[::-1][:MAX_SHAPES]

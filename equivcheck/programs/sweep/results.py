@@ -1,0 +1,186 @@
+"""Results of operations as DTensor leaves them on ranks: their placements, dtypes, strides and sizes of shards."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from equivcheck.programs.nouns import Constant, Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.nouns.operations.operation import Shape
+from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
+from equivcheck.programs.nouns.statements import arguments_of
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.rank import DTensorTarget
+from equivcheck.programs.run.values import whole
+from equivcheck.programs.sweep.programs import Sweep
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.ranks import Ranks
+
+SECONDS = 1.0
+"""The deadline of a program that is run only for its results."""
+NUM_PROGRAMS = 8
+"""Programs of each operation that are run for their results; another seed takes others."""
+MAX_OUTPUTS = 10
+"""Results of one operation that a statement can choose from."""
+SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
+"""What is redistributed."""
+_SIZES = re.compile(r", torch\.Size\(.*\), \d+")
+"""What a mask of sharded rows is of, which nothing depends on."""
+_OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSpec:
+    """What an operation that takes a result may depend on, beside its values."""
+
+    placements: tuple[str, ...]
+    """As torch prints them."""
+    dtype: str
+    """As torch prints it, without ``torch.``."""
+    num_dims: int
+    """Of the full tensor."""
+    sizes: frozenset[str]
+    """Whether shards are uneven or empty."""
+    memory: frozenset[str]
+    """What is special about strides, and about gradients."""
+
+    @property
+    def kind(self) -> tuple[tuple[str, ...], str]:
+        """Placements and dtype."""
+        return self.placements, self.dtype
+
+    @property
+    def has_kind_of_leaves(self) -> bool:
+        """Whether a sweep of single operations has leaves with these placements and this dtype."""
+        return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One result of the last statement of a program."""
+
+    program: TensorProgram
+    """Leaves, constants, and one statement that takes them."""
+    spec: ResultSpec
+    """How it lies on the ranks."""
+    shape: Shape
+    """Of the full tensor."""
+
+    @property
+    def name(self) -> str:
+        """What the statement is called."""
+        last = self.program.statements[-1]
+        return last.name if isinstance(last, Operation) else last.tag
+
+
+def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
+    """Some programs of each operation of a sweep, and redistributions from each placement to each other one."""
+    by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
+    for program in sweep.programs():
+        by_operation[program.operations[-1]].append(program)
+    for name, programs in by_operation.items():
+        yield from random.Random(f"{seed} {name}").sample(programs, min(NUM_PROGRAMS, len(programs)))
+    for shape in SHAPES:
+        placements = list(product([REPLICATE, *map(shard, range(len(shape)))], repeat=len(sweep.mesh)))
+        sources = [*placements, *(((partial(each),) * len(sweep.mesh)) for each in REDUCTIONS)]
+        for source, target in product(sources, placements):
+            yield TensorProgram(
+                mesh=sweep.mesh, statements=(Leaf(shape=shape, placements=source), Redistribution(placements=target))
+            )
+
+
+def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Result]:
+    """All results of programs that ranks can run. They are not compared with one device."""
+    for program in programs:
+        try:
+            run = members.run(_on_rank, program, deadline=SECONDS, is_foreign=False)
+        except RanksFailed:
+            continue
+        for output, parts in enumerate(zip(*run.values, strict=False)):
+            found = [each for each in parts if each is not None]
+            if len(found) == len(parts):
+                yield _result(_with_output(program, output), found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A result on one rank."""
+
+    spec: ResultSpec
+    shape: Shape
+    part: Shape
+
+
+def _result(program: TensorProgram, parts: list[_Part]) -> Result:
+    """A result as all ranks have it: what is special on one rank is special."""
+    memory = frozenset[str]().union(*(each.spec.memory for each in parts))
+    uneven = {"uneven"} if len({each.part for each in parts}) > 1 else set[str]()
+    empty = {"empty shard"} if any(0 in each.part for each in parts) else set[str]()
+    spec = replace(parts[0].spec, memory=memory, sizes=frozenset(uneven | empty))
+    return Result(program=program, spec=spec, shape=parts[0].shape)
+
+
+def _with_output(program: TensorProgram, output: int) -> TensorProgram:
+    last = program.statements[-1]
+    if not output or not isinstance(last, Operation):
+        return program
+    return replace(program, statements=(*program.statements[:-1], replace(last, output=output)))
+
+
+def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
+    """Each result of the last statement, None for one that is no DTensor; nothing where the statement is refused."""
+    target, values = DTensorTarget(program), list[torch.Tensor]()
+    found: tuple[torch.Tensor, ...] = ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for statement in program.statements:
+            taken = [values[len(values) - back] for back in arguments_of(statement)]
+            if isinstance(statement, (Leaf, Constant)):
+                found = (target.distribute(whole(statement), statement.placements),)
+                values.append(found[0].requires_grad_() if isinstance(statement, Leaf) else found[0])
+            elif isinstance(statement, Redistribution):
+                found = (target.redistribute(taken[0], statement.placements),)
+            elif isinstance(statement, Operation):
+                found = _called(statement, taken)
+    return tuple(map(_part, found[:MAX_OUTPUTS]))
+
+
+def _called(statement: Operation, arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    try:
+        return results_of(statement.name, arguments, statement.dim)
+    except Exception:  # refused, or what one device refuses as well
+        return ()
+
+
+def _part(value: Any) -> _Part | None:
+    if not isinstance(value, DTensor):
+        return None
+    spec = ResultSpec(
+        placements=tuple(_SIZES.sub("", str(each)) for each in value.placements),
+        dtype=str(value.dtype).removeprefix("torch."),
+        num_dims=value.ndim,
+        sizes=frozenset(),
+        memory=frozenset(_memory(value)),
+    )
+    return _Part(spec=spec, shape=tuple(value.shape), part=tuple(value.to_local().shape))
+
+
+def _memory(value: DTensor) -> Iterator[str]:
+    part = value.to_local()
+    if not value.is_contiguous():
+        yield "not contiguous"
+    if part.is_contiguous() != value.is_contiguous():
+        yield "other strides than the shard"
+    if part.storage_offset():
+        yield "shard begins within its storage"
+    if not value.requires_grad:
+        yield "no gradient"

@@ -1,0 +1,79 @@
+"""Programs in which an operation takes a result of another one, as any of its arguments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from equivcheck.programs.nouns import Constant, Leaf, Operation, TensorProgram
+from equivcheck.programs.nouns.arguments import dims_of, make, shapes_of
+from equivcheck.programs.nouns.operations.operation import Kind, OperationFacts, Shape
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.nouns.placement import REPLICATE, partial, shard
+from equivcheck.programs.sweep.results import Result
+
+Place = tuple[str, int]
+"""The name of an operation, and the number of its argument, from 0."""
+MAX_ATTEMPTS = 6
+"""Programs to try for a result and a place: one device refuses many of them."""
+_TWICE = 0.25
+"""How often another argument of the same shape is the result, too."""
+
+
+def places_of(operations: Iterable[str]) -> tuple[Place, ...]:
+    """All arguments of some operations."""
+    return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
+
+
+def programs_taking(result: Result, place: Place, chance: random.Random) -> Iterator[TensorProgram]:
+    """Programs whose last operation takes the result in that place; one device may refuse each of them."""
+    facts, position = OPERATIONS[place[0]], place[1]
+    calls = list(_calls(facts, position, result.shape))
+    for _ in range(MAX_ATTEMPTS if calls else 0):
+        shape, dim = chance.choice(calls)
+        others = {number: _made(facts, number, shape, dim, result, chance) for number in range(facts.num_arguments)}
+        yield _program(result, Operation(name=facts.name, arguments=(1,) * len(others), dim=dim), others | {position: None})
+
+
+def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple[Shape, int]]:
+    """Shapes of the first argument, and dims, with which the argument in a position may have a shape."""
+    for first in dict.fromkeys((shape, *facts.shapes)) if position else (shape,):
+        for dim in dims_of(facts, first):
+            others = [shapes_of(each, first, dim) for each in facts.arguments]
+            if all(others) and (not position or shape in others[position - 1]):
+                yield first, dim
+
+
+def _made(  # noqa: PLR0913, PLR0917 - what an argument depends on
+    facts: OperationFacts, number: int, shape: Shape, dim: int, result: Result, chance: random.Random
+) -> Leaf | Constant | None:
+    """An argument; None for the result itself."""
+    argument = facts.arguments[number - 1] if number else None
+    own = chance.choice(shapes_of(argument, shape, dim)) if argument else shape
+    is_leaf = argument is None or argument.kind is Kind.LEAF
+    if is_leaf and own == result.shape and chance.random() < _TWICE:
+        return None
+    placements = tuple(_placement(own, is_leaf, chance) for _ in result.program.mesh)
+    if argument is None:
+        return Leaf(shape=own, placements=placements, seed=number)
+    return make(argument, own, placements, seed=number, high=argument.high(shape, dim))
+
+
+def _placement(shape: Shape, is_leaf: bool, chance: random.Random) -> str:
+    """Replicated in half of all cases."""
+    others = [*map(shard, range(len(shape))), *([partial()] if is_leaf else [])]
+    return chance.choice(others) if others and chance.random() < 0.5 else REPLICATE
+
+
+def _program(result: Result, operation: Operation, others: dict[int, Leaf | Constant | None]) -> TensorProgram:
+    """The program with arguments made where there are some, and the result elsewhere."""
+    statements = list(result.program.statements)
+    taken = len(statements) - 1
+    indices = []
+    for number in sorted(others):
+        made = others[number]
+        indices.append(taken if made is None else len(statements))
+        statements += [] if made is None else [made]
+    distances = tuple(len(statements) - index for index in indices)
+    return replace(result.program, statements=(*statements, replace(operation, arguments=distances)))

@@ -1,0 +1,56 @@
+"""Whether a fault changes anything that the ranks of a scenario leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from equivcheck.layouts.composition.running import RanksResult, Runner
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.scenario import Scenario
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.trace.moments import Moment, moments
+from equivcheck.worlds.trace.trace import Trace
+
+
+def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
+    """Whether any bit of any rank's trace is another than without the mutant, or ranks fail only with it.
+
+    Of a mutant that changes communication alone calls count as well.
+    """
+    try:
+        honest = Runner(world="sim", deadline=deadline).run(scenario)
+    except RanksFailed:
+        return False
+    try:
+        wrong = Runner(world="sim", deadline=deadline, alter=mutant.plant).run(scenario)
+    except RanksFailed:
+        return True
+    if Cause.COMMUNICATION in mutant.causes and honest.run.calls != wrong.run.calls:
+        return True
+    return not _alike(_traces(honest), _traces(wrong))
+
+
+def _traces(result: RanksResult) -> tuple[Trace, ...]:
+    return (*result.before, *result.run.values)
+
+
+def _alike(first: Sequence[Trace], second: Sequence[Trace]) -> bool:
+    """Whether two runs left the same bits."""
+    left, right = _moments(first), _moments(second)
+    return len(left) == len(right) and all(map(_same_bits, left, right))
+
+
+def _moments(traces: Sequence[Trace]) -> list[Moment]:
+    return [moment for trace in traces for moment in moments(trace)]
+
+
+def _same_bits(one: Moment, other: Moment) -> bool:
+    first, second = one.snapshot, other.snapshot
+    shapes = (first.pieces, first.present, first.fits, first.dtypes) == (
+        second.pieces,
+        second.present,
+        second.fits,
+        second.dtypes,
+    )
+    return shapes and first.values.tobytes() == second.values.tobytes()

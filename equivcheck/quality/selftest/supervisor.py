@@ -1,0 +1,33 @@
+"""The selftest: every mutant asked for, over several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from equivcheck.mutants.mutant import Mutant
+from equivcheck.quality.selftest.examine import Effort
+from equivcheck.quality.selftest.jobs import Work, run_jobs
+from equivcheck.quality.selftest.row import Row, Selftest
+
+_GRACE_SECONDS = 120.0
+"""Beyond what drawing and shrinking may take, for imports and explaining."""
+
+Listener = Callable[[Row, int], None]
+"""Called with each complete row, and how many there are with it."""
+
+
+def selftest(
+    mutants: Sequence[Mutant], effort: Effort, *, num_workers: int = 1, listener: Listener = lambda _row, _count: None
+) -> Selftest:
+    """Examine mutants; the first SIGINT or SIGTERM ends it with what is known by then, the second raises `KeyboardInterrupt`."""
+    by_name = {mutant.name: mutant for mutant in mutants}
+    work: Work[str, Row] = Work(
+        module="equivcheck.quality.selftest.examiner",
+        effort=effort,
+        blank=lambda name: Row.of(by_name[name]),
+        limit=effort.seconds + effort.shrink_seconds + _GRACE_SECONDS,
+    )
+    found = run_jobs(tuple(by_name), work, num_workers=num_workers, listener=listener)
+    return Selftest(
+        rows=found.results, asked=len(mutants), seed=effort.seed, seconds=found.seconds, interrupted=found.interrupted
+    )

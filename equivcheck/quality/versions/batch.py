@@ -1,0 +1,70 @@
+"""Many things done by one process of another interpreter, of which each that ends the process costs only itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from equivcheck.quality.versions.environments import Installation
+from equivcheck.quality.versions.process import run_python
+from equivcheck.system.commands import Ran
+from equivcheck.system.temporary_folder import temporary_folder
+
+_START_SECONDS = 120.0
+"""Limit for a process to start."""
+_MOST_ENDS = 3
+"""Processes that end before their time after which nothing more is tried."""
+_NAMES = "tasks.jsonl", "results.jsonl"
+
+
+def done_by(
+    installation: Installation, module: str, tasks: Sequence[str], *, seconds: float, ended: Callable[[str], Any]
+) -> list[Any]:
+    """The results of tasks, each a line, by the ``main()`` of a module, which calls `do_each`; all of them JSON.
+
+    `seconds` is the limit for each task, on average. `ended` makes the result of one in which the process ended, of a sentence.
+    """
+    with temporary_folder() as folder:
+        results = _start(Path(folder), tasks)
+        for _ in range(_MOST_ENDS):
+            left = len(tasks) - _num_lines(results)
+            if not left:
+                break
+            command = ("-W", "ignore", "-c", f"from {module} import main; main()", folder)
+            ran = run_python(installation.python, command, seconds=_START_SECONDS + seconds * left)
+            if _num_lines(results) < len(tasks):
+                _write(results, ended(_how_it_ended(ran)))
+        while _num_lines(results) < len(tasks):
+            _write(results, ended(f"not run: the process ended {_MOST_ENDS} times before"))
+        return [json.loads(line) for line in results.read_text("utf-8").splitlines()]
+
+
+def do_each(do: Callable[[str], Any]) -> None:
+    """By the other interpreter: do the tasks of its folder that have no result yet."""
+    tasks, results = (Path(sys.argv[1], name) for name in _NAMES)
+    for task in tasks.read_text("utf-8").splitlines()[_num_lines(results) :]:
+        _write(results, do(task))
+
+
+def _start(folder: Path, tasks: Sequence[str]) -> Path:
+    """Write the tasks; the file of results, empty."""
+    first, results = (Path(folder, name) for name in _NAMES)
+    first.write_text("".join(f"{task}\n" for task in tasks), encoding="utf-8")
+    results.touch()
+    return results
+
+
+def _how_it_ended(ran: Ran) -> str:
+    return "not done in time" if ran.code is None else f"the process ended with exit code {ran.code}: {ran.last_line}"
+
+
+def _num_lines(file: Path) -> int:
+    return file.read_text("utf-8").count("\n")
+
+
+def _write(file: Path, result: Any) -> None:
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(result) + "\n")

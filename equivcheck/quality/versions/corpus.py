@@ -1,0 +1,74 @@
+"""The same scenarios on every version of torch: drawn here, checked by the other interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.quality.versions.batch import do_each, done_by
+from equivcheck.quality.versions.environments import Installation
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.file_format.codec import decode, encode, from_json, to_json
+
+_DEADLINE = 60.0
+"""Limit for one run of the ranks, in seconds, and for each scenario on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a check of a scenario found on a version of torch."""
+
+    outcome: Outcome
+    """The verdict's."""
+    known: str = ""
+    """The known issue that it shows."""
+    reason: str = ""
+    """One sentence, empty when equivalent."""
+
+
+def drawn(count: int, seed: int) -> tuple[Scenario, ...]:
+    """So many different scenarios, none compiled, as the seed decides; what the torch here cannot run is not among them."""
+    from equivcheck.strategies import scenarios
+    from equivcheck.strategies.scenario import MORE_RESUMES
+
+    found: dict[Scenario, None] = {}
+
+    def take(scenario: Scenario) -> None:
+        if len(found) >= count:
+            raise EndBatch
+        found[scenario] = None
+
+    number = 0
+    while len(found) < count:
+        run_batch(scenarios(resumes=MORE_RESUMES), batch_seed(seed, number), take)
+        number += 1
+    return tuple(found)
+
+
+def checked(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[Checked, ...]:
+    """What each scenario gives in sim; one in which the process ends has crashed."""
+    tasks = [to_json(scenario) for scenario in scenarios]
+    results = done_by(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
+    return tuple(decode(Checked, result, where="corpus") for result in results)
+
+
+def main() -> None:
+    """By the other interpreter."""
+    do_each(_check)
+
+
+def _check(task: str) -> Any:
+    from equivcheck.checking.check import check
+
+    scenario = from_json(task)
+    try:
+        verdict = check(scenario, deadline=_DEADLINE)
+    except Exception as error:  # of the checker itself: a line of the table, and the next scenario
+        return _crashed(f"the checker raised {type(error).__name__}: {error}")
+    return encode(Checked(outcome=verdict.outcome, known=verdict.known, reason=verdict.reason))
+
+
+def _crashed(reason: str) -> Any:
+    return encode(Checked(outcome=Outcome.CRASHED, reason=reason))

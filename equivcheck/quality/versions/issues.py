@@ -1,0 +1,43 @@
+"""The scripts of known issues on a version of torch, all by one process that has imported it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from equivcheck.export.forked import SECONDS, launched
+from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file, script_path
+from equivcheck.oracle.known_issues.showing import Showing, Shows, showing
+from equivcheck.quality.versions.batch import do_each, done_by
+from equivcheck.quality.versions.environments import Installation
+from equivcheck.scenario.file_format.codec import decode, encode
+from equivcheck.system.temporary_folder import temporary_folder
+
+
+def shown(installation: Installation, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
+    """What the script of each issue does there, by the issue's id."""
+    ids = [issue.id for issue in issues]
+    results = done_by(installation, __name__, ids, seconds=SECONDS, ended=_cannot_run)
+    return {name: decode(Showing, result, where="scripts") for name, result in zip(ids, results, strict=True)}
+
+
+def main() -> None:
+    """By the other interpreter."""
+    issues = {issue.id: issue for issue in issues_on_file()}
+    do_each(lambda name: encode(_tried(issues[name])))
+
+
+def _tried(issue: KnownIssue) -> Showing:
+    """One that cannot run is run once more, as a machine under load may be why."""
+    found = _run(issue)
+    return _run(issue) if found.shows is Shows.CANNOT_RUN else found
+
+
+def _run(issue: KnownIssue) -> Showing:
+    with temporary_folder() as folder:
+        return showing(issue, *launched(script_path(issue.id), issue.ranks, Path(folder)))
+
+
+def _cannot_run(reason: str) -> Any:
+    return encode(Showing(shows=Shows.CANNOT_RUN, reason=reason))

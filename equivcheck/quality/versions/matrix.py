@@ -1,0 +1,138 @@
+"""What works on each version of torch: the doctor's probes, a corpus of scenarios, and the scripts of known issues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.version import Version
+
+import equivcheck
+from equivcheck.errors import EquivCheckError
+from equivcheck.oracle.known_issues.known import KnownIssue
+from equivcheck.oracle.known_issues.showing import Showing, Shows, table_path
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.quality.doctor import Probe
+from equivcheck.quality.versions.corpus import Checked, checked
+from equivcheck.quality.versions.environments import Installation
+from equivcheck.quality.versions.issues import shown
+from equivcheck.quality.versions.process import run_python
+from equivcheck.scenario import Scenario
+from equivcheck.scenario.file_format.codec import decode, dump, encode
+from equivcheck.system.input_file import read_text
+from equivcheck.system.output_file import replace_text
+
+_DOCTOR_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfVersion:
+    """What one version of torch does."""
+
+    torch: str
+    """The version, as installed: ``2.13.0+cpu``."""
+    probes: tuple[Probe, ...]
+    """What the doctor tried."""
+    corpus: tuple[Checked, ...]
+    """What each scenario of the corpus gave."""
+    scripts: dict[str, Showing]
+    """What the script of each known issue did, by the issue's id."""
+
+    def counts(self) -> Counter[Outcome]:
+        """How many scenarios had each outcome."""
+        return Counter(result.outcome for result in self.corpus)
+
+    def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
+        """What scripts did that is not what the versions of their issues say."""
+        return {
+            issue.id: self.scripts[issue.id]
+            for issue in issues
+            if issue.id in self.scripts and not self.scripts[issue.id].agrees(issue, self.torch)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """What versions of torch do, all with the same code and the same scenarios."""
+
+    code: str
+    """Stands for the code of equivcheck that was run."""
+    seed: int
+    """What the scenarios were drawn by."""
+    scenarios: tuple[Scenario, ...]
+    """The corpus."""
+    issues: tuple[str, ...]
+    """Known issues whose scripts were run."""
+    versions: dict[str, OfVersion]
+    """By version, oldest first."""
+
+    def with_version(self, version: Version, found: OfVersion) -> Matrix:
+        """The same with what one more version does."""
+        versions = self.versions | {str(version): found}
+        return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
+
+    def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
+        """Whether any scenario is a finding, or any script disagrees with the versions of its issue."""
+        issues = tuple(issues)
+        each = self.versions.values()
+        return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)
+
+    def save(self, file: Path) -> None:
+        """Write it at once."""
+        replace_text(file, dump(encode(self)) + "\n")
+
+
+def continued(file: Path, new: Matrix) -> Matrix:
+    """The matrix in a file if it has the same code, scenarios and issues, else the new one; also where there is no such file."""
+    try:
+        found = decode(Matrix, json.loads(read_text(file)), where=str(file))
+    except (ValueError, RecursionError, EquivCheckError):
+        return new
+    return found if replace(found, versions={}) == new else new
+
+
+def measured_on(
+    installation: Installation, scenarios: tuple[Scenario, ...], issues: Iterable[KnownIssue], tell: Callable[[str], None]
+) -> OfVersion:
+    """Run everything on a version; `tell` takes a line about each part."""
+    name = f"torch {installation.version}"
+    tell(f"{name}: doctor ...")
+    probes = probed(installation)
+    tell(f"{name}: {sum(probe.works for probe in probes)} of {len(probes)} probes work; {len(scenarios)} scenarios ...")
+    corpus = checked(installation, scenarios)
+    counts = Counter(result.outcome.value for result in corpus)
+    tell(f"{name}: {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common()) or 'no scenarios'}; scripts ...")
+    scripts = shown(installation, issues)
+    tell(f"{name}: {sum(found.shows is Shows.SHOWS for found in scripts.values())} of {len(scripts)} scripts show their issue")
+    return OfVersion(torch=installation.torch, probes=probes, corpus=corpus, scripts=scripts)
+
+
+def probed(installation: Installation) -> tuple[Probe, ...]:
+    """What `equivcheck doctor` finds there; where it does not even run, that is the one probe."""
+    ran = run_python(installation.python, ("-m", "equivcheck", "doctor", "--json"), seconds=_DOCTOR_SECONDS)
+    try:
+        probes = json.loads(ran.printed)["probes"]
+    except (ValueError, KeyError):
+        why = "not done in time" if ran.code is None else ran.last_line
+        return (Probe(world="sim", subject="doctor", works=False, reason=why, known="", seconds=0.0),)
+    return decode(tuple[Probe, ...], probes, where="doctor")
+
+
+def code_of_equivcheck() -> str:
+    """A digest of the files of this package, but for the table that is measured with it."""
+    package = Path(equivcheck.__path__[0])
+    folders = (package, package / "strategies")  # a link in a checkout, which is not followed
+    paths = {path for folder in folders for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")}
+    digest = hashlib.sha256()
+    for path in sorted(paths - {table_path()}):
+        digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def shows_of(matrix: Matrix) -> Mapping[str, Mapping[str, Showing]]:
+    """What the scripts did, by issue and version."""
+    return {issue: {version: found.scripts[issue] for version, found in matrix.versions.items()} for issue in matrix.issues}

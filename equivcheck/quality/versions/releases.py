@@ -1,0 +1,92 @@
+"""Which versions of torch there are, and which of them a text such as ``2.9..2.15`` names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from equivcheck.errors import UsageError
+from equivcheck.system.torch_version import OLDEST
+
+RELEASED = tuple(map(Version, ("2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")))
+"""The releases that were out when this version of equivcheck was; what an index adds is asked for where it matters."""
+_INDEX_SECONDS = 30.0
+"""Limit for asking an index for its versions."""
+
+
+def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = ()) -> tuple[Version, ...]:
+    """The versions that a text names, oldest first: a list (``2.9.1,2.13``) of versions and ranges (``2.9..2.15``, ``2.9..``).
+
+    A version without a patch number is that of its minor version which is at hand, else the last released; of a range, so is each
+    minor version between its ends. Between two nightly builds a range has all. Raises `UsageError` for what is no version, or one
+    that is not there.
+    """
+    here = frozenset(at_hand)
+    there = sorted(version for version in here.union(released) if not version.base_version.startswith("0") and version >= OLDEST)
+    return tuple(sorted({version for part in text.split(",") for version in _named(part.strip(), there, here)}))
+
+
+def asks_for_newer(text: str) -> bool:
+    """Whether what a text names depends on which versions are out."""
+    return any(".." in part or part.count(".") != 2 for part in text.split(","))
+
+
+def names_nightlies(text: str) -> bool:
+    """Whether a text such as ``2.16.0.dev20261120`` names builds that are no releases."""
+    return "dev" in text
+
+
+def listed(pip_arguments: Iterable[str]) -> tuple[Version, ...]:
+    """The versions of torch that an index has by pip, called with these arguments; none where it cannot be asked."""
+    command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check", *pip_arguments]
+    try:
+        ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_INDEX_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    line = re.search(r"^Available versions: (.+)$", ran.stdout, re.MULTILINE)
+    return tuple(Version(Version(text).public) for text in line[1].split(", ")) if line else ()
+
+
+def _named(part: str, there: list[Version], at_hand: frozenset[Version]) -> Iterator[Version]:
+    first, is_range, last = part.partition("..")
+    if not is_range:
+        yield _one(part, there, at_hand)
+        return
+    start, end = (
+        _one(text, there, at_hand) if text else _of_minor(version.release[:2], there, at_hand)
+        for text, version in ((first, there[0]), (last, there[-1]))
+    )
+    if end < start:
+        raise UsageError(f"torch versions {part!r} end before they begin; allowed: an older version first, as 2.9..2.15")
+    if start.is_prerelease and end.is_prerelease:
+        yield from (version for version in there if start <= version <= end and version.is_prerelease)
+        return
+    minors = {version.release[:2] for version in there if start <= version <= end}
+    ends = {version.release[:2]: version for version in (start, end)}
+    yield from (ends[minor] if minor in ends else _of_minor(minor, there, at_hand) for minor in minors)
+
+
+def _one(text: str, there: list[Version], at_hand: frozenset[Version]) -> Version:
+    try:
+        version = Version(text)
+    except InvalidVersion:
+        raise UsageError(
+            f"{text!r} is no version of torch; allowed: such as 2.13, 2.13.0, 2.9..2.15, and lists of them"
+        ) from None
+    minor = version.release[:2]
+    if text.count(".") == 1 and minor in {other.release[:2] for other in there}:
+        return _of_minor(minor, there, at_hand)
+    if version not in there:
+        raise UsageError(f"torch {text} is not among the versions that are there; allowed: {', '.join(map(str, there))}")
+    return version
+
+
+def _of_minor(minor: tuple[int, ...], there: list[Version], at_hand: frozenset[Version]) -> Version:
+    versions = [version for version in there if version.release[:2] == minor]
+    here = [version for version in versions if version in at_hand]
+    stable = [version for version in versions if not version.is_prerelease]
+    return (here or stable or versions)[-1]

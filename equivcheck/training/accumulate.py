@@ -1,0 +1,68 @@
+"""Losses and gradients of a step, accumulated over its microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from equivcheck.training.balance import balance_loss, loads_of
+from equivcheck.training.layers.module import beside
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
+
+
+def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
+    """Forward and backward of one microbatch after the other; returns the step's loss."""
+    total = 0.0
+    for number, batch in enumerate(microbatches):
+        setup.announce(Stage.COMPUTE, index)
+        with setup.accumulation(number == len(microbatches) - 1):
+            loss = part_loss(setup, setup.take(batch), index, batch.rows)
+            backward(setup, loss)
+        setup.announce(Stage.READING, index)
+        total += scalar(loss)
+    return total
+
+
+def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
+    """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
+    training = setup.training
+    with setup.around_forward():
+        outputs = setup.module(batch.inputs, batch.masks, index)
+        loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
+        loss = scaled(setup, loss, rows)
+        return _with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
+
+
+def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
+    """A loss of a batch that has just been computed, with those of layers, of which the microbatch has so large a share."""
+    loads = loads_of(setup.model)
+    counts = setup.whole_counts(setup.model, [load.counts for load in loads], batch, index)
+    added = balance_loss(loads, counts, batch.rows * (setup.training.model.length or 1)) * share
+    return loss + (added if isinstance(added, DTensor) else beside(loss, added))
+
+
+def backward(setup: Setup, loss: torch.Tensor) -> None:
+    """Leave the gradients of a loss, or of so many times the loss as the setup asks for."""
+    (loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale).backward()  # type: ignore[no-untyped-call]
+
+
+def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
+    """The loss of so many of the step's rows as a part of the step's loss."""
+    training = setup.training
+    share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
+    return loss if share == 1.0 else loss * share
+
+
+def scalar(value: torch.Tensor) -> float:
+    """The full value of a scalar tensor, reduced over ranks first if it is a DTensor with a pending sum."""
+    return float(whole(value))
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """The full value as a plain tensor."""
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value

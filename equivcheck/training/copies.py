@@ -1,0 +1,86 @@
+"""Several copies of a training, one after the other: for what `train_ensemble` cannot run in one pass over all copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from equivcheck.scenario import Training
+from equivcheck.training.choices import RecordedChoices
+from equivcheck.training.ensemble import Array, EnsembleStep, EnsembleTrace
+from equivcheck.training.loop import train
+from equivcheck.training.material import Batch
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.trace import Snapshot, Step, Trace
+
+Choices = tuple[torch.Tensor, ...]
+"""What a model chooses in the forwards of a step."""
+
+MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
+"""The setup of a copy from its initial parameters."""
+
+
+def train_copies(
+    training: Training,
+    parameters: Mapping[str, torch.Tensor],
+    steps: Sequence[Sequence[Batch]],
+    make_setup: MakeSetup = single_device,
+) -> EnsembleTrace:
+    """Train one copy per entry of the first dim; arguments and result are those of `train_ensemble`."""
+    copies = len(next(iter(parameters.values())))
+    runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
+    found = stacked([trace for trace, _ in runs])
+    alike = [_are_alike(choices) for choices in zip(*(choices for _, choices in runs), strict=True)]
+    kept = (replace(step, chosen_alike=same) for step, same in zip(found.steps, alike, strict=True))
+    return replace(found, steps=tuple(kept))
+
+
+def _train_copy(
+    training: Training,
+    parameters: Mapping[str, torch.Tensor],
+    steps: Sequence[Sequence[Batch]],
+    make_setup: MakeSetup,
+    copy: int,
+) -> tuple[Trace, list[Choices]]:
+    """What a copy leaves, and what it chooses in each step."""
+    setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
+    recorded, choices = RecordedChoices(setup.model), list[Choices]()
+    setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.taken()))
+    return train(setup, [[_batch(batch, copy) for batch in step] for step in steps]), choices
+
+
+def _are_alike(copies: Sequence[Choices]) -> bool:
+    """Whether all copies have chosen what the first one has."""
+    return all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
+
+
+def _batch(batch: Batch, copy: int) -> Batch:
+    return replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy])
+
+
+def stacked(traces: Sequence[Trace]) -> EnsembleTrace:
+    """The traces of single-device runs of one training as one, with the copies as first dim."""
+    steps = tuple(_step(rows) for rows in zip(*(trace.steps for trace in traces), strict=True))
+    state = [trace.state for trace in traces]
+    return EnsembleTrace(steps=steps, state_names=tuple(piece.name for piece in state[0].pieces), state=_rows(state))
+
+
+def _step(rows: tuple[Step, ...]) -> EnsembleStep:
+    first = rows[0]
+    clipped = [row.clipped for row in rows if row.clipped is not None]
+    return EnsembleStep(
+        loss=np.array([row.loss for row in rows]),
+        present=first.gradients.present,
+        gradients=_rows([row.gradients for row in rows]),
+        clip_norm=None if first.clip_norm is None else np.array([row.clip_norm for row in rows], dtype=np.float64),
+        clipped=_rows(clipped) if clipped else None,
+        parameters=_rows([row.parameters for row in rows]),
+    )
+
+
+def _rows(snapshots: Sequence[Snapshot]) -> Array:
+    return np.stack([snapshot.values for snapshot in snapshots])

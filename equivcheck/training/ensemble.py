@@ -1,0 +1,311 @@
+"""Several copies of a single-device training at once, each from material of its own: one pass instead of one a copy.
+
+Every tensor has the copies as its first dim. Models of linear layers are written for that; `torch.vmap` of the model, which
+serves the others, gives the same and takes twice as long. Nothing mixes copies: products are batched, losses are per copy (so
+that one backward gives every copy its own gradient), norms are taken per copy, and optimizers must be elementwise, with step
+counts that do not depend on values.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
+from equivcheck.training.balance import balance_loss, loads_of
+from equivcheck.training.choices import RecordedChoices
+from equivcheck.training.layers.linear.module import LayerFunctions, layer_output
+from equivcheck.training.layers.linear.shape_ops import added
+from equivcheck.training.layers.module import ACTIVATIONS
+from equivcheck.training.layers.parameters import SCALE, parameters_of
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.loss import loss_of
+from equivcheck.training.material import Batch
+from equivcheck.training.model import build_model, offset_of
+from equivcheck.training.optimizer import build_optimizer, build_schedule
+
+Array = npt.NDArray[np.floating]
+
+CLIP_EPS = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EnsembleStep:
+    """What one step leaves in each copy; row d is laid out as the values of the snapshot that copy d alone would leave."""
+
+    loss: Array
+    """Shape (copies,)."""
+    present: tuple[bool, ...]
+    """Per parameter, whether it has a gradient: the same in every copy."""
+    gradients: Array
+    """Shape (copies, elements of the gradients present), after the last backward, before clipping."""
+    clip_norm: Array | None
+    """Shape (copies,); None without clipping by norm."""
+    clipped: Array | None
+    """Shaped as `gradients`, after clipping; None without clipping."""
+    parameters: Array
+    """Shape (copies, elements of all parameters), after the update."""
+    chosen_alike: bool = True
+    """Whether what the model chooses by values, such as experts, is the same in every copy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EnsembleTrace:
+    """What a whole run leaves in each copy; buffers are left out, as they depend on no value."""
+
+    steps: tuple[EnsembleStep, ...]
+    """One a step."""
+    state_names: tuple[str, ...]
+    """``parameter/key`` of each state tensor, in the order of a single run's state snapshot."""
+    state: Array
+    """Shape (copies, elements of all state tensors); a step count and the like is repeated for every copy."""
+
+
+Tensors = tuple[torch.Tensor, ...]
+Use = tuple[dict[str, Any], str]
+"""The parameters of a module, and the name of one of them."""
+Losses = Callable[[Batch, int, float], tuple[torch.Tensor, bool]]
+"""The loss of each copy of a microbatch at a step, as a share of the step's loss, and whether all copies have chosen alike.
+
+Leaves the gradients.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    training: Training
+    losses: Losses
+    parameters: tuple[torch.Tensor, ...]
+    optimizer: torch.optim.Optimizer
+
+
+def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], steps: Sequence[Sequence[Batch]]) -> EnsembleTrace:
+    """Train one copy per entry of the first dim.
+
+    Args:
+        training: What each copy trains; its own material is not used.
+        parameters: Initial parameters of shape (copies, *shape) by canonical name, ordered as `Material.parameters`.
+        steps: Per step, its microbatches: inputs of shape (copies, rows, features), targets of shape (copies, rows, outputs),
+            rows and the other dim the other way round where the batch dim is 1; masks of shape (rows, width) that all share.
+    """
+    trained = {parameter.full_name: parameter.trained for parameter in parameters_of(training.model)}
+    copied = {name: values.clone().requires_grad_(trained[name]) for name, values in parameters.items()}
+    optimizer = build_optimizer(training, copied.items())
+    losses = _batched_losses if _is_batched(training) else _mapped_losses
+    run = _Run(training, losses(training, copied), tuple(copied.values()), optimizer)
+    schedule = build_schedule(training.schedule, optimizer)
+    kept = []
+    for index, microbatches in enumerate(steps):
+        kept.append(_step(run, microbatches, index))
+        if schedule is not None:
+            schedule.step()
+    state_names, state = _state(optimizer, copied)
+    return EnsembleTrace(steps=tuple(kept), state_names=state_names, state=state)
+
+
+def _is_batched(training: Training) -> bool:
+    """Whether the functions of linear layers, which take all copies at once, are enough."""
+    model = training.model
+    plain = model.length is None and not isinstance(training.loss, CrossEntropy)
+    return plain and all(isinstance(layer, Layer) for layer in model.layers)
+
+
+def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
+    """By the module itself, a copy like another."""
+    first = {name: values[0].detach() for name, values in parameters.items()}
+    layers = tuple(kind_of(layer).with_known_shapes(layer) for layer in training.model.layers)
+    model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
+    choices = RecordedChoices(model)
+    uses, values = _uses(model), tuple(parameters.values())
+    places = [uses[name] for name in parameters]
+    if model.embedding is not None and model.embedding.padding_idx is not None:
+        model.embedding.forward = partial(_embedded, model.embedding, model.embedding.padding_idx)  # type: ignore[method-assign]
+
+    def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
+        def loss(own: Tensors, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+            _use(places, own)
+            outputs = model(inputs, batch.masks, index)
+            found = loss_of(training, outputs, targets, batch.divisor) * share
+            if training.model.balances:
+                found = found + _balance_loss(training, model, inputs.shape[batch.batch_dim])
+            return found, choices.taken()
+
+        with warnings.catch_warnings():
+            # Fused attention is run copy by copy, which torch remarks on.
+            warnings.simplefilter("ignore")
+            each, chosen = torch.vmap(loss)(values, batch.inputs, batch.targets)
+        each.backward(torch.ones_like(each))  # type: ignore[no-untyped-call]
+        return each.detach(), all(bool((copies == copies[0]).all()) for copies in chosen)
+
+    return losses
+
+
+def _balance_loss(training: Training, model: nn.Module, rows: int) -> torch.Tensor:
+    """The losses of layers in a microbatch of so many rows, as a share of the step's loss."""
+    loads, positions = loads_of(model), rows * (training.model.length or 1)
+    return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.data.batch)
+
+
+def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
+    """What an embedding gives: backward goes through what `torch.vmap` takes it apart to, which forgets the padding."""
+    values = functional.embedding(tokens, module.weight)
+    return values.where(tokens.ne(padding).unsqueeze(-1), values.detach())
+
+
+def _uses(model: nn.Module) -> dict[str, list[Use]]:
+    """By the name of a parameter, where modules keep it: in several places where it is shared."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found: dict[str, list[Use]] = {name: [] for name in names.values()}
+    for module in model.modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            found[names[parameter]].append((module._parameters, attribute))
+    return found
+
+
+def _use(uses: Sequence[Sequence[Use]], values: Tensors) -> None:
+    """Let modules compute with other tensors, as `torch.func.functional_call` does, which takes longer than a small layer."""
+    for places, value in zip(uses, values, strict=True):
+        for kept, attribute in places:
+            kept[attribute] = value
+
+
+def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
+    """By the functions of linear layers."""
+    model, scale = training.model, parameters.get(SCALE.full_name)
+    blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
+
+    def losses(batch: Batch, index: int, share: float) -> tuple[torch.Tensor, bool]:
+        values = batch.inputs.mT if batch.batch_dim else batch.inputs
+        for block, mask in zip(blocks, batch.masks, strict=True):
+            values = layer_output(block, values, mask, index)
+        if scale is not None:
+            values = values * scale.view(-1, 1, 1)
+        if model.offset:
+            values = values + offset_of(model, values.dtype)
+        loss = _losses(training, values.mT if batch.batch_dim else values, batch.targets)
+        loss = loss if share == 1.0 else loss * share
+        loss.backward(torch.ones_like(loss))  # type: ignore[no-untyped-call]
+        return loss.detach(), True
+
+    return losses
+
+
+def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> LayerFunctions:
+    """The functions of a layer with their parameters, each of shape (copies, *shape)."""
+    path, owner = f"layers.{index}", index if layer.shares is None else layer.shares
+    weight, auxiliary = parameters[f"layers.{owner}.linear.weight"], parameters.get(f"{path}.auxiliary.weight")
+    norm_weight, norm_bias = (parameters.get(f"{path}.norm.{name}") for name in ("weight", "bias"))
+    constant = added(layer.shape_op, layer.width, weight.dtype)
+    return LayerFunctions(
+        layer=layer,
+        norm=None if norm_weight is None else partial(_normalise, norm_weight, norm_bias),
+        linear=partial(_linear, weight, parameters.get(f"{path}.linear.bias")),
+        auxiliary=None if auxiliary is None else partial(_linear, auxiliary, None),
+        activation=ACTIVATIONS.get(layer.activation),
+        shape_op=None if constant is None else constant.add,
+    )
+
+
+def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
+    run.optimizer.zero_grad(set_to_none=run.training.zero_grad is ZeroGrad.NONE)
+    loss, chosen_alike = _accumulate(run, microbatches, index)
+    grads = [parameter.grad for parameter in run.parameters]
+    there = [grad for grad in grads if grad is not None]
+    gradients = _rows(there)
+    clip_norm = _clip(run, there)
+    clipped = None if run.training.clipping is None else _rows(there)
+    run.optimizer.step()
+    return EnsembleStep(
+        loss=loss.numpy(),
+        present=tuple(grad is not None for grad in grads),
+        gradients=gradients,
+        clip_norm=None if clip_norm is None else clip_norm.numpy(),
+        clipped=clipped,
+        parameters=_rows([parameter.detach() for parameter in run.parameters]),
+        chosen_alike=chosen_alike,
+    )
+
+
+def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[torch.Tensor, bool]:
+    """The loss of each copy, and whether all have chosen alike; leaves the gradients."""
+    training, total, alike = run.training, torch.zeros(()), True
+    for batch in microbatches:
+        averages = training.loss.is_mean and len(microbatches) > 1
+        share = batch.inputs.shape[1 + batch.batch_dim] / training.data.batch if averages else 1.0
+        loss, same = run.losses(batch, index, share)
+        total, alike = total + loss, alike and same
+    return total, alike
+
+
+def _normalise(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
+    """A layer normalisation; without a bias one by the root of the mean square."""
+    features = inputs.shape[-1:]
+    if bias is None:
+        return functional.rms_norm(inputs, features) * weight.unsqueeze(1)
+    return functional.layer_norm(inputs, features) * weight.unsqueeze(1) + bias.unsqueeze(1)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
+    turned = weight.transpose(1, 2)
+    return torch.bmm(inputs, turned) if bias is None else torch.baddbmm(bias.unsqueeze(1), inputs, turned)
+
+
+def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of each copy, as `equivcheck.training.loss.loss_of` has it for one."""
+    errors = outputs - targets
+    if not training.loss.is_linear:
+        errors = errors.square()
+    return errors.mean((1, 2)) if training.loss.is_mean else errors.sum((1, 2))
+
+
+def _clip(run: _Run, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+    """Clip in place; the norm of each copy before, if it is clipped by norm."""
+    clipping = run.training.clipping
+    if isinstance(clipping, ClipNorm):
+        return _clip_norm(clipping, gradients)
+    if isinstance(clipping, ClipValue):
+        nn.utils.clip_grad_value_(run.parameters, clipping.clip_value)
+    return None
+
+
+def _clip_norm(clipping: ClipNorm, gradients: list[torch.Tensor]) -> torch.Tensor:
+    order = float(clipping.norm_type.value)
+    norms = torch.stack([torch.linalg.vector_norm(_flat(gradient), order, dim=1) for gradient in gradients])
+    total: torch.Tensor = torch.linalg.vector_norm(norms, order, dim=0)
+    factor = (clipping.max_norm / (total + CLIP_EPS)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.view(-1, *(1,) * (gradient.ndim - 1)))
+    return total
+
+
+def _rows(tensors: list[torch.Tensor]) -> Array:
+    """A copy of all values, shape (copies, elements)."""
+    rows: Array = torch.cat([_flat(tensor) for tensor in tensors], dim=1).numpy()
+    return rows
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Shape (copies, elements)."""
+    return tensor.reshape(len(tensor), -1)
+
+
+def _state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor]) -> tuple[tuple[str, ...], Array]:
+    names: list[str] = []
+    tensors: list[torch.Tensor] = []
+    copies = len(next(iter(parameters.values())))
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensor = torch.as_tensor(value).detach()
+            names.append(f"{name}/{key}")
+            tensors.append(tensor if tensor.shape == parameter.shape else tensor.reshape(1, -1).expand(copies, -1))
+    return tuple(names), _rows(tensors) if tensors else np.empty((copies, 0))

@@ -1,0 +1,97 @@
+"""The module of self-attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from equivcheck.scenario import Attention
+from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.training.layers.module import LayerModule, Linear, beside, norm_of
+
+
+class AttentionModule(LayerModule):
+    """Heads of queries that look at positions through heads of keys and values, each of them for several neighbours."""
+
+    layer: Attention
+
+    def __init__(self, layer: Attention, inputs: int) -> None:
+        super().__init__(layer)
+        wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
+        self.norm = norm_of(layer.norm, inputs)
+        self.query = Linear(inputs, wide, bias=layer.bias)
+        self.key = Linear(inputs, narrow, bias=layer.bias)
+        self.value = Linear(inputs, narrow, bias=layer.bias)
+        self.output = Linear(wide, inputs, bias=layer.bias)
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
+        """Map (rows, length, inputs) to the same shape."""
+        layer = self.layer
+        normed = inputs if self.norm is None else self.norm(inputs)
+        query = _heads(self.query(normed), layer.head_width)
+        key, value = (_heads(linear(normed), layer.head_width) for linear in (self.key, self.value))
+        if layer.rotary:
+            query, key = self.placed(query), self.placed(key)
+        attended = self.sequence.attended(self, query, key, value)
+        return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
+
+    def placed(self, values: torch.Tensor) -> torch.Tensor:
+        """Query or key, turned by the position of each: (rows, heads, length, width)."""
+        return turned(values, self.sequence.positions(values.shape[-2], values.device))
+
+    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+        """Key or value for each head of the query, from (rows, heads of them, length, width)."""
+        groups = self.layer.heads // self.layer.kv_heads
+        return values.repeat_interleave(groups, -3) if groups > 1 else values
+
+    def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        """Which of some positions each of others does not see, (queries, keys), where positions are counted in the sequence.
+
+        None for seeing all.
+        """
+        return keys > queries[:, None] if self.layer.causal else None
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """What each head finds in a whole sequence: all are (rows, heads, length, width)."""
+        if self.layer.fused:
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
+        length = query.shape[-2]
+        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+        return attention(query, key, value, ones.triu(1) if self.layer.causal else None)
+
+    def attend_from(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """What each head finds from some positions, (rows, heads, queries, width), in those of keys, which they see or do not."""
+        if self.layer.fused:
+            return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
+        return attention(query, key, value, unseen)
+
+
+def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Map (rows, length, heads * width) to (rows, heads, length, width)."""
+    parts: torch.Tensor = values.unflatten(-1, (values.shape[-1] // width, width))  # type: ignore[no-untyped-call]
+    return parts.transpose(-2, -3)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+    """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width).
+
+    `unseen`, (queries, keys), says which positions each one does not see; None for seeing all.
+    """
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    if unseen is not None:
+        scores = scores.masked_fill(beside(scores, unseen), -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+def turned(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Pairs of features of each head, half a head apart, turned by their position: (rows, heads, length, width)."""
+    half = values.shape[-1] // 2
+    rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
+    angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)
+    cosine, sine = beside(values, angles.cos()), beside(values, angles.sin())
+    first, second = values[..., :half], values[..., half:]
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

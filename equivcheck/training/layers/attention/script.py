@@ -1,0 +1,112 @@
+"""Self-attention as exported scripts write it."""
+
+from __future__ import annotations
+
+from equivcheck.scenario import Attention
+from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.training.layers.facts import ParameterOf
+from equivcheck.training.layers.script import LayerScript, linear_lines, norm_line
+
+_TURNED = (
+    "def turned(values):",
+    '    """Turn pairs of features of each head, half a head apart, by their position."""',
+    "    length, half = values.shape[-2], values.shape[-1] // 2",
+    f"    rates = {ROTARY_BASE} ** (-torch.arange(half, dtype=torch.float64) / half)",
+    "    angles = torch.outer(torch.arange(length, dtype=torch.float64), rates).to(values.dtype)",
+    "    cosine, sine = angles.cos(), angles.sin()",
+    "    first, second = values[..., :half], values[..., half:]",
+    "    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)",
+)
+
+
+_TURNED_BY = (
+    "def turned(values, positions):",
+    *_TURNED[1:2],
+    "    half = values.shape[-1] // 2",
+    *_TURNED[3:4],
+    "    angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)",
+    *_TURNED[5:],
+)
+_ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
+
+
+def attention_script(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+    """The class, for so many input features."""
+    lines = _linears(layer)
+    lines += ["query, key = turned(query), turned(key)"] * layer.rotary
+    groups = layer.heads // layer.kv_heads
+    lines += [f"{name} = {name}.repeat_interleave({groups}, -3)" for name in ("key", "value") if groups > 1]
+    lines += _fused(layer) if layer.fused else _explicit(layer)
+    lines.append(_ENDED)
+    return LayerScript(
+        name="Attention",
+        words="Self-attention over positions",
+        init=(*norm_line(layer.norm, inputs), *linear_lines(parameters)),
+        compute=tuple(lines),
+        functions=(_TURNED,) if layer.rotary else (),
+        imports=(("torch.nn", "functional"),) if layer.fused else (),
+        of_parts=_script_of_parts(layer, inputs, parameters),
+    )
+
+
+def _linears(layer: Attention) -> list[str]:
+    lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
+    # How many heads there are follows from the values: a rank may have some of them.
+    return lines + [
+        f"{name} = self.{name}(normed).unflatten(-1, (-1, {layer.head_width})).transpose(-2, -3)"
+        for name in ("query", "key", "value")
+    ]
+
+
+def _script_of_parts(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+    placed = "positions = self.sequence.positions(query.shape[-2], query.device)"
+    return LayerScript(
+        name="Attention",
+        words="Self-attention over positions, of which some may be elsewhere",
+        init=(*norm_line(layer.norm, inputs), *linear_lines(parameters), "self.sequence = Sequence()"),
+        compute=(
+            *_linears(layer),
+            *(placed, "query, key = turned(query, positions), turned(key, positions)") * layer.rotary,
+            "attended = self.sequence.attended(self, query, key, value)",
+            _ENDED,
+        ),
+        functions=(_TURNED_BY,) if layer.rotary else (),
+        imports=(("torch.nn", "functional"),) if layer.fused else (),
+        methods=_methods(layer),
+    )
+
+
+def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
+    """What its positions look at others by."""
+    groups = layer.heads // layer.kv_heads
+    if layer.fused:
+        mask = "attn_mask = None if unseen is None else ~unseen"
+        found = [mask, "return functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)"]
+    else:
+        found = [f"scores = query @ key.transpose(-1, -2) / {layer.head_width} ** 0.5"]
+        found += ["scores = scores if unseen is None else scores.masked_fill(unseen, -torch.inf)"]
+        found += ["return scores.softmax(-1) @ value"]
+    whole = ["positions = torch.arange(query.shape[-2])"]
+    whole += ["return self.attend_from(query, key, value, self.unseen(positions, positions))"]
+    return tuple(
+        (f"def {head}:", *(f"    {line}" for line in lines))
+        for head, lines in (
+            ("grouped(self, values)", [f"return values.repeat_interleave({groups}, -3)" if groups > 1 else "return values"]),
+            ("unseen(self, queries, keys)", [f"return {'keys > queries[:, None]' if layer.causal else 'None'}"]),
+            ("attend(self, query, key, value)", whole),
+            ("attend_from(self, query, key, value, unseen)", found),
+        )
+    )
+
+
+def _fused(layer: Attention) -> list[str]:
+    causal = ", is_causal=True" * layer.causal
+    return [f"attended = functional.scaled_dot_product_attention(query, key, value{causal})"]
+
+
+def _explicit(layer: Attention) -> list[str]:
+    lines = [f"scores = query @ key.transpose(-1, -2) / {layer.head_width} ** 0.5"]
+    if layer.causal:
+        lines.append("later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)")
+        lines.append("scores = scores.masked_fill(later, -torch.inf)")
+    return [*lines, "attended = scores.softmax(-1) @ value"]

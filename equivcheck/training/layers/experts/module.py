@@ -1,0 +1,163 @@
+"""The module of experts that a router chooses among."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from equivcheck.scenario import Experts, Scores
+from equivcheck.training.layers.module import ACTIVATIONS, DispatchingModule, Linear, Load, beside, norm_of, part_beside
+from equivcheck.training.layers.region import UNCUT, Region
+
+Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+"""Weight and bias of each linear, of one expert or of those that a rank holds."""
+
+
+class Router(Linear):
+    """Which experts each position chooses, and what they weigh."""
+
+    def __init__(self, layer: Experts, inputs: int) -> None:
+        super().__init__(inputs, layer.num_experts, bias=False)
+        self.layer = layer
+        self.load: Load | None = None
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        """Map (..., inputs) to (..., experts): whether each is chosen, and its weight, which is zero for others."""
+        logits = super().forward(inputs)
+        scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
+        chosen = self.chosen(scores.detach())
+        if self.layer.balance:
+            self.load = self.load_of(scores, chosen)
+        weights = scores * chosen
+        return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
+
+    def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
+        """What scores and choices, (..., experts), mean for the loss of this layer."""
+        positions = tuple(range(scores.ndim - 1))
+        shares = scores if self.layer.scores is Scores.SOFTMAX else scores / scores.sum(-1, keepdim=True)
+        return Load(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
+
+    def chosen(self, scores: torch.Tensor) -> torch.Tensor:
+        """Whether each score, (..., experts), is among the highest; of equal ones the first: `topk` would take any."""
+        order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
+        experts = beside(scores, torch.arange(self.layer.num_experts, device=scores.device))
+        return (order.unsqueeze(-1) == experts).any(-2)
+
+
+class GatedExperts(nn.Module):
+    """The parameters of gated perceptrons, of one or of several with these as first dim, and what each of them computes."""
+
+    def __init__(self, layer: Experts, inputs: int, *stacked: int) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS.get(layer.activation)
+        self.region: Region = UNCUT
+        for name, outputs, features in (
+            ("gate", layer.hidden, inputs),
+            ("up", layer.hidden, inputs),
+            ("down", inputs, layer.hidden),
+        ):
+            self.register_parameter(name, nn.Parameter(torch.empty(*stacked, outputs, features)))
+            bias = nn.Parameter(torch.empty(*stacked, outputs)) if layer.bias else None
+            self.register_parameter(f"{name}_bias", bias)
+
+    def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
+        """Map (..., features) to the same by the only expert or by one of several; or rows by each of them, so many in turn."""
+        own = self._parameters_beside(inputs)
+        if counts is None:
+            return self._computed(own, inputs, expert)
+        parts = torch.split(inputs, counts.tolist()) if len(counts) else ()
+        return torch.cat([inputs[:0], *(self._computed(own, part, number) for number, part in enumerate(parts))])
+
+    def _parameters_beside(self, inputs: torch.Tensor) -> Own:
+        """Weight and bias of each linear; what is put in the place of parameters need be none itself."""
+        names = ((name, getattr(self, name), getattr(self, f"{name}_bias")) for name in ("gate", "up", "down"))
+        return {
+            name: (part_beside(inputs, weight), None if bias is None else part_beside(inputs, bias))
+            for name, weight, bias in names
+        }
+
+    def _computed(self, own: Own, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+        gate = _linear(own["gate"], inputs, expert)
+        if self.activation is not None:
+            gate = self.activation(gate)
+        values, (weight, bias) = gate * _linear(own["up"], inputs, expert), own["down"]
+        if bias is None or self.region is UNCUT:
+            return _linear((weight, bias), values, expert)
+        # Added last, so that backward has its gradient first, as that of every bias.
+        addend = _linear((weight, None), values, expert)
+        return addend + self.region.added_once(bias if expert is None else bias[expert])
+
+
+def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
+    weight, bias = of
+    if expert is not None:
+        weight, bias = weight[expert], None if bias is None else bias[expert]
+    return functional.linear(inputs, weight, bias)
+
+
+class ExpertsModule(DispatchingModule):
+    """A router, experts, and one that all positions share."""
+
+    layer: Experts
+
+    def __init__(self, layer: Experts, inputs: int) -> None:
+        super().__init__(layer)
+        self.norm = norm_of(layer.norm, inputs)
+        self.router = Router(layer, inputs)
+        self.experts = GatedExperts(layer, inputs, layer.num_experts)
+        self.shared = GatedExperts(layer, inputs) if layer.shared else None
+        self.num_units = layer.num_experts
+
+    def chooser(self) -> Router:
+        """Its router."""
+        return self.router
+
+    def load(self) -> Load | None:
+        """What its router has kept."""
+        return self.router.load
+
+    def units(self) -> GatedExperts:
+        """Its experts but the shared one."""
+        return self.experts
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
+        """Map (rows, inputs), or sequences of such, to the same shape."""
+        normed = self.region.entered(inputs if self.norm is None else self.norm(inputs))
+        chosen, weights = self.router(normed)
+        normed, weights = self.region.used(normed, weights)
+        sends = self.layer.dispatched or self.by_units is not None
+        outputs = (self.dispatched if sends else self.routed)(normed, chosen, weights)
+        if self.shared is not None:
+            outputs = outputs + self.shared(normed)
+        return self.ended(self.region.left(outputs), mask, inputs)
+
+    def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the chosen experts make of (..., features), by way of all: for others, that counts nothing."""
+        outputs = torch.zeros_like(values)
+        for expert in range(self.layer.num_experts):
+            counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]
+            outputs = outputs + (self.weighted(values, weight, expert) * counts)
+        return outputs
+
+    def dispatched(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """What the chosen experts make of (..., features), each of those positions alone that have chosen it."""
+        flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
+        experts, places = chosen.T.nonzero(as_tuple=True)
+        weight, rows = weights[places, experts, None], flat[places]
+        if self.layer.weighs_input:
+            rows = rows * weight
+        made = (self.by_units or self.compute_units)(rows, chosen.sum(0))
+        if not self.layer.weighs_input:
+            made = made * weight
+        return torch.zeros_like(flat).index_add(0, places, made).view(values.shape)
+
+    def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What the experts held here make of rows, sorted by expert, so many for each."""
+        made: torch.Tensor = self.experts(rows, counts=counts)
+        return made
+
+    def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
+        """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
+        made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
+        return made if self.layer.weighs_input else made * weight

@@ -1,0 +1,173 @@
+"""Experts as exported scripts write them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from equivcheck.scenario import Experts, Scores
+from equivcheck.training.layers.script import ACTIVATIONS, LayerScript, norm_line
+
+_CHOSEN = (
+    "def chosen_by(scores, count):",
+    '    """Whether each score is among the highest; of equal ones the first."""',
+    "    order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., :count]",
+    "    return (order.unsqueeze(-1) == {experts}).any(-2)",
+)
+_UNITS = (
+    "class Units(nn.Module):",
+    '    """The parameters of experts, of which a rank holds some."""',
+    "",
+    "    def forward(self, rows, counts):",
+    '        """What the experts held here make of rows, sorted by expert, so many for each."""',
+    "        parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
+    "        return torch.cat([rows[:0], *(gated(self, part, expert) for expert, part in enumerate(parts))])",
+)
+_METHODS = (
+    ("def units(self):", '    """What has the parameters of all experts."""', "    return self.experts"),
+    (
+        "def compute_units(self, rows, counts):",
+        '    """What the experts held here make of rows, sorted by expert, so many for each."""',
+        "    return self.experts(rows, counts)",
+    ),
+)
+"""Of a layer whose experts ranks share out."""
+_EXPERTS = "torch.arange(scores.shape[-1])"
+
+
+def experts_script(layer: Experts, inputs: int) -> LayerScript:
+    """The class, for so many input features."""
+    found = LayerScript(
+        name="Experts",
+        words="Gated perceptrons of which a router chooses for each position",
+        init=tuple(_init(layer, inputs)),
+        compute=tuple(_lines(layer)),
+        functions=(_chosen(), _gated(layer)),
+        imports=(("torch.nn", "functional"),),
+    )
+    of_units = replace(
+        found,
+        init=(*_init(layer, inputs, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
+        compute=tuple(_lines(layer, shared_out=True)),
+        functions=(_chosen(), _gated(layer, has_parts=True), _UNITS),
+        imports=(*found.imports, ("torch.distributed.tensor", "DTensor")),
+        methods=_METHODS,
+    )
+    of_region = replace(
+        found,
+        init=(
+            *found.init,
+            *(f"{owner}.region = Region()" for owner in ("self", "self.experts", *["self.shared"] * layer.shared)),
+        ),
+        compute=tuple(_lines(layer, in_region=True)),
+        functions=(_chosen(), _gated(layer, in_region=True)),
+    )
+    return replace(found, of_units=of_units, of_region=of_region)
+
+
+def _init(layer: Experts, inputs: int, experts: str = "nn.Module()") -> list[str]:
+    """Lines that make its modules, experts as that expression."""
+    lines = [*norm_line(layer.norm, inputs), f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
+    lines += [f"self.experts = {experts}", *_parameters("experts", layer, inputs, (layer.num_experts,))]
+    return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, inputs, ())] if layer.shared else [])]
+
+
+def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
+    lines = []
+    for name, outputs, features in (
+        ("gate", layer.hidden, inputs),
+        ("up", layer.hidden, inputs),
+        ("down", inputs, layer.hidden),
+    ):
+        sizes = ", ".join(map(str, (*stacked, outputs, features)))
+        lines.append(f"self.{owner}.{name} = nn.Parameter(torch.randn({sizes}) / {features} ** 0.5)")
+        if layer.bias:
+            sizes = ", ".join(map(str, (*stacked, outputs)))
+            lines.append(f"self.{owner}.{name}_bias = nn.Parameter(torch.rand({sizes}) - 0.5)")
+    return lines
+
+
+def _chosen() -> tuple[str, ...]:
+    return tuple(line.format(experts=_EXPERTS) for line in _CHOSEN)
+
+
+def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> tuple[str, ...]:
+    """The function of one expert, of several if its number is told; of which the rank may have a part, as a DTensor."""
+    function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
+    names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
+    own = f"({', '.join(f'owner.{name}' for name in names)})"
+    parts = [f"    own = [each.to_local() if isinstance(each, DTensor) else each for each in {own}]"] if has_parts else []
+    linears = {name: f"{name}, {name}_bias" if layer.bias else name for name in ("gate", "up", "down")}
+    if layer.bias and in_region:
+        linears["down"] = "down, owner.region.added_once(down_bias)"
+    gate = f"functional.linear(values, {linears['gate']})"
+    return (
+        "def gated(owner, values, expert=None):",
+        '    """A gate and an upward linear, multiplied, and one back."""',
+        *parts,
+        f"    {', '.join(names)} = (each if expert is None else each[expert] for each in {'own' if has_parts else own})",
+        f"    gated = {f'{function}({gate})' if function else gate} * functional.linear(values, {linears['up']})",
+        f"    return functional.linear(gated, {linears['down']})",
+    )
+
+
+def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False) -> list[str]:
+    normed = "self.norm(inputs)" if layer.norm else "inputs"
+    lines = [f"normed = {f'self.region.entered({normed})' if in_region else normed}"]
+    lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
+    lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
+    lines += _load(layer) if layer.balance else []
+    lines.append("weights = scores * chosen")
+    lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
+    lines += ["normed, weights = self.region.used(normed, weights)"] * in_region
+    if shared_out:
+        lines += _by_units(layer)
+    else:
+        lines += _dispatched(layer) if layer.dispatched else _routed(layer)
+    lines += ["values = values + gated(self.shared, normed)"] * layer.shared
+    return lines + ["values = self.region.left(values)"] * in_region
+
+
+def _load(layer: Experts) -> list[str]:
+    """What the auxiliary loss is made of: how often experts are chosen, and their shares of scores, summed over positions."""
+    shares = "scores" if layer.scores is Scores.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
+    counts = "chosen.to(scores.dtype).sum(positions)"
+    return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
+
+
+def _weighted(layer: Experts, values: str, weight: str) -> str:
+    if layer.weighs_input:
+        return f"gated(self.experts, {values} * {weight}, expert)"
+    return f"gated(self.experts, {values}, expert) * {weight}"
+
+
+def _routed(layer: Experts) -> list[str]:
+    made = _weighted(layer, "normed", "weights[..., expert : expert + 1]")
+    return [
+        "values = torch.zeros_like(normed)",
+        f"for expert in range({layer.num_experts}):",
+        f"    values = values + {made} * chosen[..., expert : expert + 1]",
+    ]
+
+
+def _dispatched(layer: Experts) -> list[str]:
+    return [
+        "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
+        "values = torch.zeros_like(flat)",
+        f"for expert in range({layer.num_experts}):",
+        "    places = chosen[:, expert].nonzero().squeeze(-1)",
+        f"    made = {_weighted(layer, 'flat[places]', 'weights[places, expert, None]')}",
+        "    values = values.index_add(0, places, made)",
+        "values = values.view(normed.shape)",
+    ]
+
+
+def _by_units(layer: Experts) -> list[str]:
+    """By what computes sorted rows, on this rank or on others."""
+    return [
+        "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
+        "experts, places = chosen.T.nonzero(as_tuple=True)",
+        "weight, rows = weights[places, experts, None], flat[places]",
+        f"made = (self.by_units or self.compute_units)({'rows * weight' if layer.weighs_input else 'rows'}, chosen.sum(0))",
+        f"values = torch.zeros_like(flat).index_add(0, places, {'made' if layer.weighs_input else 'made * weight'})",
+        "values = values.view(normed.shape)",
+    ]

@@ -1,0 +1,61 @@
+"""Gated multi-layer perceptrons, as SwiGLU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from equivcheck.scenario import AnyLayer, GatedMLP, Split
+from equivcheck.training.layers.facts import ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
+from equivcheck.training.layers.kind import LayerKind
+from equivcheck.training.layers.script import ACTIVATIONS, LayerScript, linear_lines, norm_line
+
+if TYPE_CHECKING:
+    from equivcheck.training.layers.module import LayerModule
+
+
+_PARTS = (Part(name="gate", reads_input=True), Part(name="up", reads_input=True), Part(name="down", gives_output=True))
+
+
+class GatedMLPKind(LayerKind):
+    """A gate and an upward linear, multiplied, and one back."""
+
+    noun: ClassVar[type[AnyLayer]] = GatedMLP
+
+    def parameters(self, layer: GatedMLP, inputs: int) -> tuple[ParameterOf, ...]:
+        """Those of the norm and of three linears."""
+        sizes = ((inputs, layer.hidden), (inputs, layer.hidden), (layer.hidden, inputs))
+        linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
+        return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
+
+    def parts(self, layer: GatedMLP) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
+        """The gate, the upward linear, the one back."""
+        return _PARTS
+
+    def choices(self, layer: GatedMLP) -> tuple[ShardingChoice, ...]:
+        """By the features between."""
+        return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words="features within"),)
+
+    def build(self, layer: GatedMLP, inputs: int) -> LayerModule:
+        """A `GatedMLPModule`."""
+        from equivcheck.training.layers.gated_mlp.module import GatedMLPModule
+
+        return GatedMLPModule(layer, inputs)
+
+    def ready(self, layer: GatedMLP, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """The linears in reverse, each with its bias first, then the norm."""
+        return ready_linears(self.parameters(layer, inputs), ("down", "up", "gate"), autocast=autocast)
+
+    def script(self, layer: GatedMLP, inputs: int) -> LayerScript:
+        """As the module that it is here."""
+        function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
+        gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
+        return LayerScript(
+            name="GatedMLP",
+            words="A gate and an upward linear, multiplied, and one back",
+            init=(*norm_line(layer.norm, inputs), *linear_lines(self.parameters(layer, inputs))),
+            compute=(
+                f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}",
+                f"values = self.down({gate} * self.up(normed))",
+            ),
+            imports=(("torch.nn", "functional"),) if function.startswith("functional") else (),
+        )

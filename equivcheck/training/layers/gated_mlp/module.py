@@ -1,0 +1,28 @@
+"""The module of a gated multi-layer perceptron."""
+
+from __future__ import annotations
+
+import torch
+
+from equivcheck.scenario import GatedMLP
+from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, Linear, norm_of
+
+
+class GatedMLPModule(LayerModule):
+    """A gate and an upward linear, multiplied, and one back."""
+
+    layer: GatedMLP
+
+    def __init__(self, layer: GatedMLP, inputs: int) -> None:
+        super().__init__(layer)
+        self.norm = norm_of(layer.norm, inputs)
+        self.gate = Linear(inputs, layer.hidden, bias=layer.bias)
+        self.up = Linear(inputs, layer.hidden, bias=layer.bias)
+        self.down = Linear(layer.hidden, inputs, bias=layer.bias)
+        self.activation = ACTIVATIONS.get(layer.activation)
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
+        """Map (rows, inputs), or sequences of such, to the same shape."""
+        normed = inputs if self.norm is None else self.norm(inputs)
+        gate = self.gate(normed) if self.activation is None else self.activation(self.gate(normed))
+        return self.ended(self.down(gate * self.up(normed)), mask, inputs)

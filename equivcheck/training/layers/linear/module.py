@@ -1,0 +1,56 @@
+"""The module of a linear layer, and the same as functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from equivcheck.scenario import AuxiliaryLinear, Layer
+from equivcheck.training.layers.linear.shape_ops import SHAPE_OPS
+from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule, Linear, norm_of
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerFunctions:
+    """A layer as functions, for what computes without a `Block`; None for what it has not."""
+
+    layer: Layer
+    norm: Function | None
+    linear: Function
+    auxiliary: Function | None
+    activation: Function | None
+    shape_op: Function | None
+
+
+def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+    """Map (rows, inputs) to (rows, width), or copies of the one to copies of the other."""
+    normed = inputs if block.norm is None else block.norm(inputs)
+    outputs: torch.Tensor = block.linear(normed)
+    if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
+        outputs = outputs + block.auxiliary(normed)
+    if block.activation is not None:
+        outputs = block.activation(outputs)
+    if mask is not None:
+        outputs = outputs * mask
+    if block.layer.residual:
+        outputs = outputs + inputs
+    return outputs if block.shape_op is None else block.shape_op(outputs)
+
+
+class Block(LayerModule):
+    """A linear with what is around it."""
+
+    layer: Layer
+
+    def __init__(self, layer: Layer, inputs: int) -> None:
+        super().__init__(layer)
+        self.norm = norm_of(layer.norm, inputs)
+        self.linear = Linear(inputs, layer.width, bias=layer.bias)
+        self.auxiliary = None if layer.auxiliary is None else Linear(inputs, layer.width, bias=False)
+        self.activation = ACTIVATIONS.get(layer.activation)
+        self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
+
+    def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
+        """What `forward` maps by."""
+        return layer_output(self, inputs, mask, step)

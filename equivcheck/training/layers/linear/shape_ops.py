@@ -1,0 +1,66 @@
+"""What a layer does to its output beside arithmetic: what propagation has to follow the rows through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from equivcheck.scenario import ShapeOp
+from equivcheck.scenario.model import ARANGE_STEP
+from equivcheck.training.layers.module import beside
+
+
+def _flatten(values: torch.Tensor) -> torch.Tensor:
+    return values.flatten().view(values.shape)
+
+
+def _squeeze(values: torch.Tensor) -> torch.Tensor:
+    return values.view(values.shape[0], 1, values.shape[1]).squeeze(1)
+
+
+def _unsqueeze(values: torch.Tensor) -> torch.Tensor:
+    return values.unsqueeze(0).mean(0)
+
+
+def _view(values: torch.Tensor) -> torch.Tensor:
+    rows, width = values.shape
+    parts = 2 if width % 2 == 0 else width
+    return values.view(rows, parts, width // parts).flatten(1)
+
+
+def _repeat(values: torch.Tensor) -> torch.Tensor:
+    return values.unsqueeze(1).repeat(1, 2, 1).mean(1)
+
+
+def _arange(values: torch.Tensor) -> torch.Tensor:
+    made = ARANGE_STEP * torch.arange(values.shape[1], dtype=values.dtype, device=values.device)
+    return values + beside(values, made).repeat(values.shape[0], 1)
+
+
+def _ones(values: torch.Tensor) -> torch.Tensor:
+    return values + torch.ones_like(values)
+
+
+def _zeros(values: torch.Tensor) -> torch.Tensor:
+    return values + values.new_zeros((values.shape[0], 1))
+
+
+SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
+    ShapeOp.FLATTEN: _flatten,
+    ShapeOp.SQUEEZE: _squeeze,
+    ShapeOp.UNSQUEEZE: _unsqueeze,
+    ShapeOp.VIEW: _view,
+    ShapeOp.REPEAT: _repeat,
+    ShapeOp.ARANGE: _arange,
+    ShapeOp.ONES: _ones,
+    ShapeOp.ZEROS: _zeros,
+}
+"""Each maps (rows, width) to (rows, width), `rows` of all ranks where the values are a DTensor."""
+
+
+def added(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """What a shape operation adds to every row, shape (width,); None for nothing."""
+    if shape_op is ShapeOp.ARANGE:
+        return ARANGE_STEP * torch.arange(width, dtype=dtype)
+    return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None

@@ -1,0 +1,55 @@
+"""Which kinds of layers there are: those built in, and what third parties offer by entry points."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+
+from equivcheck.errors import UsageError
+from equivcheck.scenario import AnyLayer
+from equivcheck.scenario.file_format.codec import LAYER_ENTRY_POINTS, register_layer
+from equivcheck.training.layers.attention.kind import AttentionKind
+from equivcheck.training.layers.experts.kind import ExpertsKind
+from equivcheck.training.layers.gated_mlp.kind import GatedMLPKind
+from equivcheck.training.layers.kind import LayerKind
+from equivcheck.training.layers.linear.kind import LinearKind
+
+_KINDS: dict[type[AnyLayer], LayerKind] = {
+    kind.noun: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind())
+}
+_BUILT_IN = frozenset(_KINDS)
+
+
+def kind_of(layer: AnyLayer) -> LayerKind:
+    """The kind of a layer. Raises `UsageError` for a noun that none is about."""
+    found = _KINDS.get(type(layer))
+    if found is None:
+        _ask_entry_points()
+        found = _KINDS.get(type(layer))
+    if found is None:
+        raise UsageError(
+            f"no kind of layer is about {type(layer).__name__}; allowed: {', '.join(kind.__name__ for kind in _KINDS)}"
+        )
+    return found
+
+
+def register(kind: LayerKind) -> None:
+    """Add a kind of layer. Raises `UsageError` where its noun is none, or its tag is taken."""
+    register_layer(kind.noun)
+    _KINDS.setdefault(kind.noun, kind)
+
+
+def others() -> tuple[LayerKind, ...]:
+    """The kinds that third parties offer."""
+    _ask_entry_points()
+    return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
+
+
+@cache
+def _ask_entry_points() -> None:
+    """Register what third parties offer, once. Raises `UsageError` for one that cannot be loaded."""
+    for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
+        try:
+            register(entry_point.load()())
+        except Exception as error:
+            raise UsageError(f"entry point {entry_point.name} of {LAYER_ENTRY_POINTS} cannot be loaded: {error}") from error

@@ -1,0 +1,29 @@
+"""The parameters of what tokens are embedded by, and of a head over the vocabulary."""
+
+from __future__ import annotations
+
+from equivcheck.scenario import Model
+from equivcheck.training.layers.facts import Initial, ParameterOf, linear_parameters_of, norm_parameters
+
+EMBEDDING = "embedding.weight"
+POSITIONS = "positions.weight"
+HEAD = "head.linear.weight"
+
+
+def embedding_parameters(model: Model) -> tuple[ParameterOf, ...]:
+    """A row for each token, and one for each position."""
+    if model.source is None or model.length is None:
+        return ()
+    shape = (model.source.vocabulary, model.features)
+    tokens = ParameterOf(name=EMBEDDING, shape=shape, initial=Initial.TABLE, column_dim=1, row_dim=0)
+    positions = ParameterOf(name=POSITIONS, shape=(model.length, model.features), initial=Initial.TABLE)
+    return (tokens, positions) if model.source.learned_positions else (tokens,)
+
+
+def head_parameters(model: Model) -> tuple[ParameterOf, ...]:
+    """Those of the norm and the linear; the weight of a tied one is the embedding's."""
+    if model.head is None:
+        return ()
+    inputs = model.inputs(len(model.layers))
+    linear = linear_parameters_of("linear", inputs, model.outputs, bias=model.head.bias)
+    return (*norm_parameters(model.head.norm, inputs), *(linear[1:] if model.head.tied else linear))

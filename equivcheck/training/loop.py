@@ -1,0 +1,123 @@
+"""The one train loop: the reference and every rank of every layout run it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
+from equivcheck.system.choice import Choice
+from equivcheck.training.accumulate import scalar
+from equivcheck.training.clipping import clip_by_value
+from equivcheck.training.material import Batch, material
+from equivcheck.training.optimizer import build_schedule
+from equivcheck.training.read import buffer_snapshot, full_snapshot, snapshot, state_snapshot
+from equivcheck.training.setup import Setup
+from equivcheck.worlds.trace.stage import Stage
+from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
+
+
+class Pause(Choice):
+    """Where trainings that run side by side wait for each other."""
+
+    ZEROED = "zeroed"
+    """Before the step's loss and gradients are computed."""
+    UPDATED = "updated"
+    """After the update, before parameters are read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    setup: Setup
+    slots: tuple[Slot, ...]
+    pieces: tuple[Piece, ...]
+    optimizer: torch.optim.Optimizer
+
+    def gradients(self) -> Snapshot:
+        return snapshot(self.slots, self.pieces, [slot.parameter.grad for slot in self.slots])
+
+    def parameters(self) -> Snapshot:
+        return snapshot(self.slots, self.pieces, [slot.parameter for slot in self.slots])
+
+    def full_gradients(self) -> Snapshot:
+        return full_snapshot(self.slots, [slot.parameter.grad for slot in self.slots])
+
+    def full_parameters(self) -> Snapshot:
+        return full_snapshot(self.slots, [slot.parameter for slot in self.slots])
+
+
+def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
+    """Train as the setup says, on the training's own microbatches unless others are given, and keep what every step leaves."""
+    running = pausing(setup, steps)
+    while True:
+        try:
+            next(running)
+        except StopIteration as end:
+            trace: Trace = end.value
+            return trace
+
+
+def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
+    """`train`, stopping twice a step, so that several can be run side by side."""
+    training, slots = setup.training, setup.find_slots(setup.model)
+    pieces = tuple(piece for slot in slots for piece in slot.pieces)
+    optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])
+    run = _Run(setup, slots, pieces, optimizer)
+    schedule = build_schedule(training.schedule, optimizer)
+    for hook in setup.before_training:
+        hook(optimizer, schedule)
+    kept = []
+    batches = material(training).steps if steps is None else steps
+    span = range(len(batches)) if setup.span is None else setup.span
+    for index in span:
+        kept.append((yield from _step(run, batches[index], index, setup.reads_full_tensors and index == span[-1])))
+        if schedule is not None:
+            schedule.step()
+    state, buffers = state_snapshot(setup.state_of(optimizer), slots), buffer_snapshot(setup.model)
+    for hook in setup.after_training:
+        hook(optimizer, schedule)
+    return Trace(steps=tuple(kept), state=state, buffers=buffers)
+
+
+def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool) -> Generator[Pause, None, Step]:
+    setup, optimizer = run.setup, run.optimizer
+    setup.announce(Stage.COMPUTE, index)
+    for hook in setup.before_step:
+        hook(optimizer, index)
+    optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
+    yield Pause.ZEROED
+    with setup.around_compute():
+        loss = setup.compute(setup, microbatches, index)
+    setup.announce(Stage.COMPUTE, index)
+    for hook in setup.before_update:
+        hook(optimizer, index)
+    setup.announce(Stage.READING, index)
+    gradients = run.gradients()
+    full_gradients = run.full_gradients() if reads_full else None
+    clip_norm = _clip(setup, [slot.parameter for slot in run.slots], index)
+    clipped = None if setup.training.clipping is None else run.gradients()
+    setup.announce(Stage.UPDATE, index)
+    setup.update(optimizer)
+    yield Pause.UPDATED
+    setup.announce(Stage.READING, index)
+    return Step(
+        loss=loss,
+        gradients=gradients,
+        clip_norm=clip_norm,
+        clipped=clipped,
+        parameters=run.parameters(),
+        full_gradients=full_gradients,
+        full_parameters=run.full_parameters() if reads_full else None,
+    )
+
+
+def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | None:
+    clipping = setup.training.clipping
+    setup.announce(Stage.CLIPPING, index)
+    norm = setup.clip_norm(setup.module, parameters, clipping) if isinstance(clipping, ClipNorm) else None
+    if isinstance(clipping, ClipValue):
+        clip_by_value(parameters, clipping)
+    setup.announce(Stage.READING, index)
+    return None if norm is None else scalar(norm)

@@ -1,0 +1,123 @@
+"""The torch module of a model noun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from equivcheck.scenario import Head, Model
+from equivcheck.training.layers.module import Embedding, Linear, beside, norm_of
+from equivcheck.training.layers.parameters import parameters_of
+from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.sequence import WHOLE, Sequence
+
+
+class HeadModule(nn.Module):
+    """A linear over a normalisation."""
+
+    def __init__(self, head: Head, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm = norm_of(head.norm, inputs)
+        self.linear = Linear(inputs, outputs, bias=head.bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Map features to a number for each token."""
+        outputs: torch.Tensor = self.linear(inputs if self.norm is None else self.norm(inputs))
+        return outputs
+
+
+class MLP(nn.Module):
+    """A stack of layers between two transpositions, where rows do not come first; of tokens, between embedding and head."""
+
+    forwards: torch.Tensor
+    offset: torch.Tensor
+    scale: nn.Parameter
+
+    def __init__(self, model: Model, batch_dim: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        self.batch_dim, self.length, tokens = batch_dim, model.length or 0, model.source
+        self.sequence: Sequence = WHOLE
+        self.embedding: Embedding | None = None
+        self.positions: Embedding | None = None
+        self.head: HeadModule | None = None
+        if tokens is not None:
+            self.embedding = Embedding(tokens.vocabulary, model.features, padding_idx=tokens.padding)
+            self.positions = Embedding(self.length, model.features) if tokens.learned_positions else None
+        self.layers = nn.ModuleList(kind_of(layer).build(layer, model.inputs(index)) for index, layer in enumerate(model.layers))
+        if model.head is not None:
+            self.head = HeadModule(model.head, model.inputs(len(model.layers)), model.outputs)
+        if model.counter:
+            self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+        if model.offset:
+            self.register_buffer("offset", offset_of(model, dtype))
+        if model.scale:
+            self.scale = nn.Parameter(torch.ones((), dtype=dtype))
+
+    def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """Map (rows, features) to (rows, outputs), or both the other way round; `step` decides which auxiliary linears run.
+
+        Sequences are (rows, length, features), or (length, rows, features), and tokens the same without features.
+        """
+        if "forwards" in self._buffers:
+            self.forwards += 1
+        values = self.finished(self.through_layers(inputs, masks, step))
+        return values.transpose(0, 1) if self.batch_dim else values
+
+    def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
+        """What leaves the last layer, rows first."""
+        values = self.embedded(inputs.transpose(0, 1) if self.batch_dim else inputs)
+        for layer, mask in zip(self.layers, masks, strict=True):
+            values = layer(values, mask, step)
+        return values
+
+    def embedded(self, inputs: torch.Tensor) -> torch.Tensor:
+        """What the first layer is given: the inputs, or what tokens and their positions are embedded as."""
+        if self.embedding is None:
+            return inputs
+        values: torch.Tensor = self.embedding(inputs)
+        if self.positions is None:
+            return values
+        placed: torch.Tensor = self.positions(beside(inputs, self.sequence.positions(inputs.shape[-1], inputs.device)))
+        return values + placed
+
+    def finished(self, values: torch.Tensor) -> torch.Tensor:
+        """What comes after the last layer: the head, a scale, an offset."""
+        if self.head is not None:
+            values = self.head(values)
+        if self._parameters.get("scale") is not None:
+            values = values * self.scale
+        if "offset" in self._buffers:
+            values = values + beside(values, self.offset)
+        return values
+
+
+def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim: int = 0) -> MLP:
+    """The module of a noun with copies of the given initial parameters, for rows along a dim of inputs and outputs."""
+    module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
+    trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
+    for name, values in parameters.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, nn.Parameter(values.clone(), requires_grad=trained[name]))
+    share_weights(module, model)
+    if model.head is not None and model.head.tied:
+        tie_head(module)
+    return module
+
+
+def share_weights(module: nn.Module, model: Model) -> None:
+    """Let layers use the weights of others, as the model says."""
+    for index, layer in enumerate(model.layers):
+        if layer.shares is not None:
+            module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
+
+
+def tie_head(module: nn.Module) -> None:
+    """Have the head use the weight of the embedding."""
+    module.get_submodule("head.linear").weight = module.get_submodule("embedding").weight
+
+
+def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:
+    """What a model with an offset adds to its outputs, shape (outputs,): no two alike, none of them zero."""
+    return torch.linspace(0.25, 0.75, model.outputs, dtype=dtype)

@@ -1,0 +1,96 @@
+"""The torch optimizer and schedule of their nouns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from equivcheck.scenario import Group, Implementation, Optimizer, Schedule, Select, Training
+from equivcheck.system.choice import Choice
+from equivcheck.training.layers.parameters import layer_of
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class OptimizerParts:
+    """What an optimizer is built from."""
+
+    kind: type[torch.optim.Optimizer]
+    """Its class."""
+    groups: list[dict[str, Any]]
+    """Its parameter groups, each with the settings that are its own."""
+    arguments: dict[str, Any]
+    """What it is called with beside the groups."""
+
+
+def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
+    """What the optimizer of a training is built from, over (canonical name, parameter) pairs; empty groups are left out."""
+    chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
+    for name, parameter in parameters:
+        chosen[group_of(training, name)].append(parameter)
+    groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
+    return OptimizerParts(kind=_class_of(training.optimizer), groups=groups, arguments=_arguments(training.optimizer))
+
+
+def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+    """The optimizer of a training over (canonical name, parameter) pairs."""
+    parts = optimizer_parts(training, parameters)
+    return parts.kind(parts.groups, **parts.arguments)
+
+
+def _class_of(optimizer: Optimizer) -> type[torch.optim.Optimizer]:
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, type(optimizer).__name__)
+    return kind
+
+
+def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
+    """The scheduler of a noun; None for a constant rate."""
+    if schedule is None:
+        return None
+    settings = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
+    built: lr_scheduler.LRScheduler = getattr(lr_scheduler, type(schedule).__name__)(optimizer, **settings)
+    return built
+
+
+def selects(group: Group, name: str) -> bool:
+    """Whether a group takes the parameter of that canonical name."""
+    if group.select is Select.VECTORS:
+        return name.endswith(("bias", "norm.weight"))
+    layer = layer_of(name)
+    return layer == 0 if group.select is Select.FIRST_LAYER else layer is not None and layer % 2 == 1
+
+
+def group_of(training: Training, name: str) -> Group | None:
+    """The group of the parameter of that canonical name; None for the optimizer's own."""
+    return next((group for group in training.groups if selects(group, name)), None)
+
+
+def _settings(optimizer: Optimizer, group: Group | None) -> dict[str, Any]:
+    if group is None:
+        return {}
+    settings: dict[str, Any] = {"lr": optimizer.lr * group.lr_factor}
+    return settings if not optimizer.decays else settings | {"weight_decay": group.weight_decay}
+
+
+@cache
+def _names(kind: type[Optimizer]) -> tuple[str, ...]:
+    left_out = {"implementation"}
+    if not kind.decays:
+        left_out.add("weight_decay")
+    if not kind.maximizable:
+        left_out.add("maximize")
+    return tuple(field.name for field in fields(kind) if field.name not in left_out)
+
+
+def _arguments(optimizer: Optimizer) -> dict[str, Any]:
+    values = {name: getattr(optimizer, name) for name in _names(type(optimizer))}  # type: ignore[arg-type]
+    arguments = {name: value.value if isinstance(value, Choice) else value for name, value in values.items()}
+    if optimizer.foreachable:
+        arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
+    if optimizer.fusable:
+        arguments["fused"] = optimizer.implementation is Implementation.FUSED
+    return arguments

@@ -1,0 +1,223 @@
+"""Reading local values off parameters, gradients, optimizer state and buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
+
+WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+"""What wrappers put into the names of parameters."""
+
+
+State = Mapping[torch.Tensor, Mapping[str, Any]]
+"""Optimizer state by parameter and key."""
+
+
+def canonical_name(name: str) -> str:
+    """A parameter's name without what wrappers add to it."""
+    for prefix in WRAPPER_PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def default_slots(model: nn.Module) -> tuple[Slot, ...]:
+    """A slot for each distinct parameter of a model whose parameters are plain tensors or DTensors."""
+    return tuple(
+        Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
+        for name, parameter in model.named_parameters()
+    )
+
+
+def piece_of(name: str, tensor: torch.Tensor) -> Piece:
+    """What this rank holds of a tensor: all of it, or the box that a DTensor's placements give this rank."""
+    if not isinstance(tensor, DTensor):
+        return Piece(name=name, shape=tuple(tensor.shape))
+    return box_of(name, tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
+    """What this rank holds of a tensor: as `piece_of`, or several boxes of one whose packed parts are sharded each by itself.
+
+    So do plans for a gate and an up projection that are one parameter.
+    """
+    dim, count = _packing(tensor)
+    if count == 1:
+        return (piece_of(name, tensor),)
+    assert isinstance(tensor, DTensor), "plain tensors are whole"
+    shape = tuple(tensor.shape)
+    part = shape[dim] // count  # torch refuses sizes that it does not divide
+    box = box_of(name, (*shape[:dim], part, *shape[dim + 1 :]), tensor.device_mesh, tensor.placements)
+    starts = [(*box.start[:dim], number * part + box.start[dim], *box.start[dim + 1 :]) for number in range(count)]
+    return tuple(replace(box, shape=shape, start=start) for start in starts)
+
+
+def _packing(tensor: torch.Tensor) -> tuple[int, int]:
+    """A dim, and the number of its packed parts: those of a strided shard that are not shards of later axes of the mesh."""
+    placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
+    for axis, placement in enumerate(placements):
+        if type(placement).__name__ == "_StridedShard":
+            mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
+            same = [other for other in range(axis + 1, mesh.ndim) if getattr(placements[other], "dim", None) == placement.dim]
+            count = placement.split_factor // math.prod(map(mesh.size, same))
+            if count > 1:
+                return placement.dim % tensor.dim(), count
+    return 0, 1
+
+
+def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """The local elements of a tensor, box by box."""
+    dim, count = _packing(tensor)
+    if count == 1:
+        return local.reshape(-1)
+    parts: torch.Tensor = local.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call]
+    return parts.movedim(dim, 0).reshape(-1)
+
+
+def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
+    """The box that placements on a mesh give this rank of a tensor of that full shape.
+
+    It is computed here, by the rule of `torch.chunk`, rather than asked of DTensor: a second opinion.
+    """
+    start, size = [0] * len(shape), list(shape)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank reads only tensors of meshes that it is part of"
+    for axis in _sharding_order(placements):
+        dim = placements[axis].dim  # type: ignore[attr-defined]
+        chunk = -(-size[dim] // mesh.size(axis))
+        offset = min(coordinate[axis] * chunk, size[dim])
+        start[dim], size[dim] = start[dim] + offset, min(chunk, size[dim] - offset)
+    return Piece(name=name, shape=shape, start=tuple(start), size=tuple(size))
+
+
+def _sharding_order(placements: Sequence[Placement]) -> list[int]:
+    """Mesh axes in the order in which they cut the tensor: a strided shard (FSDP over TP) cuts what the later axes left."""
+    plain = [axis for axis, placement in enumerate(placements) if type(placement) is Shard]
+    strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
+    return plain + strided[::-1]
+
+
+def local_values(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's elements of a plain tensor or DTensor; a pending sum over ranks is done first (a collective)."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        whole = [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
+        tensor = tensor.redistribute(placements=whole)
+    local: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return local
+
+
+def placed_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """The gradient or state of a DTensor parameter redistributed to the parameter's placements (a collective), if it has others.
+
+    Propagation places a gradient as it likes, and momentum begins as a gradient. Anything else comes back as it is.
+    """
+    if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
+        return tensor
+    fits = tensor.shape == parameter.shape and tensor.device_mesh == parameter.device_mesh
+    if not fits or tensor.placements == parameter.placements:
+        return tensor
+    placed: torch.Tensor = tensor.detach().redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+    return placed
+
+
+def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
+    """Local values of one tensor a slot (its parameter, or that one's gradient), in one copy."""
+    present: list[bool] = []
+    fits: list[bool] = []
+    dtypes: list[str] = []
+    flat: list[torch.Tensor] = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        count = len(slot.pieces)
+        placed = None if tensor is None else placed_as(slot.parameter, tensor)
+        local = None if placed is None else local_values(placed)
+        fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
+        present += [local is not None] * count
+        fits += [fit] * count
+        dtypes += [_dtype_name(local)] * count
+        if placed is not None and local is not None and fit:
+            flat.append(local.reshape(-1) if count == 1 else _in_order(placed, local))
+    values = torch.cat(flat) if flat else torch.empty(0)
+    numbers = (values.float() if values.dtype is torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
+    return Snapshot(pieces=pieces, present=tuple(present), fits=tuple(fits), dtypes=tuple(dtypes), values=numbers)
+
+
+def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
+    """What `full_tensor()` gives of each DTensor that no rank lacks: it communicates, so that others would wait for that rank.
+
+    Those of which the full tensor is a part of the parameter are left out.
+    """
+    named = [
+        (slot.pieces[0].name, tensor)
+        for slot, tensor in zip(slots, tensors, strict=True)
+        if slot.pieces[0].shape == tuple(slot.parameter.shape)
+    ]
+    own = {name: isinstance(tensor, DTensor) for name, tensor in named}
+    everybody: list[dict[str, bool]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everybody, own)
+    full = {
+        name: tensor.detach().full_tensor()  # type: ignore[attr-defined]
+        for name, tensor in named
+        if isinstance(tensor, DTensor) and all(other.get(name, True) for other in everybody)
+    }
+    whole = [Slot(parameter=tensor, pieces=(Piece(name=name, shape=tuple(tensor.shape)),)) for name, tensor in full.items()]
+    return snapshot(whole, tuple(slot.pieces[0] for slot in whole), full.values())
+
+
+def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
+    """Optimizer state; a tensor as large as its parameter lies where that lies, anything else is whole on every rank that has it.
+
+    A rank that holds no element of a parameter has no say about its state.
+    """
+    found = state_slots(_placed(state), slots)
+    named = [slot for slot, _ in found]
+    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), [tensor for _, tensor in found])
+
+
+def _placed(state: State) -> State:
+    """State placed as parameters are, also on ranks that hold nothing of one: they take part in what that communicates."""
+    return {
+        parameter: {
+            key: placed_as(parameter, value) if isinstance(value, torch.Tensor) else value for key, value in values.items()
+        }
+        for parameter, values in state.items()
+    }
+
+
+def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
+    """Each tensor of the optimizer's state, with a slot that says what it holds; names are ``parameter/key``."""
+    found: list[tuple[Slot, torch.Tensor]] = []
+    for slot in slots:
+        for key, value in state.get(slot.parameter, {}).items():
+            found += _state_slots(slot, key, value if isinstance(value, torch.Tensor) else torch.tensor(value))
+    return found
+
+
+def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot, torch.Tensor]]:
+    held = [piece for piece in slot.pieces if piece.name and piece.numel]
+    if tensor.shape == slot.parameter.shape:
+        pieces = tuple(replace(piece, name=f"{piece.name}/{key}" if piece.name else "") for piece in slot.pieces)
+        return [(Slot(parameter=slot.parameter, pieces=pieces), tensor)] if held else []
+    names = dict.fromkeys(piece.name for piece in held)
+    return [(Slot(parameter=slot.parameter, pieces=pieces_of(f"{name}/{key}", tensor)), tensor) for name in names]
+
+
+def buffer_snapshot(model: nn.Module) -> Snapshot:
+    """The buffers of a model."""
+    named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
+    slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
+    return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])
+
+
+def _dtype_name(tensor: torch.Tensor | None) -> str:
+    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,66 @@
+"""Recipes: Python files that define a matrix."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from equivcheck.errors import UsageError
+from equivcheck.oracle.verdict.description import shortened
+from equivcheck.system.input_file import read_text
+from equivcheck.user.matrix.matrix import Matrix
+
+MODULE = "equivcheck_recipe"
+"""The name that a recipe has as a module, so that what runs only where it is the main script does not run."""
+
+
+def matrix_of(path: Path) -> Matrix:
+    """The one `Matrix` that a file defines at its top level. Raises `UsageError`."""
+    found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, Matrix)}
+    if len(found) != 1:
+        allowed = "exactly one, as `matrix = equivcheck.Matrix(...)`"
+        raise UsageError(f"recipe {path} defines {len(found) or 'no'} Matrix; allowed: {allowed}")
+    return next(iter(found.values()))
+
+
+def _module(path: Path) -> ModuleType:
+    """A file run as a module, which finds what lies beside it as a script does."""
+    read_text(path)
+    specification = importlib.util.spec_from_file_location(MODULE, path.resolve())
+    if specification is None or specification.loader is None:
+        raise UsageError(f"recipe {path} is no Python file; allowed: a file that ends in .py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[MODULE] = module
+    try:
+        with _found_first(path.resolve().parent):
+            specification.loader.exec_module(module)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"recipe {path} raises {shortened(f'{type(error).__name__}: {error}')}{_line(path, error)}") from error
+    return module
+
+
+@contextlib.contextmanager
+def _found_first(folder: Path) -> Iterator[None]:
+    """Let imports look into a folder first, for a time: this process may have other things to import."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the recipe has removed it
+            sys.path.remove(str(folder))
+
+
+def _line(path: Path, error: BaseException) -> str:
+    """Where in the recipe it was raised, as far as that is known."""
+    trace, number = error.__traceback__, getattr(error, "lineno", None)
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path.resolve():
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if number is None else f" (line {number})"

@@ -1,0 +1,90 @@
+"""What a matrix gives: a row for each layout."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from equivcheck.errors import NotEquivalent
+from equivcheck.scenario.scenario import count
+from equivcheck.system.printable import printable
+from equivcheck.user.matrix.row import Row
+from equivcheck.user.matrix.text import digits, said, table
+
+_WIDTH = 160
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixResult:
+    """One training under many layouts, as far as they were checked."""
+
+    rows: tuple[Row, ...]
+    """In the order of the matrix."""
+    asked: int
+    """Layouts that were to be checked."""
+    interrupted: bool = False
+    """Whether it was ended before all of them were."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all layouts that were asked for were checked, and have the outcome that they should have."""
+        return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
+
+    @property
+    def unexpected(self) -> tuple[Row, ...]:
+        """The rows with another outcome than they should have."""
+        return tuple(row for row in self.rows if not row.is_as_expected)
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a layout. Raises `KeyError`."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"{name!r}; allowed: {', '.join(row.name for row in self.rows)}")
+
+    def describe(self) -> str:
+        """A table, and all that is known of each layout that is not as it should be."""
+        text = io.StringIO()
+        print_matrix(Console(file=text, highlight=False, markup=False, width=_WIDTH), self)
+        return text.getvalue().rstrip()
+
+    def assert_passed(self) -> None:
+        """Raise `NotEquivalent` unless every layout has the outcome that it should have."""
+        if not self.is_passed:
+            raise NotEquivalent(self.describe())
+
+
+def print_matrix(console: Console, found: MatrixResult) -> None:
+    """A table, all that is known of each layout that is not as it should be, and how many are."""
+    for part in _parts(found):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def totals(found: MatrixResult) -> str:
+    """``7 layouts: 6 equivalent, 1 diverged as expected``."""
+    parts = [f"{number} {what}" for what, number in Counter(map(said, found.rows)).items()]
+    left = found.asked - len(found.rows)
+    parts += [f"{left} not reached, as it was interrupted"] if left else []
+    return f"{count(found.asked, 'layout')}: {'; '.join(parts) or 'none checked'}"
+
+
+def one_device(found: MatrixResult) -> str:
+    """``one device: first loss 0.88, gradient norm 0.69``; empty where no ranks finished."""
+    measures = next((row.measures for row in found.rows if row.measures is not None), None)
+    if measures is None:
+        return ""
+    return f"one device: first loss {digits(measures.expected_loss)}, gradient norm {digits(measures.expected_gradient_norm)}"
+
+
+def _parts(found: MatrixResult) -> Iterator[RenderableType]:
+    yield table(found.rows)
+    yield Text(one_device(found), style="dim")
+    for row in found.unexpected:
+        yield Text(f"\n{row.name}", style="bold")
+        yield Text("\n".join(f"  {line}" for line in printable(row.details).splitlines()))
+    yield Text(f"\n{totals(found)}", style="bold green" if found.is_passed else "bold red")

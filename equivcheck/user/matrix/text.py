@@ -1,0 +1,73 @@
+"""Rows of a matrix for people: in words, in a table, and in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.system.printable import printable
+from equivcheck.user.matrix.row import Row
+
+NOTHING = "-"
+"""Stands for a number that is not known."""
+
+
+def in_a_line(row: Row) -> str:
+    """``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
+    return printable(", ".join(filter(None, (f"{row.name}: {said(row)}", row.first_difference, f"{row.milliseconds:.0f} ms"))))
+
+
+def said(row: Row) -> str:
+    """The outcome, and whether it is as expected where that is anything but EQUIVALENT."""
+    if row.expected is Outcome.EQUIVALENT:
+        return row.outcome
+    return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Gradient norm over that of one device, loss of the first step, calls and bytes of a step, CPU time."""
+    found = row.measures
+    if found is None:
+        numbers = (NOTHING,) * 4
+    else:
+        numbers = digits(found.norm_ratio), digits(found.loss), _whole(found.num_calls), _whole(found.num_bytes)
+    return (*numbers, f"{row.milliseconds:.0f}")
+
+
+HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
+"""What the cells are."""
+
+
+def table(rows: Iterable[Row]) -> Table:
+    """A row for each."""
+    made = Table("layout", box=None, pad_edge=False, header_style="bold")
+    for heading in ("mesh", "outcome"):
+        made.add_column(heading, no_wrap=True)
+    for heading in HEADINGS:
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("first difference, and why", overflow="fold")
+    for row in rows:
+        made.add_row(row.name, row.axes, Text(said(row), style=_style(row)), *cells(row), _difference(row))
+    return made
+
+
+def _style(row: Row) -> str:
+    if not row.is_as_expected:
+        return "red"
+    return "green" if row.expected is Outcome.EQUIVALENT else "dim"
+
+
+def _difference(row: Row) -> Text:
+    return Text(printable("; ".join(filter(None, (row.first_difference, row.cause)))))
+
+
+def digits(value: float | None) -> str:
+    """Six of them."""
+    return NOTHING if value is None else f"{value:.6g}"
+
+
+def _whole(value: int | None) -> str:
+    return NOTHING if value is None else f"{value:,}"

@@ -1,0 +1,72 @@
+"""A trace as a list of moments: every tensor of one phase of one step, in the order in which a first divergence is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One phase of one step on one rank."""
+
+    step: int
+    """Step, from 0; the last one for state and buffers."""
+    phase: Phase
+    """Part of the step."""
+    snapshot: Snapshot
+    """The values."""
+    full: Snapshot | None = None
+    """What `full_tensor()` gives of them; None where nobody asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueTrace:
+    """What a run that is no training leaves on one rank: its moments as they are."""
+
+    moments: tuple[Moment, ...]
+    """In the order in which a first divergence is looked for."""
+
+
+def moments(trace: Trace | ValueTrace) -> list[Moment]:
+    """Every moment of a trace; equal trainings give equally long lists."""
+    if isinstance(trace, ValueTrace):
+        return list(trace.moments)
+    found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
+    last = len(trace.steps) - 1
+    ends = (trace.state, trace.buffers)
+    return found + [Moment(step=last, phase=phase, snapshot=end) for phase, end in zip(_AT_THE_END, ends, strict=True)]
+
+
+def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
+    """Per moment but those of the end, that of each rank; nothing for no ranks."""
+    return list(zip(*map(moments, traces), strict=True))[: -len(_AT_THE_END)]
+
+
+def _of_step(index: int, step: Step) -> list[Moment]:
+    found = [
+        Moment(step=index, phase=Phase.LOSS, snapshot=_scalar(_LOSS, step.loss)),
+        Moment(step=index, phase=Phase.GRADIENT, snapshot=step.gradients, full=step.full_gradients),
+    ]
+    if step.clip_norm is not None:
+        found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=_scalar(_NORM, step.clip_norm)))
+    if step.clipped is not None:
+        found.append(Moment(step=index, phase=Phase.CLIPPING, snapshot=step.clipped))
+    found.append(Moment(step=index, phase=Phase.UPDATE, snapshot=step.parameters, full=step.full_parameters))
+    return found
+
+
+_AT_THE_END = (Phase.STATE, Phase.BUFFER)
+_LOSS = (Piece(name="loss", shape=()),)
+_NORM = (Piece(name="norm", shape=()),)
+
+
+def _scalar(pieces: tuple[Piece, ...], value: float | None) -> Snapshot:
+    if value is None:
+        return Snapshot(pieces=pieces, present=(False,), fits=(False,), dtypes=("",), values=np.empty(0))
+    return Snapshot(pieces=pieces, present=(True,), fits=(True,), dtypes=("float64",), values=np.array([value]))

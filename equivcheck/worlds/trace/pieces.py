@@ -1,0 +1,55 @@
+"""Pieces of ranks as parts of full tensors, and the other way round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.worlds.trace.tensors import Vector
+from equivcheck.worlds.trace.trace import Piece, Snapshot
+
+Whole = dict[str, Vector]
+"""Full tensors by name; one that is None is left out."""
+
+
+def whole_tensors(snapshot: Snapshot) -> Whole:
+    """The tensors of one device's snapshot."""
+    found, place = {}, 0
+    for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
+        if present:
+            found[piece.name] = snapshot.values[place : place + piece.numel].astype(np.float64).reshape(piece.shape)
+            place += piece.numel
+    return found
+
+
+def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
+    """The elements of a full tensor that a piece holds, flat."""
+    if piece.start:
+        whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
+    flat = whole.reshape(-1)
+    if piece.run is None:
+        return flat
+    offset, length = piece.run
+    return flat[offset : offset + length]
+
+
+def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
+    """Each piece of a rank's snapshot with its values; None for one that is absent."""
+    found: list[tuple[Piece, Vector | None]] = []
+    place = 0
+    for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
+        there = present and fits
+        found.append((piece, snapshot.values[place : place + piece.numel].astype(np.float64) if there else None))
+        place += piece.numel if there else 0
+    return found
+
+
+def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> None:
+    """Write the values of a piece into the full tensor, in place."""
+    places = part_of(np.arange(whole.size).reshape(piece.shape), piece)
+    flat = whole.reshape(-1)
+    flat[places] = values
+    if not np.shares_memory(flat, whole):
+        whole[...] = flat.reshape(whole.shape)

@@ -1,0 +1,86 @@
+"""Which tensors a moment of the reference has, and where each lies in one flat vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.worlds.trace.trace import Piece
+
+Vector = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.floating]
+Flags = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """The tensors of a moment in the reference's order, present or not."""
+
+    names: tuple[str, ...]
+    """Canonical names, distinct."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Full shapes."""
+    offsets: tuple[int, ...]
+    """Where each begins in the flat vector."""
+    total: int
+    """Length of the flat vector."""
+    rows: dict[str, int]
+    """Row of each name."""
+    filled: Flags
+    """Which have elements."""
+    starts: Positions
+    """Where each of those begins in the flat vector."""
+
+    def positions(self, piece: Piece) -> Positions | None:
+        """Where a piece's elements lie in the flat vector; None if the table has no such tensor of that shape."""
+        row = self.rows.get(piece.name)
+        if row is None or self.shapes[row] != piece.shape:
+            return None
+        everything = np.arange(self.offsets[row], self.offsets[row] + math.prod(piece.shape))
+        if piece.start:
+            box = tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))
+            everything = everything.reshape(piece.shape)[box].ravel()
+        if piece.run is None:
+            return everything
+        offset, length = piece.run
+        return everything[offset : offset + length]
+
+
+def table_of(pieces: tuple[Piece, ...]) -> Table:
+    """The table of a reference's snapshot, whose pieces are whole tensors."""
+    sizes = [math.prod(piece.shape) for piece in pieces]
+    offsets = [0, *np.cumsum(sizes).tolist()]
+    return Table(
+        names=tuple(piece.name for piece in pieces),
+        shapes=tuple(piece.shape for piece in pieces),
+        offsets=tuple(offsets[:-1]),
+        total=offsets[-1],
+        rows={piece.name: row for row, piece in enumerate(pieces)},
+        filled=np.array(sizes, dtype=np.intp) > 0,
+        starts=np.array([offset for offset, size in zip(offsets, sizes, strict=False) if size], dtype=np.intp),
+    )
+
+
+def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
+    """Values of present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
+    if all(present):
+        return values.astype(np.float64, copy=False)
+    full = np.zeros((*values.shape[:-1], table.total))
+    ends = [*table.offsets[1:], table.total]
+    kept = [np.arange(start, end) for start, end, there in zip(table.offsets, ends, present, strict=True) if there]
+    if kept:
+        full[..., np.concatenate(kept)] = values
+    return full
+
+
+def norms(table: Table, vector: Vector) -> Vector:
+    """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
+    found = np.zeros((*vector.shape[:-1], len(table.names)))
+    if len(table.starts):  # of a tensor without elements the sum would be its neighbour's first
+        with np.errstate(over="ignore", invalid="ignore"):
+            found[..., table.filled] = np.sqrt(np.add.reduceat(np.square(vector), table.starts, axis=-1))
+    return found

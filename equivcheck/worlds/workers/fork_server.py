@@ -1,0 +1,182 @@
+"""Workers that are forked from one process, which has imported and warmed up what all of them need.
+
+That server imports while its supervisor does other things: a worker takes its place as soon as it can. It is no more than the
+parent of what it forks: when it is killed, workers go on, and the next is started as a new process, as everywhere but on Linux.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from equivcheck.system.parent_death import tie
+from equivcheck.worlds.gloo.channel import Channel
+
+Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
+"""Starts a worker as a new process, which inherits file descriptors."""
+
+UNKNOWN_CODE = -signal.SIGKILL
+"""How a worker counts as ended whose parent ended before it: whoever killed the one may have killed the other."""
+
+
+class WorkerForkServer:
+    """The supervisor's side. Nothing here waits for imports, and what goes wrong is no error: workers are then not forked."""
+
+    def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
+        ours, its = Channel.pair()
+        path = tuple(os.path.abspath(entry) for entry in sys.path)
+        self.warming = warming
+        serve = f"from equivcheck.worlds.workers.forking import serve; serve({its.fileno()}, {warming!r})"
+        self.control = ours
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {tie()}; {serve}"],
+            pass_fds=(its.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,  # Ctrl-C is for the supervisor
+        )
+        its.close()
+        self._imports = True
+        self.is_lost = False
+        """Whether nothing can be forked."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it forks at once, or never will."""
+        if self._imports and select.select([self.control], [], [], 0)[0]:
+            self._imports = False
+            self._receive()
+        return not self._imports
+
+    def fork(self, module: str, fds: tuple[int, ...]) -> int | None:
+        """Fork a worker that is ready to run `main` of a module; its process id, None where it cannot be."""
+        pid = self._ask(("fork", module), fds)
+        return None if pid is None else int(pid)
+
+    def exit_code(self, pid: int) -> int:
+        """How a worker ended that has."""
+        code = self._ask(("exit_code", pid))
+        return UNKNOWN_CODE if code is None else int(code)
+
+    def close(self) -> None:
+        """End it; workers that are left go on."""
+        self.control.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, request: tuple[str, Any], fds: tuple[int, ...] = ()) -> Any:
+        if self.is_lost:
+            return None
+        with contextlib.suppress(OSError):
+            self.control.send(pickle.dumps(request), fds)
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            return pickle.loads(self.control.receive())
+        except (EOFError, OSError):
+            self.is_lost = True
+            return None
+
+
+class Forked:
+    """A worker that is forked when the server can, with as much of `subprocess.Popen` as a supervisor needs."""
+
+    def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
+        self.returncode: int | None = None
+        self._server, self._module, self._start = server, module, start
+        self._fds = tuple(map(os.dup, fds))
+        self._process: subprocess.Popen[bytes] | int | None = None
+        self._end = -1
+
+    @property
+    def pid(self) -> int:
+        """Process id; that of the server as long as this waits for it."""
+        if self._process is None:
+            return self._server.pid
+        return self._process if isinstance(self._process, int) else self._process.pid
+
+    @property
+    def waits_for(self) -> Channel | None:
+        """What can be read when `take_place` has something to do."""
+        return self._server.control if self._process is None and self.returncode is None else None
+
+    def take_place(self) -> None:
+        """Begin, if it has not and can."""
+        if self._process is None and self.returncode is None and self._server.is_ready:
+            pid = self._server.fork(self._module, self._fds)
+            if pid is not None:
+                self._end = os.pidfd_open(pid)
+            self._process = self._start(self._fds) if pid is None else pid
+            self._close_fds()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises `subprocess.TimeoutExpired`."""
+        if isinstance(self._process, subprocess.Popen):
+            self.returncode = self._process.wait(timeout)
+        elif self._process is None:
+            self.returncode = UNKNOWN_CODE
+            self._close_fds()
+        elif self.returncode is None:
+            if not select.select([self._end], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._module, timeout or 0.0)
+            os.close(self._end)
+            self.returncode = self._server.exit_code(self._process)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it is there."""
+        if self._process is not None and self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill_all(self) -> None:
+        """Kill it and what it has started."""
+        if self._process is not None:
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _close_fds(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()
+
+
+_servers: list[WorkerForkServer] = []
+"""Those of campaigns of this process, the newest last."""
+
+
+@contextlib.contextmanager
+def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """While entered, workers are forked where that can be, from a process that has called ``warm_up()`` of a module.
+
+    One that has done so already, for a caller around this one, does for both.
+    """
+    current = current_server()
+    if sys.platform != "linux" or (current is not None and current.warming == warming and not current.is_lost):
+        yield
+        return
+    server = WorkerForkServer(warming, environment)
+    _servers.append(server)
+    try:
+        yield
+    finally:
+        _servers.remove(server)
+        server.close()
+
+
+def current_server() -> WorkerForkServer | None:
+    """The one that forks workers now, if any does."""
+    return _servers[-1] if _servers else None

@@ -1,0 +1,82 @@
+"""What a supervisor has: its workers, none of which it leaves behind, and interruptions as requests."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from types import FrameType, TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from equivcheck.worlds.workers.process import WorkerProcess
+
+_TICK = 0.2
+"""Seconds between two looks at the workers."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+W = TypeVar("W", bound=WorkerProcess)
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Stands for a message of a worker that `is_stuck`."""
+
+
+class Pool(Generic[W]):
+    """Workers; when the pool is left, those that still are in it are killed and closed."""
+
+    def __init__(self) -> None:
+        self.workers: list[W] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def messages(self) -> Iterator[tuple[W, Any]]:
+        """What workers say within a moment, one message each, `Ended` among them; then `Stuck` for each that is."""
+        links = {worker.link: worker for worker in self.workers}
+        starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}
+        said = wait([*links, *starting], timeout=_TICK)
+        for worker in self.workers:
+            worker.take_place()
+        for link in said:
+            if link in links:
+                worker = links[link]
+                yield worker, worker.receive()
+        for worker in [worker for worker in self.workers if worker.is_stuck]:
+            yield worker, Stuck()
+
+    def remove(self, worker: W) -> None:
+        """Close a worker; the caller has given it the time to end that it is to have."""
+        self.workers.remove(worker)
+        worker.close()
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM as a request, so that neither tears a write in two.
+
+    While entered, the first signal is remembered, the second raises `KeyboardInterrupt`; no effect outside the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._request) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,81 @@
+"""What an exported script prints, beside what the traces of a check say: the largest difference of each tensor at each step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from equivcheck.export.forked import launched
+from equivcheck.layouts.base.script.form import form_of
+from equivcheck.layouts.composition.running import Runner
+from equivcheck.scenario import Scenario
+from equivcheck.training.loop import train
+from equivcheck.training.setup import Setup
+from equivcheck.training.single_device import single_device
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import Moment, moments
+from equivcheck.worlds.trace.tensors import full_vector, table_of
+
+Differences = dict[str, float]
+"""By the place that a script names: ``step 0 gradient 0.weight``."""
+
+_LINE = re.compile(r"^(step .+): max difference (\S+)$", re.MULTILINE)
+_WORDS = {Phase.LOSS: "loss", Phase.GRADIENT: "gradient", Phase.UPDATE: "parameter"}
+
+
+def printed_differences(script: str, ranks: int, folder: Path) -> tuple[int, Differences, str]:
+    """Exit code of a script, the differences that it prints, and all that it prints."""
+    path = folder / "repro.py"
+    path.write_text(script, encoding="utf-8")
+    code, printed = launched(path, ranks, folder)
+    return code, {place: float(number) for place, number in _LINE.findall(printed)}, printed
+
+
+def differences_of_traces(scenario: Scenario, plant: Callable[[Setup], None] | None = None, world: str = "sim") -> Differences:
+    """The same from what all ranks leave in a world, by the names of the script."""
+    form = form_of(scenario)
+    traces = Runner(world=world, deadline=60.0, alter=plant).run(scenario).run.values
+    reference = moments(train(single_device(scenario.training)))
+    found: Differences = {}
+    for expected, *ranks in zip(reference, *map(moments, traces), strict=True):
+        if expected.phase in (Phase.STATE, Phase.BUFFER):
+            continue
+        for tensor, difference in _of_moment(expected, ranks):
+            found[_place(expected, form.name_of(tensor))] = difference
+    return found
+
+
+def _place(moment: Moment, name: str) -> str:
+    if name in ("loss", "norm"):
+        return f"step {moment.step} {name}"
+    return f"step {moment.step} {_WORDS.get(moment.phase, 'clipped gradient')} {name}"
+
+
+def _of_moment(expected: Moment, ranks: list[Moment]) -> Iterator[tuple[str, float]]:
+    """Of each tensor, the largest difference over all ranks; a loss is the mean over the ranks that have one."""
+    pieces = expected.snapshot.pieces
+    table = table_of(pieces)
+    values = full_vector(table, expected.snapshot.present, expected.snapshot.values)
+    if expected.phase is Phase.LOSS:
+        losses = [rank.snapshot.values[0] for rank in ranks if rank.snapshot.present[0]]
+        yield "loss", abs(float(np.mean(losses)) - float(values[0]))
+        return
+    largest = dict.fromkeys(table.names, 0.0)
+    for rank in ranks:
+        start, snapshot = 0, rank.snapshot
+        for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
+            if not piece.name:
+                start += piece.numel if present else 0
+                continue
+            there = expected.snapshot.present[table.rows[piece.name]]
+            if present != there and piece.numel:
+                largest[piece.name] = np.inf
+            if present and fits:
+                local = snapshot.values[start : start + piece.numel]
+                start += piece.numel
+                distance = np.abs(local - values[table.positions(piece)]) if there else np.empty(0)
+                largest[piece.name] = max(largest[piece.name], float(distance.max(initial=0.0)))
+    yield from largest.items()

@@ -1,0 +1,81 @@
+"""Counting pairs of features as scenarios are drawn."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import HealthCheck, Phase, given, settings
+
+from equivcheck.campaign.coverage.families import Family, by_families
+from equivcheck.campaign.coverage.features import Feature, features
+from equivcheck.campaign.coverage.pairs import legal_pairs, pairs_of, table_of
+from equivcheck.campaign.coverage.reach import Reach, by_parts
+from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
+from equivcheck.strategies import executions, scenarios
+from equivcheck.strategies.layout import IN_SIXTY
+
+from .test_features import SCENARIO
+
+
+def test_pairs_are_counted_once() -> None:
+    """Every two features of a scenario are a pair; the same scenario again adds none."""
+    reach, count = Reach(), len(features(SCENARIO))
+    reach.add(SCENARIO)
+    assert reach.drawn.count == count * (count - 1) // 2
+    reach.add(SCENARIO)
+    assert (reach.drawn.count, reach.num_scenarios) == (count * (count - 1) // 2, 2)
+    assert reach.drawn.count + reach.missing.count == reach.legal.count
+    assert 0 < reach.share < 1
+    assert sum(by_parts(reach.drawn).values()) == reach.drawn.count
+    assert sum(by_families(reach.drawn).values()) == reach.drawn.count
+    assert sum(by_families(reach.legal).values()) == reach.legal.count
+
+
+def test_a_pair_is_of_the_family_that_alone_has_it() -> None:
+    """A scenario of rows has pairs of rows alone; one of tokens of all three families."""
+    rows, tokens = Reach(), Reach()
+    rows.add(SCENARIO)
+    model = Model(features=1, length=1, source=Tokens(vocabulary=2), layers=(Layer(width=1), Attention()), head=Head())
+    tokens.add(replace(SCENARIO, training=Training(model=model, data=Data(microbatches=(1,)), loss=CrossEntropy())))
+    assert by_families(rows.drawn) == {Family.TOKENS: 0, Family.SEQUENCES: 0, Family.ROWS: rows.drawn.count}
+    assert all(by_families(tokens.drawn).values())
+
+
+def test_counts_of_workers_add_up() -> None:
+    """Merged, and sent to another process, they are what one would have counted."""
+    one, other, both = Reach(), Reach(), Reach()
+    layout = SCENARIO.layout
+    second = Scenario(training=SCENARIO.training, layout=layout, resume=None)
+    for reach, scenario in ((one, SCENARIO), (other, second), (both, SCENARIO), (both, second)):
+        reach.add(scenario)
+    one.merge(pickle.loads(pickle.dumps(other)))
+    assert (one.drawn.rows, one.num_scenarios) == (both.drawn.rows, both.num_scenarios)
+
+
+def test_the_table_is_read_as_it_is_written() -> None:
+    """A set of pairs goes to text and back."""
+    few = sorted(features(SCENARIO))[:4]
+    pairs = pairs_of(few, combinations(few[:3], 2))
+    assert pairs.count == 3
+    assert list(pairs.of(3)) == []
+    assert few[0].noun in table_of(pairs)
+
+
+def test_the_table_knows_what_is_drawn() -> None:
+    """Every feature of the nouns that ship is in the table of legal pairs, and all but a few rare pairs that come up."""
+    known = legal_pairs()
+    drawn: set[tuple[Feature, Feature]] = set()
+    numbers = {feature: number for number, feature in enumerate(known.features)}
+
+    @settings(max_examples=300, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
+    @given(scenarios(executions=executions(compiles=IN_SIXTY)))
+    def note(scenario: Scenario) -> None:
+        found = features(scenario)
+        assert found <= numbers.keys(), "equivcheck coverage --seconds 300 --legal equivcheck/campaign/coverage/legal_pairs.json"
+        drawn.update(combinations(sorted(found), 2))
+
+    note()
+    unknown = [(one, other) for one, other in drawn if not known.rows[numbers[one]] >> numbers[other] & 1]
+    assert len(unknown) <= len(drawn) / 10_000, unknown

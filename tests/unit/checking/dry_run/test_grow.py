@@ -1,0 +1,47 @@
+"""Scenarios on more ranks."""
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck import UsageError
+from equivcheck.checking.dry_run.grow import grown, shrunk
+from equivcheck.scenario import DDP, Axis, Layout, Mesh, TensorParallel
+from unit.checking.dry_run.examples import PLAN, fsdp2_over_tensor_parallel
+
+
+def test_the_data_axis_grows_and_rows_with_it() -> None:
+    """Tensor-parallel groups keep their size, and each data rank its rows."""
+    big = grown(fsdp2_over_tensor_parallel(2, 2), 4096)
+    assert big.layout.mesh.shape == (2048, 2)
+    assert big.training.data.microbatches == (3 * 2048,)
+
+
+def test_without_a_data_axis_the_outermost_one_grows() -> None:
+    """Tensor parallelism alone is spread further, over the same rows."""
+    small = fsdp2_over_tensor_parallel()
+    layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=PLAN),))
+    big = grown(replace(small, layout=layout), 16)
+    assert big.layout.mesh.shape == (16,)
+    assert big.training.data == small.training.data
+
+
+def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:
+    """The error says what the mesh has and which numbers fill it."""
+    with pytest.raises(
+        UsageError, match=r"4095 ranks .* fsdp2 x tensor_parallel; allowed: multiples of 2, as the layout has tp 2"
+    ):
+        grown(fsdp2_over_tensor_parallel(), 4095)
+
+
+def test_a_small_world_has_every_axis() -> None:
+    """A scenario of many ranks is run on few for comparison, and one of few ranks as it is."""
+    assert shrunk(fsdp2_over_tensor_parallel(512, 8)).layout.mesh.shape == (2, 2)
+    assert shrunk(fsdp2_over_tensor_parallel(4, 2)) == fsdp2_over_tensor_parallel(4, 2)
+
+
+def test_an_axis_of_one_stays_one() -> None:
+    """A dry run on one rank compares one rank with one rank."""
+    one = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
+    scenario = replace(fsdp2_over_tensor_parallel(1), layout=one)
+    assert shrunk(scenario) == scenario

@@ -1,0 +1,95 @@
+"""Dry runs."""
+
+import pytest
+
+from equivcheck import UsageError
+from equivcheck.checking.dry_run import run
+from equivcheck.checking.dry_run.grow import grown
+from equivcheck.checking.dry_run.run import dry_run
+from equivcheck.layouts.composition.expected_calls import Prediction
+from equivcheck.oracle.comparison import communication
+from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Pipeline, Scenario, Training
+from equivcheck.worlds.trace.stage import Stage
+from unit.checking.dry_run.examples import fsdp2_over_tensor_parallel
+
+
+def test_thousands_of_ranks_are_counted_and_verified() -> None:
+    """4,096 ranks hold and send what arithmetic and a small world say."""
+    found = dry_run(grown(fsdp2_over_tensor_parallel(2, 8), 4096))
+    assert found.problems == ()
+    assert [plan.rank for plan in found.plans] == [0, 4095]
+    assert [plan.coordinates for plan in found.plans] == [(0, 0), (511, 7)]
+    first = {holding.name: holding.local_shape for holding in found.plans[0].holdings}
+    assert first["layers.0.linear.weight"] == (1, 16)  # 32 rows over 8 are 4, over 512 are 1
+    assert first["layers.1.linear.weight"] == (1, 4)  # 32 columns over 8 are 4, 16 rows over 512 are 1
+    assert found.plans[1].parameter_bytes == 0
+
+
+def test_bytes_are_those_of_the_shards() -> None:
+    """Eight bytes an element; AdamW keeps two tensors as large as each parameter, and a step count of four bytes."""
+    plan = dry_run(fsdp2_over_tensor_parallel(2, 2)).plans[0]
+    elements = 16 * 16 // 2 + 16 // 2 + 16 * 16 // 2 + 16 // 2
+    assert plan.parameter_bytes == 8 * elements
+    assert plan.optimizer_bytes == 2 * 8 * elements + 4 * 4
+
+
+def test_reading_is_not_counted() -> None:
+    """What the checker communicates to read values is no part of the layout."""
+    stages = {entry.stage for entry in dry_run(fsdp2_over_tensor_parallel()).plans[0].traffic}
+    assert stages == {Stage.SETUP, Stage.COMPUTE, Stage.CLIPPING}
+
+
+def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is compared with the arithmetic, which says rank, parameter, and both shapes."""
+    monkeypatch.setattr(run, "local_shape", lambda layout, parameter, coordinates: parameter.shape)
+    problems = dry_run(fsdp2_over_tensor_parallel()).problems
+    assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
+
+
+def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are compared with those of a small world in which every rank runs."""
+    real = run._small_traffic
+    monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
+    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
+
+
+def test_stages_cannot_run_alone() -> None:
+    """A pipeline is refused in a sentence, as what a stage receives from nobody would be read as the shapes of tensors."""
+    scenario = Scenario(
+        training=Training(model=Model(features=2, layers=(Layer(width=2),) * 2), data=Data(microbatches=(2,))),
+        layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(num_chunks=2),)),
+    )
+    with pytest.raises(UsageError, match=r"dry-run: stages of a pipeline .*; allowed: layouts without stages"):
+        dry_run(scenario)
+
+
+def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small world is all that calls can be compared with, where the layout does not say what it communicates."""
+    real = run._small_traffic
+    monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
+    monkeypatch.setattr(run, "predicted", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
+    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    assert (found.problems, found.remarks) == (("setup: 1 x broadcast over tp, but 0 on 4 ranks",), ())
+
+
+def test_a_layout_that_cannot_run_there_is_refused() -> None:
+    """More tensor-parallel ranks than columns is refused with the layout's reason."""
+    with pytest.raises(UsageError, match=r"fsdp2 x tensor_parallel on 128 ranks .* must be a multiple of the ranks"):
+        dry_run(fsdp2_over_tensor_parallel(2, 64))
+
+
+def test_calls_that_were_not_predicted_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls can be predicted, their number and bytes must be so, at any size."""
+    mesh = Mesh(axes=(Axis(name="dp", size=64),))
+    sharded = Scenario(
+        training=Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(64,))),
+        layout=Layout(mesh=mesh, parallelisms=(FSDP2(),)),
+    )
+    found = dry_run(sharded)
+    assert (found.problems, found.remarks, found.unmodelled) == ((), (), "")
+    real = communication.totals
+    monkeypatch.setattr(
+        communication, "totals", lambda *given, **named: {key: (calls, 1) for key, (calls, _) in real(*given, **named).items()}
+    )
+    assert "rank 0, step 0 compute, all_gather over dp: 2 calls, 1 bytes, expected 2 calls, 48 bytes" in dry_run(sharded).problems

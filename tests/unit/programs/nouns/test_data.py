@@ -1,0 +1,133 @@
+"""What operations are given tells right from wrong: their values and gradients depend on it."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from equivcheck.programs.nouns import Constant, Leaf, Operation, TensorProgram
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.run.calls import results_of
+from equivcheck.programs.run.values import weights_of, whole
+from equivcheck.programs.sweep.programs import Sweep
+from equivcheck.system.torch_version import torch_in
+
+from .test_operations import LATER
+
+CONSTANT = "writes a constant, or says what shape a tensor has"
+DRAWS = "draws random numbers from a seed of its own"
+NO_ZEROS = "counts numbers that are not zero: no leaf has a zero, so each part of a rank counts its own size"
+NOTHING = "has no elements"
+SAME_FOR_ALL_DATA = {
+    **dict.fromkeys(("zeros_like", "full_like", "new_zeros", "new_ones", "zeros_like_int", "empty_like_filled"), CONSTANT),
+    **dict.fromkeys(("new_empty_strided_filled", "new_zeros_other", "zeros_like_bool", "ones_like_int", "zero_"), CONSTANT),
+    **dict.fromkeys(("fill_", "foreach_zero_", "dropout_all", "uniform_of_one_number", "normal_of_one_number"), CONSTANT),
+    **dict.fromkeys(("init_constant", "init_zeros", "init_eye", "is_same_size"), CONSTANT),
+    **dict.fromkeys(("seeded_rand_like", "seeded_randn_like", "seeded_randint_like", "seeded_uniform_", "seeded_normal_"), DRAWS),
+    **dict.fromkeys(("seeded_bernoulli_", "seeded_exponential_", "seeded_init_normal", "seeded_init_kaiming"), DRAWS),
+    **dict.fromkeys(("generated_uniform_", "generated_normal_", "generated_bernoulli_", "generated_init_uniform"), DRAWS),
+    **dict.fromkeys(("norm_0", "count_nonzero"), NO_ZEROS),
+    "slice_nothing": NOTHING,
+}
+"""Operations whose value is the same whatever numbers they are given, with the reason."""
+SEEDS = range(0, 64, 8)
+"""A leaf adds the remainder of its seed by 8 to its numbers: here always the same."""
+BEYOND = 16.0
+"""Factor for numbers that are larger than any that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What an operation makes of some numbers, in a form that can be compared."""
+
+    value: Any
+    gradients: Any
+
+
+def _numbers(statement: Leaf | Constant, seed: int) -> torch.Tensor:
+    """Other numbers for another seed: half of a tensor twice as large, as a leaf of its size always has the same ones."""
+    drawn = replace(statement, seed=statement.seed + seed)
+    return whole(replace(drawn, shape=(2, *drawn.shape)))[0].clone() if isinstance(drawn, Leaf) else whole(drawn)
+
+
+def _run(program: TensorProgram, seed: int, factor: float = 1.0) -> _Found | None:
+    """None if torch refuses these numbers, or makes something of them that is not finite."""
+    *given, operation = program.statements
+    assert isinstance(operation, Operation)
+    tensors = []
+    for each in given:
+        assert isinstance(each, (Leaf, Constant))
+        numbers = _numbers(each, seed)
+        tensors.append((numbers * factor).requires_grad_() if isinstance(each, Leaf) else numbers)
+    try:
+        outputs = results_of(operation.name, tensors, operation.dim)
+    except Exception:
+        return None
+    if not all(each.isfinite().all() for each in outputs):
+        return None
+    return _Found([_listed(each) for each in outputs], _gradients(outputs[0], tensors))
+
+
+def _gradients(output: torch.Tensor, tensors: list[torch.Tensor]) -> list[Any]:
+    leaves = [each for each in tensors if each.requires_grad]
+    if not output.requires_grad:
+        return []
+    try:
+        weighted = (output.double() * weights_of(output.shape, 0)).sum()
+        return [None if each is None else _listed(each) for each in torch.autograd.grad(weighted, leaves, allow_unused=True)]
+    except (RuntimeError, IndexError):  # torch has no derivative of some
+        return []
+
+
+def _listed(tensor: torch.Tensor) -> Any:
+    """Numbers that compare equal if ranks' would: -0.0 is 0.0."""
+    return (tensor.detach().clone() + 0).tolist()
+
+
+def _programs(name: str) -> Iterator[TensorProgram]:
+    """Those of its sweep with all arguments replicated: one for each set of shapes."""
+    for program in Sweep(mesh=(1,), operations=(name,)).programs():
+        if all(getattr(each, "placements", ("R",)) == ("R",) for each in program.statements):
+            yield program
+
+
+def _differ(runs: list[_Found | None], of: Callable[[_Found], Any]) -> bool:
+    found = [of(each) for each in runs if each is not None]
+    return any(first != second for first, second in itertools.pairwise(found))
+
+
+def _depends_on_data(name: str, of: Callable[[_Found], Any]) -> bool:
+    return any(_differ([_run(each, seed) for seed in SEEDS], of) for each in _programs(name))
+
+
+def _depends_beyond(name: str, of: Callable[[_Found], Any]) -> bool:
+    return any(_differ([_run(each, 0), _run(each, 0, BEYOND)], of) for each in _programs(name))
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_the_value_of_every_operation_depends_on_the_data() -> None:
+    """One that has the same value for all data says nothing about where a rank has which elements."""
+    idle = {name for name in OPERATIONS if not _depends_on_data(name, lambda found: found.value)}
+    assert idle == {*SAME_FOR_ALL_DATA, *(name for name, versions in LATER.items() if not torch_in(versions))}
+
+
+def test_a_gradient_that_could_depend_on_the_data_does() -> None:
+    """One that is the same for all drawn data is so for larger numbers as well: the operation is not nonlinear out of reach."""
+
+    def gradients(found: _Found) -> Any:
+        return found.gradients
+
+    names = [name for name in OPERATIONS if _depends_beyond(name, gradients)]
+    assert [name for name in names if not _depends_on_data(name, gradients)] == []

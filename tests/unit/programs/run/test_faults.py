@@ -1,0 +1,42 @@
+"""Faults planted in what ranks do of a program."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.run.faults import FAULTS
+from equivcheck.worlds.trace.differences import Phase
+
+
+def program(placement: str, *statements: Operation | Redistribution) -> TensorProgram:
+    """Statements on a leaf of 4 x 6."""
+    return TensorProgram(mesh=(2,), statements=(Leaf(shape=(4, 6), placements=(placement,)), *statements))
+
+
+SHOWN_BY = {
+    "doubled_backward": (program("S(0)", Redistribution(placements=("R",))), Phase.GRADIENT),
+    "dropped_all_reduce": (program("P(sum)", Redistribution(placements=("R",))), Phase.VALUE),
+    "whole_addends": (program("P(sum)"), Phase.VALUE),
+    "swapped_rows": (program("S(0)", Redistribution(placements=("S(1)",))), Phase.VALUE),
+    "elementwise_rule": (program("S(0)", Operation(name="softmax")), Phase.VALUE),
+    "missing_conversion": (program("P(sum)", Operation(name="exp")), Phase.VALUE),
+}
+
+
+def test_every_fault_has_a_program() -> None:
+    """None is left out below."""
+    assert SHOWN_BY.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("name", SHOWN_BY)
+def test_a_fault_is_caught_where_it_shows(name: str) -> None:
+    """The same program is right without it, and diverges in the phase that the fault is in."""
+    shown_by, phase = SHOWN_BY[name]
+    assert check_program(shown_by).outcome is Outcome.EQUIVALENT
+    verdict = check_program(shown_by, target=FAULTS[name])
+    assert verdict.outcome is Outcome.DIVERGED
+    assert verdict.divergence is not None
+    assert verdict.divergence.phase is phase

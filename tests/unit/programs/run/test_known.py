@@ -1,0 +1,78 @@
+"""What DTensor is known to get wrong: entries, the programs that show them, and texts of issues."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Redistribution, RoundTrip
+from equivcheck.programs.nouns.operations.registry import OPERATIONS
+from equivcheck.programs.run.issue_text import issue_text
+from equivcheck.programs.run.known.on_file import ON_FILE
+from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.system.torch_version import installed_torch, torch_in
+
+ENTRIES = {each.id: each for each in ON_FILE}
+FOR_EVER = "dtensor_endless_view"
+"""The one that takes a deadline to be seen."""
+DECOMPOSED = "dtensor_attention_of_cut_features"
+"""DTensor looks for a sharding by decomposing the operation in every way: ten seconds."""
+
+
+def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
+    """And each of its operations exists."""
+    assert ENTRIES.keys() == SHOWN_BY.keys()
+    assert len(ENTRIES) == len(ON_FILE)
+    assert all(each.phases or each.raises for each in ON_FILE)
+    assert {name for each in ON_FILE for name in each.operations} <= {*OPERATIONS, Redistribution.tag, RoundTrip.tag}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == DECOMPOSED else ()) for name in ENTRIES if name != FOR_EVER],
+)
+def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
+    """On the torch that is installed it is known there, and elsewhere right, refused, or another entry."""
+    verdict = check_program(SHOWN_BY[name])
+    if torch_in(ENTRIES[name].torch):
+        assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
+    else:
+        shown = ENTRIES[name].shows.get(str(installed_torch()), "")
+        assert not verdict.known or ("otherwise" in shown and verdict.known != name), verdict.describe()
+        assert not verdict.clones or shown == "refused"
+
+
+@pytest.mark.slow
+def test_what_never_ends_is_known() -> None:
+    """By where the rank is when its time is over."""
+    verdict = check_program(SHOWN_BY[FOR_EVER], deadline=3)
+    assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, FOR_EVER)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
+    """Every version that was tried is within the range if the program showed it there, and only then."""
+    from packaging.specifiers import SpecifierSet
+
+    versions = SpecifierSet(ENTRIES[name].torch)
+    assert [version for version in ENTRIES[name].seen_on() if version not in versions] == []
+    assert [version for version in ENTRIES[name].unseen_on() if version in versions] == []
+
+
+def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
+    """With what is expected and found, where it was run, and a script that is Python and knows nothing of equivcheck."""
+    known = ENTRIES["dtensor_writes_to_slices"]
+    text = issue_text(known, check_program(SHOWN_BY[known.id]))
+    assert text.startswith("# [DTensor] a slice of a cut dim is a copy")
+    assert "2.13.0" in text
+    assert "expected 0.5, found 0.25" in text
+    script = text.partition("```python\n")[2].removesuffix("```\n")
+    compile(script, "repro.py", "exec")
+    assert "equivcheck" not in text
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_has_an_issue_text(name: str) -> None:
+    """Without running anything."""
+    assert issue_text(ENTRIES[name]).count("```") == 2

@@ -1,0 +1,385 @@
+"""What is on file of tensor programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.run.facts import facts_of
+from equivcheck.programs.run.known.on_file import ON_FILE
+from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.system.torch_version import torch_in
+
+
+def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
+    """Some statements after a leaf."""
+    return TensorProgram(mesh=mesh, statements=(leaf, *rest))
+
+
+def test_one_fact_of_several_is_enough() -> None:
+    """A view of parts is known where they are uneven; of even parts the same error would be new."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_view_of_uneven_parts")
+    for size, expected in ((3, True), (4, False)):
+        leaf = Leaf(shape=(size, 2), placements=("S(0)",))
+        assert known.could_show(program(leaf, Operation(name="flatten"))) == expected
+
+
+def test_what_is_replicated_and_what_was_not() -> None:
+    """A redistribution counts as the leaf does."""
+    leaf, cut = Leaf(shape=(2,), placements=("R",)), Redistribution(placements=("S(0)",))
+    assert "not replicated" not in facts_of(program(leaf, Redistribution(placements=("R",))))
+    assert "not replicated" in facts_of(program(leaf, cut))
+
+
+def test_a_sum_is_known_of_norms_alone() -> None:
+    """A wrong sum of anything else would be new."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_sum_of_norms")
+    leaf = Leaf(shape=(2, 2), placements=("S(1)",))
+    for name, expected in (("norm_dim", torch_in(known.torch)), ("prod_dim", False)):
+        assert known.could_show(program(leaf, Operation(name=name, dim=1), Operation(name="sum"))) == expected
+
+
+def test_an_embedding_in_a_program_is_right_whatever_ran_before() -> None:
+    """DTensor of torch before 2.11 remembers how many rows the gradient of one has: no program begins with what it kept."""
+    indices = Constant(shape=(3,), placements=("R",), contents=Contents.INDICES, high=4)
+    for rows in (4, 5, 6):
+        looked_up = program(Leaf(shape=(rows, 2), placements=("S(0)",)), indices, Operation(name="embedding", arguments=(2, 1)))
+        assert check_program(looked_up).outcome is Outcome.EQUIVALENT
+
+
+def test_an_embedding_is_right_whatever_failed_before() -> None:
+    """A mask that cat left unapplied, before torch 2.14, is not held against the indices of the next embedding."""
+    weight, indices = (
+        Leaf(shape=(2, 1), placements=("S(0)",)),
+        Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2),
+    )
+    looked_up = Operation(name="embedding", arguments=(2, 1))
+    check_program(
+        program(weight, indices, looked_up, Leaf(shape=(2, 2, 1), placements=("R",)), Operation(name="cat", arguments=(2, 1)))
+    )
+    assert check_program(program(weight, replace(indices, seed=3), looked_up)).outcome is Outcome.EQUIVALENT
+
+
+def test_a_program_ends_alike_whatever_ran_before() -> None:
+    """DTensor takes the sharding of the first matrix that eye_ made for that of all: each program begins without it."""
+    matrices = [program(Leaf(shape=(2, 2), placements=(placement,)), Operation(name="init_eye")) for placement in ("R", "S(0)")]
+    first = [check_program(each).outcome for each in matrices]
+    assert [check_program(each).outcome for each in reversed(matrices)] == first[::-1]
+
+
+CUT_TWICE = ("S(0)", "S(0)")
+ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution, ...]]] = {
+    "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": (
+        Leaf(shape=(2, 6), placements=("S(1)", "P(sum)")),
+        Operation(name="ravel_transposed"),
+    ),
+    "dtensor_convolution_of_planes, of kernels of which a rank has none": (
+        Leaf(shape=(2, 4, 6), placements=("S(2)", "S(0)")),
+        Leaf(shape=(4, 4, 3), placements=("S(2)", "S(2)"), seed=1),
+        Operation(name="conv1d_stride", arguments=(2, 1)),
+    ),
+    "dtensor_shuffles_parts, of uneven shards": (Leaf(shape=(1, 4, 1, 3), placements=("S(3)",)), Operation(name="pixel_shuffle")),
+    "dtensor_fills_new_partials, of ones": (Leaf(shape=(2, 3), placements=("P(sum)", "S(0)")), Operation(name="new_ones")),
+    "dtensor_split_of_no_elements, of which a slice is left": (
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="slice_nothing"),
+        Operation(name="split_rows"),
+    ),
+    "dtensor_data_of_other_placements, as what is read has another shape": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="set_data", arguments=(1, 2)),
+    ),
+    "dtensor_equal_of_other_shapes, of two cuts": (
+        Leaf(shape=(1,), placements=("R", "S(0)")),
+        Leaf(shape=(1, 1), placements=("S(0)", "S(1)")),
+        Operation(name="equal", arguments=(1, 2)),
+    ),
+    "dtensor_equal_of_other_shapes, by a dim that one has": (
+        Leaf(shape=(1, 1), placements=("S(1)",)),
+        Operation(name="flatten_to", dim=1),
+        Operation(name="equal", arguments=(1, 2)),
+    ),
+    "dtensor_random_of_parts, which leave nothing to choose from": (
+        Leaf(shape=(2, 4), placements=("S(1)",)),
+        Operation(name="seeded_bernoulli_"),
+        Operation(name="seeded_multinomial"),
+    ),
+    "dtensor_bits_of_addends, as a copy shows": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="foreach_norm_1", arguments=(2, 1), output=1),
+        Operation(name="real_view"),
+        Operation(name="clone"),
+    ),
+    "dtensor_select_backward, by the shape it writes to": (
+        Leaf(shape=(4, 4, 4), placements=CUT_TWICE),
+        Operation(name="select", dim=-1),
+    ),
+    "dtensor_norm_backward_of_dim_cut_twice, of the largest": (
+        Leaf(shape=(4,), placements=CUT_TWICE),
+        Operation(name="amax_all"),
+    ),
+    "dtensor_promotion_with_pending_scalar, where dtypes must agree": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="one_hot", arguments=(2, 1)),
+        Operation(name="isclose", arguments=(1, 3)),
+    ),
+    "dtensor_endless_view, as the stack says": (
+        Leaf(shape=(0, 2, 0), placements=("S(0)",)),
+        Constant(shape=(0, 0), placements=("S(0)",), contents=Contents.INDICES, high=2),
+        Operation(name="cross_entropy_smooth_sum", arguments=(2, 1)),
+    ),
+    "dtensor_endless_view, of a slice without elements": (
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="slice_end"),
+        Operation(name="reshape_minus_2"),
+    ),
+    "dtensor_data_of_other_placements, of another shape": (
+        Leaf(shape=(), placements=("R",)),
+        Leaf(shape=(1,), placements=("R",)),
+        Operation(name="set_data", arguments=(2, 1)),
+    ),
+    "dtensor_eye_of_rows, as what is computed of a part too many shows": (
+        Leaf(shape=(1, 1), placements=("S(0)",)),
+        Operation(name="init_eye"),
+        Operation(name="norm_1"),
+    ),
+    "dtensor_gradient_of_maximum, beside a view that is the tensor itself": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="amax_all"),
+        Operation(name="flatten_to", arguments=(2,)),
+    ),
+    "dtensor_eye_of_rows, of other shapes": (Leaf(shape=(1, 3), placements=("S(1)",)), Operation(name="init_eye")),
+    "dtensor_mean_of_no_dims, where nothing raises": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="mean_of_nothing_kept"),
+        Operation(name="logcumsumexp"),
+    ),
+    "dtensor_foreach_norm_of_nothing, of maxima": (
+        Leaf(shape=(1,), placements=("R",)),
+        Leaf(shape=(1,), placements=("S(0)",), seed=1),
+        Operation(name="foreach_max", arguments=(2, 1)),
+    ),
+    "dtensor_gradient_of_maximum, of the smallest": (Leaf(shape=(2,), placements=("S(0)",)), Operation(name="norm_minus_inf")),
+    "dtensor_extreme_of_empty_shard, of the smallest": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="norm_minus_inf"),
+    ),
+    "dtensor_convolution_of_planes, of a shard without places": (
+        Leaf(shape=(1, 1, 1), placements=("S(2)",)),
+        Operation(name="conv1d", arguments=(1, 1)),
+    ),
+    "dtensor_squeezes_local_tensor_alone, in quantile": (Leaf(shape=(2,), placements=("R",)), Operation(name="quantile")),
+    "dtensor_index_add_of_cut_index, by its shape": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Leaf(shape=(), placements=("R",)),
+        Operation(name="lt", arguments=(2, 1)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
+    "dtensor_index_add_of_cut_index, in the backward": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
+    "dtensor_index_add_of_cut_index, by ranks that wait": (
+        Leaf(shape=(1, 1, 1), placements=("S(2)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+        Redistribution(placements=("S(1)",)),
+    ),
+    "dtensor_writes_to_slices, after a redistribution": (
+        Leaf(shape=(3,), placements=("R",)),
+        Redistribution(placements=("S(0)",)),
+        Operation(name="add_to_slice"),
+    ),
+    "dtensor_divides_integers, by index_put": (
+        Leaf(shape=(1, 2), placements=("R", "S(0)")),
+        Operation(name="count_nonzero_dim", dim=1),
+        Constant(shape=(), placements=("R", "R"), contents=Contents.INDICES),
+        Operation(name="index_put", arguments=(2, 1)),
+    ),
+    "dtensor_convolution_backward_of_planes, of no channels": (
+        Leaf(shape=(2, 0, 1), placements=("S(0)",)),
+        Operation(name="conv1d_padded", arguments=(1, 1)),
+    ),
+    "dtensor_solve_triangular_of_parts, in the backward": (
+        Leaf(shape=(2, 2, 2), placements=("R", "R")),
+        Leaf(shape=(2, 2, 2), placements=("S(1)", "S(0)"), seed=1),
+        Operation(name="solve_triangular", arguments=(2, 1)),
+    ),
+    "dtensor_embedding_gathered_before_masked, as linear flattens it": (
+        Leaf(shape=(2, 1), placements=("P(sum)",)),
+        Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_tied", arguments=(2, 1)),
+    ),
+    "dtensor_embedding_transposed_before_masked, of another shape": (
+        Leaf(shape=(2, 1), placements=("S(0)",)),
+        Constant(shape=(1, 2), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_transposed", arguments=(2, 1)),
+    ),
+    "dtensor_in_place_of_partial, in an optimizer": (
+        Leaf(shape=(2,), placements=("P(sum)",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Operation(name="step_of_adam", arguments=(2, 1)),
+    ),
+    "dtensor_select_changes_its_input, in the backward": (
+        Leaf(shape=(2,), placements=("R",)),
+        Operation(name="stack", arguments=(1, 1)),
+        Operation(name="square"),
+    ),
+    "dtensor_foreach_in_place_of_partial, in an optimizer": (
+        Leaf(shape=(2,), placements=("P(sum)",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Operation(name="step_of_asgd", arguments=(2, 1)),
+    ),
+    "dtensor_pad_on_several_axes, of what another axis shards": (
+        Leaf(shape=(2,), placements=("S(0)", "R")),
+        Operation(name="pad_both"),
+    ),
+    "dtensor_stack_along_negative_dim, of a result": (
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="stack_thrice", arguments=(1, 1), dim=-1),
+    ),
+    "dtensor_index_put_of_shards, silently": (
+        Leaf(shape=(4,), placements=("S(0)",)),
+        Constant(shape=(2,), placements=("R",), contents=Contents.INDICES, high=2, seed=2),
+        Operation(name="index_put", arguments=(2, 1)),
+    ),
+    "dtensor_index_put_of_shards, by a dim that there is not": (
+        Leaf(shape=(2,), placements=("R",)),
+        Constant(shape=(2, 2), placements=("S(0)",), contents=Contents.INDICES, high=2),
+        Operation(name="index_tensor", arguments=(2, 1)),
+    ),
+    "dtensor_layer_norm_backward_of_sharded_weight, of the bias": (
+        Leaf(shape=(2, 2), placements=("R",)),
+        Leaf(shape=(2,), placements=("R",), seed=1),
+        Leaf(shape=(2,), placements=("S(0)",), seed=2),
+        Operation(name="layer_norm_bias", arguments=(3, 2, 1)),
+    ),
+    "dtensor_convolution_of_planes, of a rank without rows of the weight": (
+        Leaf(shape=(1, 1, 1), placements=("R",)),
+        Leaf(shape=(1, 1, 3), placements=("S(0)",), seed=1),
+        Operation(name="conv1d_padded", arguments=(2, 1)),
+    ),
+    "dtensor_convolution_backward_of_planes, of places": (
+        Leaf(shape=(2, 4, 6), placements=("S(2)",)),
+        Leaf(shape=(4, 4, 3), placements=("R",), seed=1),
+        Operation(name="conv1d_padded", arguments=(2, 1)),
+    ),
+    "dtensor_writes_to_slices, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Operation(name="add_to_slice"),
+    ),
+    "dtensor_sum_of_norms, of distances": (
+        Leaf(shape=(2, 2), placements=("S(1)",)),
+        Leaf(shape=(2, 2), placements=("S(1)",), seed=1),
+        Operation(name="pairwise_distance", arguments=(2, 1)),
+        Operation(name="sum_dim", dim=-1),
+    ),
+    "dtensor_joins_norms_with_others, of distances": (
+        Leaf(shape=(2, 2), placements=("S(1)",)),
+        Leaf(shape=(2, 2), placements=("S(1)",), seed=1),
+        Operation(name="pairwise_distance", arguments=(2, 1)),
+        Leaf(shape=(2,), placements=("R",)),
+        Operation(name="cat", arguments=(2, 1)),
+    ),
+    "dtensor_mean_losses, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Leaf(shape=(1, 4), placements=("R",), seed=1),
+        Operation(name="smooth_l1_loss_mean", arguments=(2, 1)),
+    ),
+    "dtensor_random_of_parts, of what DTensor has sharded": (
+        Leaf(shape=(1, 4), placements=("P(sum)",)),
+        Operation(name="sort", dim=-2, output=1),
+        Operation(name="seeded_randint_like"),
+    ),
+    "dtensor_out_of_addends, of no elements": (
+        Leaf(shape=(0, 3), placements=("S(0)",)),
+        Leaf(shape=(0, 3), placements=("R",), seed=1),
+        Operation(name="add_out", arguments=(2, 1)),
+    ),
+    "dtensor_slice_backward, of differences": (
+        Leaf(shape=(3,), placements=("R",)),
+        Operation(name="diff", dim=-1),
+        Leaf(shape=(2,), placements=("S(0)",)),
+        Operation(name="mul", arguments=(2, 1)),
+    ),
+    "dtensor_slice_backward, of uneven shards": (
+        Leaf(shape=(4,), placements=("R",)),
+        Operation(name="diff", dim=-1),
+        Leaf(shape=(3,), placements=("S(0)",)),
+        Operation(name="mul", arguments=(2, 1)),
+    ),
+    "dtensor_divides_integers, where dtypes must agree": (
+        Leaf(shape=(1, 2), placements=("S(1)",)),
+        Operation(name="count_nonzero_dim", dim=1),
+        Constant(shape=(1,), placements=("R",), contents=Contents.INDICES),
+        Operation(name="index_add_own", arguments=(2, 1)),
+    ),
+    "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
+}
+"""Programs in which an entry shows otherwise than in its own."""
+SINCE = {
+    "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": ">=2.12,<2.14",
+    "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
+    "dtensor_sum_of_norms, of distances": ">=2.11,<2.14",
+    "dtensor_joins_norms_with_others, of distances": ">=2.11,<2.14",
+    "dtensor_writes_to_slices, of what DTensor has sharded": "<2.14",
+    "dtensor_mean_losses, of what DTensor has sharded": ">=2.11,<2.14",
+    "dtensor_random_of_parts, of what DTensor has sharded": "<2.14",
+    "dtensor_divides_integers, by index_put": ">=2.12",
+    "dtensor_foreach_norm_of_nothing, of maxima": ">=2.13",
+    "dtensor_bits_of_addends, as a copy shows": ">=2.11,<2.14",
+    "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
+    "dtensor_convolution_of_planes, of a shard without places": ">=2.12",
+}
+"""Those that show it in fewer versions: sort() shards addends before 2.14, and the norm of distances has a rule since 2.11.
+Before, each tensor of the list has the maximum of one, or a norm is not pending; what is wrong with places is the size of the
+result since 2.12, and without padding it is refused before."""
+
+
+@pytest.mark.parametrize("name", ALSO)
+def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
+    """By values as by errors, and by where a rank is that computes without an end; it is never known where it does not show."""
+    known = name.partition(",")[0]
+    leaf, *rest = ALSO[name]
+    verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
+    versions = SINCE.get(name) or next(each for each in ON_FILE if each.id == known).torch
+    assert (verdict.known == known) == torch_in(versions), verdict.describe()
+
+
+@pytest.mark.parametrize(("name", "shape", "size"), [("batch_norm", (2, 4), 3), ("interpolate", (1, 5, 1), 4)])
+def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: tuple[int, ...], size: int) -> None:
+    """By the error of the last rank, as the others have all of them."""
+    found = check_program(program(Leaf(shape=shape, placements=("S(1)",)), Operation(name=name), mesh=(size,)), deadline=1.0)
+    assert found.known == ("dtensor_pool_of_empty_shard" if torch_in(">=2.12") else "")
+
+
+def test_an_error_that_is_not_on_file_is_a_finding() -> None:
+    """The same text, of an operation that no entry has."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_logsumexp_of_scalar")
+    scalar = SHOWN_BY[known.id]
+    verdict = check_program(scalar)
+    other = program(Leaf(shape=(), placements=("R",)), Operation(name="exp"), mesh=(1,))
+    assert not known.could_show(other)
+    assert known.explains(scalar, verdict) == torch_in(known.torch)
+    assert not known.explains(other, verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "placement", "size"),
+    [("flatten", (2, 2), "S(1)", 2), ("flatten", (3, 2), "S(0)", 2), ("view_split_2", (4,), "S(0)", 4)],
+)
+def test_a_view_that_torch_refuses_is_no_finding(name: str, shape: tuple[int, ...], placement: str, size: int) -> None:
+    """Each version of torch has words of its own for it."""
+    leaf = Leaf(shape=shape, placements=(placement,))
+    assert check_program(program(leaf, Operation(name=name), mesh=(size,))).outcome is Outcome.EQUIVALENT

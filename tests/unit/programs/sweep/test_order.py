@@ -1,0 +1,96 @@
+"""The order of a sweep."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from equivcheck.programs.nouns import Constant, Leaf, TensorProgram
+from equivcheck.programs.nouns.placement import REPLICATE
+from equivcheck.programs.sweep.order import Passes, in_passes
+from equivcheck.programs.sweep.programs import Sweep
+from equivcheck.programs.sweep.sweep import swept
+
+OPERATIONS = ("neg", "sum_dim", "mm", "index_select")
+Placements = tuple[tuple[str, ...], ...]
+
+
+def placements(program: TensorProgram) -> Placements:
+    """Those of each argument."""
+    return tuple(each.placements for each in program.statements if isinstance(each, (Leaf, Constant)))
+
+
+@pytest.fixture(scope="module")
+def passes() -> Passes:
+    """Of four operations on a mesh of two axes."""
+    return in_passes(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
+
+
+def test_every_program_is_in_one_pass(passes: Passes) -> None:
+    """None is left out, and none is run twice."""
+    assert Counter(passes) == Counter(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
+
+
+def test_the_first_pass_has_every_placement_of_every_argument(passes: Passes) -> None:
+    """That leaves no axis without work, in few programs, of which most have no argument that is replicated."""
+    first = next(iter(passes.programs.values()))
+    for name in OPERATIONS:
+        programs = filter(_uses_both_axes, Sweep(mesh=(2, 2), operations=(name,)).programs())
+        every = {each for program in programs for each in _numbered(program)}
+        mine = [program for program in first if program.operations == (name,)]
+        assert {each for program in mine for each in _numbered(program)} == every
+        assert len(mine) <= len(every)
+    placed = [placements(each) for each in first if each.operations == ("mm",)]
+    assert sum((REPLICATE, REPLICATE) not in each for each in placed) > len(placed) / 2
+
+
+def _uses_both_axes(program: TensorProgram) -> bool:
+    return all(set(along) != {REPLICATE} for along in zip(*placements(program), strict=True))
+
+
+def test_an_axis_that_has_nothing_to_do_comes_last(passes: Passes) -> None:
+    """On a mesh of one axis there is none."""
+    *before, last = passes.programs.values()
+    assert last
+    assert not any(map(_uses_both_axes, last))
+    assert all(map(_uses_both_axes, itertools.chain(*before)))
+    assert not list(in_passes(Sweep(operations=OPERATIONS).programs()).programs.values())[-1]
+
+
+def _numbered(program: TensorProgram) -> list[tuple[int, tuple[str, ...]]]:
+    return list(enumerate(placements(program)))
+
+
+def test_pairs_come_before_what_has_nothing_new(passes: Passes) -> None:
+    """Before them, every two placements of the two arguments of an operation have met."""
+    *before, others, _ = passes.programs.values()
+    met = {(each.operations, placements(each)) for each in itertools.chain(*before)}
+    assert others
+    assert {(each.operations, placements(each)) for each in others} <= met
+
+
+def test_programs_that_share_a_reference_follow_each_other(passes: Passes) -> None:
+    """In a pass, shapes and dims of an operation do not come back."""
+    for programs in passes.programs.values():
+        computed = [(each.statements[-1], *(getattr(one, "shape", None) for one in each.statements)) for each in programs]
+        runs = [each for each, _ in itertools.groupby(computed)]
+        assert len(runs) == len(set(runs))
+
+
+def test_shards_have_all_programs(passes: Passes) -> None:
+    """Each one of them."""
+    parts = [passes.shard(number, 3) for number in (1, 2, 3)]
+    assert sum(map(Counter, parts), Counter()) == Counter(passes)
+    assert max(map(len, parts)) - min(map(len, parts)) <= len(passes.programs)
+
+
+def test_programs_that_were_not_run_are_left() -> None:
+    """Time that is over ends a sweep, which says how much of each pass is left."""
+    passes, over = in_passes(Sweep(operations=("neg",)).programs()), iter((False, False, True))
+    assert swept(passes, is_over=lambda: next(over)).stopped
+    first, *others = passes.coverage()
+    assert first.num_covered == 2
+    assert first.num_left == len(passes.programs[first.name]) - 2 > 0
+    assert not any(each.num_covered for each in others)

@@ -1,0 +1,124 @@
+"""Sweeps over pairs of operations."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.check import check_program
+from equivcheck.programs.nouns import Operation, TensorProgram
+from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.one_device import Outputs, plan_of
+from equivcheck.programs.run.rank import DTensorTarget
+from equivcheck.programs.sweep import sweep
+from equivcheck.programs.sweep.pairs import Newness, Pairs
+from equivcheck.programs.sweep.programs import Sweep
+from equivcheck.programs.sweep.results import Result, first_programs, results_on
+from equivcheck.programs.sweep.sweep import swept
+from equivcheck.programs.sweep.taking import places_of
+from equivcheck.worlds.pool import ranks
+
+FIRSTS = ("neg", "to_int", "t", "sum_dim", "topk")
+SECONDS = ("exp", "square", "add", "mm", "cat")
+
+
+@pytest.fixture(scope="module")
+def results() -> tuple[Result, ...]:
+    """Those of a few operations, and of redistributions."""
+    return tuple(results_on(ranks("sim", 2), first_programs(Sweep(operations=FIRSTS))))
+
+
+def pairs_of(results: tuple[Result, ...], *operations: str, seed: int = 0) -> Pairs:
+    """Pairs whose second operation is one of a few."""
+    return Pairs(results=results, places=places_of(operations), seed=seed)
+
+
+def first_of(program: TensorProgram) -> TensorProgram:
+    """The part of a pair up to the first operation or redistribution."""
+    length = next(
+        number for number, each in enumerate(program.statements, start=1) if each.tag in ("operation", "redistribution")
+    )
+    return TensorProgram(mesh=program.mesh, statements=program.statements[:length])
+
+
+def test_results_lie_as_dtensor_leaves_them(results: tuple[Result, ...]) -> None:
+    """With dtype, strides and sizes of shards; of several results each is one."""
+    found = {(result.name, result.spec.kind, result.spec.memory, result.spec.sizes) for result in results}
+    assert ("to_int", (("S(0)",), "int64"), frozenset({"no gradient"}), frozenset()) in found
+    assert any("uneven" in sizes for _, _, _, sizes in found)
+    assert any(name == "t" and "not contiguous" in memory for name, _, memory, _ in found)
+    assert any(name == "sum_dim" and placements == ("P(sum)",) for name, (placements, _), _, _ in found)
+    assert {result.spec.dtype for result in results if result.name == "topk"} == {"float64", "int64"}
+    assert any(result.name == "redistribution" for result in results)
+
+
+def test_every_pair_is_a_program_whose_last_operation_takes_a_result(results: tuple[Result, ...]) -> None:
+    """One device computes each statement of it."""
+    pairs, known = pairs_of(results, *SECONDS), {result.program for result in results}
+    programs = [program for program in pairs if program is not None]
+    assert len(programs) == len(set(programs)) > 250
+    for program in programs:
+        first, last = first_of(program), program.statements[-1]
+        assert first in known
+        assert isinstance(last, Operation)
+        assert len(program.statements) - len(first.statements) in last.arguments
+        assert all(plan_of(program).applies)
+
+
+def test_all_pairs_are_tried_in_the_end(results: tuple[Result, ...]) -> None:
+    """As many are covered as one device computes: a tensor without dims has no matrix product."""
+    pairs = pairs_of(results, "exp", "mm")
+    assert len(list(pairs)) == len(pairs)
+    assert all(pairs.num_tried[each] == pairs.total(each) >= pairs.num_covered[each] > 0 for each in Newness)
+    assert pairs.num_covered[Newness.FIRST] < pairs.total(Newness.FIRST)
+
+
+def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results: tuple[Result, ...]) -> None:
+    """No later program has one that is new; what a sweep of single operations has is not new either."""
+    specs = {result.program: result.spec for result in results}
+    pairs, met = pairs_of(results, "exp", "square", "add"), set()
+    for program in pairs:
+        if program is None:
+            continue
+        spec, operation = specs[first_of(program)], program.operations[-1]
+        if pairs.num_tried[Newness.SPEC] == 0:
+            assert not spec.has_kind_of_leaves
+            met.add((operation, spec.kind))
+        else:
+            assert spec.has_kind_of_leaves or (operation, spec.kind) in met
+    assert len(met) > 9
+
+
+def test_a_seed_says_what_is_run(results: tuple[Result, ...]) -> None:
+    """The same programs in the same order; another seed has other arguments, or another order."""
+    first, again, other = (list(pairs_of(results, *SECONDS, seed=seed)) for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+class SquaresOfIntegers(DTensorTarget):
+    """Squares of integers are one too large."""
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """As it should be, but for integers."""
+        found = super().call(statement, arguments)
+        is_wrong = statement.name == "square" and not arguments[0].is_floating_point()
+        return tuple(each + 1 for each in found) if is_wrong else found
+
+
+def test_a_fault_that_only_a_pair_shows_is_found(results: tuple[Result, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No leaf is of integers."""
+    monkeypatch.setattr(sweep, "check_program", partial(check_program, target=SquaresOfIntegers))
+    assert swept(Sweep(operations=("square",)).programs()).num_findings == 0
+    found = swept(pairs_of(results, "square"), only_sinks=True)
+    assert {group.operation for group in found.groups.values() if group.outcome.is_finding} == {"square"}
+
+
+def test_what_an_operation_takes_is_not_read_before() -> None:
+    """Reading the result of an embedding whose rows are sharded drops the mask that the next operation needs."""
+    program = SHOWN_BY["dtensor_embedding_read_twice"]
+    assert check_program(program).outcome is Outcome.KNOWN
+    assert check_program(program, only_sinks=True).outcome is Outcome.EQUIVALENT

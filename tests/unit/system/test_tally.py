@@ -1,0 +1,14 @@
+"""Rules of the tally."""
+
+from __future__ import annotations
+
+from equivcheck.system.tally import record, take
+
+
+def test_a_check_is_counted_once() -> None:
+    """What was taken is not counted again."""
+    take()
+    for layout in ("ddp", "fsdp2", "ddp"):
+        record(layout, "sim", "equivalent")
+    assert take() == {("ddp", "sim", "equivalent"): 2, ("fsdp2", "sim", "equivalent"): 1}
+    assert not take()

@@ -1,0 +1,139 @@
+"""Token models on one device against NumPy, and what their losses are divided by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equivcheck.scenario import (
+    SGD,
+    Activation,
+    AnyLayer,
+    Attention,
+    CrossEntropy,
+    Data,
+    Experts,
+    GatedMLP,
+    Head,
+    Ignored,
+    Model,
+    Norm,
+    Precision,
+    Scores,
+    Tokens,
+    Training,
+)
+from equivcheck.strategies import cross_entropies, token_models
+from equivcheck.training.loop import train
+from equivcheck.training.material import IGNORED, material
+from equivcheck.training.single_device import single_device
+from numpy_reference import tokens
+from numpy_reference.labels import label_loss
+
+DIFFERENCE = 1e-6
+
+DECODER = Model(
+    features=4,
+    source=Tokens(vocabulary=5, padding=1, learned_positions=True),
+    length=3,
+    layers=(Attention(heads=4, kv_heads=2, rotary=True, bias=True, norm=Norm.RMS), GatedMLP(hidden=3, norm=Norm.LAYER)),
+    head=Head(tied=True, norm=Norm.RMS),
+)
+
+
+def a_training(model: Model, loss: CrossEntropy, *rows: int) -> Training:
+    """One step of float64 without dropout."""
+    layers = tuple(layer.having(dropout=0.0, frozen=False) for layer in model.layers)
+    return Training(
+        model=replace(model, layers=layers), data=Data(microbatches=rows or (2, 1)), loss=loss, optimizer=SGD(), seed=3
+    )
+
+
+def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
+    """The loss of the first step."""
+    assert isinstance(training.loss, CrossEntropy)
+    batches = material(training).steps[0]
+    total = sum(
+        label_loss(training.loss, tokens.logits(training.model, parameters, batch.inputs.numpy()), batch.targets.numpy())[0]
+        for batch in batches
+    )
+    added = (
+        tokens.balance_loss(training.model, parameters, batch.inputs.numpy()) * batch.rows / training.data.batch
+        for batch in batches
+    )
+    return total / batches[0].divisor + sum(added)
+
+
+@settings(max_examples=25)
+@given(token_models(), cross_entropies())
+def test_the_loss_is_that_of_numpy(model: Model, loss: CrossEntropy) -> None:
+    """Embeddings, attention, gated perceptrons, heads and losses of labels, generated."""
+    training = a_training(model, loss) if model.outputs > 1 else a_training(DECODER, loss)
+    parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
+    assert train(single_device(training)).steps[0].loss == pytest.approx(numpy_loss(training, parameters), rel=1e-10, abs=1e-12)
+
+
+ATTENTION, GATED = DECODER.layers
+SCORED = Experts(
+    hidden=2, num_experts=3, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, balance=0.5
+)
+SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation=Activation.TANH, balance=1.0)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (ATTENTION, GATED),
+        (ATTENTION.having(fused=True), GATED),
+        (SCORED, SHARED),
+        (SCORED.having(dispatched=True), SHARED.having(dispatched=True)),
+    ],
+    ids=["explicit", "fused", "experts", "dispatched"],
+)
+def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, ...]) -> None:
+    """Each gradient is that of the loss along its parameter; the padding has none but through a tied head."""
+    model = replace(DECODER, layers=layers, head=Head())
+    training = a_training(model, CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
+    parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
+    gradients = train(single_device(training)).steps[0].gradients
+    start = 0
+    for piece in gradients.pieces:
+        found = gradients.values[start : start + piece.numel].reshape(piece.shape)
+        start += piece.numel
+        for place in np.ndindex(*piece.shape):
+            moved = []
+            for sign in (1.0, -1.0):
+                values = parameters[piece.name].copy()
+                values[place] += sign * DIFFERENCE
+                moved.append(numpy_loss(training, {**parameters, piece.name: values}))
+            is_padding = piece.name == "embedding.weight" and place[0] == 1
+            expected = 0.0 if is_padding else (moved[0] - moved[1]) / (2.0 * DIFFERENCE)
+            assert found[place] == pytest.approx(expected, rel=1e-5, abs=1e-8), (piece.name, place)
+
+
+@given(st.sampled_from(Ignored), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
+def test_a_loss_is_divided_by_the_labels_of_the_whole_step(ignored: Ignored, rows: list[int], summed: bool, seed: int) -> None:
+    """All microbatches have the same divisor: how many labels count in all of them, of which there is one at least."""
+    training = replace(a_training(DECODER, CrossEntropy(ignored=ignored, summed=summed), *rows), seed=seed)
+    (batches,) = material(training).steps
+    counted = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+    assert counted >= 1
+    assert {batch.divisor for batch in batches} == {1.0 if summed else float(counted)}
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_labels_that_do_not_count_are_where_the_noun_says(precision: Precision) -> None:
+    """The first rows of each microbatch, or all of the first microbatch."""
+    training = replace(a_training(DECODER, CrossEntropy(ignored=Ignored.FIRST_ROWS), 4, 2), precision=precision)
+    ((first, second),) = material(training).steps
+    assert [(batch.targets == IGNORED).all(1).tolist() for batch in (first, second)] == [
+        [True, True, False, False],
+        [True, False],
+    ]
+    ((first, second),) = material(replace(training, loss=CrossEntropy(ignored=Ignored.FIRST_MICROBATCH))).steps
+    assert (first.targets == IGNORED).all()
+    assert not (second.targets == IGNORED).any()

@@ -1,0 +1,148 @@
+"""`Matrix`: one training, a row for each layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import equivcheck
+from equivcheck import NotEquivalent, Outcome, UsageError
+from equivcheck.user.matrix.matrix import ARGUMENTS, OF_LAYOUT, OF_TRAINING
+from unit.user.matrix.trainings import NUM_PARAMETERS, batches, in_ddp, matrix_of, raises, shared, summed
+
+
+def test_a_row_has_what_people_look_at_first() -> None:
+    """Outcome, ratio of gradient norms, loss, calls and bytes; on a layout that is right, and one that doubles gradients."""
+    found = matrix_of({"right": {"parallelize": in_ddp}, "doubled": {"parallelize": summed}}).run()
+    right, doubled = found.rows
+    assert (right.name, right.outcome, right.first_difference) == ("right", "equivalent", "")
+    assert doubled.first_difference == "step 0 gradient weight"
+    assert right.measures is not None
+    assert doubled.measures is not None
+    assert right.measures.norm_ratio == pytest.approx(1.0, rel=1e-12)
+    assert doubled.measures.norm_ratio == pytest.approx(2.0, rel=1e-12)
+    assert right.measures.loss == pytest.approx(right.measures.expected_loss, rel=1e-12)
+    assert (right.measures.num_calls, right.measures.num_bytes) == (1, 8 * NUM_PARAMETERS)
+    assert (doubled.measures.num_calls, doubled.measures.num_bytes) == (2, 8 * NUM_PARAMETERS)
+    assert right.milliseconds > 0
+    assert found["doubled"] is doubled
+
+
+def test_calls_of_setup_and_of_reading_are_no_part_of_a_step() -> None:
+    """Tensors that users gather themselves to be read do not count."""
+
+    def read(module: Any) -> dict[str, torch.Tensor]:
+        dist.all_reduce(torch.ones(1))
+        return dict(module.module.named_parameters())
+
+    row = matrix_of({"read": {"parallelize": in_ddp, "full_tensors": read}}, batches=batches(steps=3)).run()["read"]
+    assert row.measures is not None
+    assert (row.outcome, row.measures.num_calls) == ("equivalent", 1)
+
+
+def test_a_layout_that_is_wrong_on_purpose_passes_as_long_as_it_is_wrong() -> None:
+    """What is expected is another outcome than EQUIVALENT, and any other than that fails."""
+    assert matrix_of({"doubled": {"parallelize": summed, "expected": "diverged"}}).run().is_passed
+    mended = matrix_of({"mended": {"parallelize": in_ddp, "expected": "diverged"}}).run()
+    assert not mended.is_passed
+    with pytest.raises(NotEquivalent, match="equivalent, expected diverged"):
+        mended.assert_passed()
+
+
+def test_a_layout_that_cannot_be_checked_is_a_row_and_the_others_go_on() -> None:
+    """Bad arguments of one layout, as rows that its mesh cannot share out, are told in its row; a crash of ranks is a verdict."""
+    layouts = {
+        "three": {"mesh": {"dp": 3}, "parallelize": in_ddp},
+        "crash": {"parallelize": raises},
+        "right": {"parallelize": in_ddp},
+    }
+    found = matrix_of(layouts).run()
+    assert [row.outcome for row in found.rows] == ["not checked", "crashed", "equivalent"]
+    assert "4 rows, which dp 3 cannot share out evenly" in found["three"].first_difference
+    assert "no <model>" in found["crash"].first_difference
+    assert not found.is_passed
+    assert all(
+        text in found.describe() for text in ("NOT CHECKED: ", "CRASHED: ", "3 layouts: 1 not checked; 1 crashed; 1 equivalent")
+    )
+
+
+def test_what_one_device_raises_is_told_in_each_row() -> None:
+    """It is the user's own error, and no bug of the checker."""
+
+    def broken() -> Any:
+        raise ZeroDivisionError("by the user")
+
+    found = matrix_of({"one": {"parallelize": in_ddp}}, model=broken).run()
+    assert found["one"].error == "ZeroDivisionError: by the user"
+
+
+def test_every_layout_gets_the_same_batches() -> None:
+    """Also where they can be gone through only once."""
+    found = matrix_of({"one": {"parallelize": in_ddp}, "other": {"parallelize": in_ddp}}).run()
+    losses = {row.measures.loss for row in found.rows if row.measures is not None}
+    assert len(losses) == 1
+    assert found.is_passed
+
+
+def test_layouts_are_run_in_order_and_told_of_one_by_one() -> None:
+    """Those that are asked for, in the order of the matrix."""
+    told: list[tuple[str, int]] = []
+    layouts = {name: {"parallelize": in_ddp} for name in ("a", "b", "c")}
+    found = matrix_of(layouts).run("c", "a", listener=lambda row, number: told.append((row.name, number)))
+    assert told == [("a", 1), ("c", 2)]
+    assert (found.asked, found.is_passed) == (2, True)
+
+
+def test_a_layout_comes_before_what_all_share() -> None:
+    """It may have arguments of its own that do not say what one device computes."""
+    crashed = matrix_of({"own": {"parallelize": raises}, "shared": {}}, parallelize=in_ddp).run()
+    assert [row.verdict.outcome for row in crashed.rows if row.verdict] == [Outcome.CRASHED, Outcome.EQUIVALENT]
+
+
+def test_matrix_checks_at_once() -> None:
+    """The short form of the same."""
+    found = equivcheck.matrix(layouts={"ddp": {"mesh": {"dp": 2}, "parallelize": in_ddp}}, **shared())
+    assert found.is_passed
+
+
+def test_every_argument_of_check_training_is_shared_or_a_layouts_own() -> None:
+    """None is both."""
+    assert set(OF_TRAINING) <= set(ARGUMENTS)
+    assert {"mesh", "parallelize", "rank_step", "shard", "world"} <= set(OF_LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "changes", "names"),
+    [
+        ({}, {}, "at least one layout"),
+        ([], {}, "at least one layout"),
+        ({"a": {"parallelize": in_ddp, "mash": 1}}, {}, "layout 'a' has 'mash'; allowed: parallelize, mesh"),
+        ({"a": {"parallelize": in_ddp, "loss": 1}}, {}, "layout 'a' has 'loss', which all layouts share"),
+        ({"a": {"parallelize": in_ddp, "keep_dtype": True}}, {}, "layout 'a' has 'keep_dtype', which all layouts share"),
+        ({"a": {"parallelize": in_ddp, "dropout_masks": True}}, {}, "layout 'a' has 'dropout_masks', which all layouts share"),
+        ({"a": {}}, {}, "layout 'a' has no parallelize; needed: model, parallelize, mesh, batches"),
+        ({"a": {"parallelize": in_ddp, "mesh": {"dp": 0}}}, {}, "mesh has 'dp': 0"),
+        ({"a": {"parallelize": in_ddp, "expected": "wrong"}}, {}, "expects 'wrong'; allowed: equivalent, diverged"),
+        ({"a\n": {"parallelize": in_ddp}}, {}, "a layout is named 'a\\n'"),
+        ({"a": 3}, {}, "layout 'a' is 3; allowed: a dict"),
+        ({"a": {"parallelize": in_ddp}}, {"modle": 1}, "the matrix has 'modle'; allowed: model"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(layouts: Any, changes: dict[str, Any], names: str) -> None:
+    """One line that says what, of which layout, and what is allowed; nothing has run by then."""
+    given = {
+        name: {"mesh": {"dp": 2}} | options if isinstance(options, dict) else options for name, options in dict(layouts).items()
+    }
+    with pytest.raises(UsageError) as raised:
+        equivcheck.Matrix(layouts=given or layouts, **shared(**changes))
+    assert names in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_layout_that_does_not_exist_is_refused() -> None:
+    """The text lists those that do."""
+    with pytest.raises(UsageError, match="no layout 'c'; allowed: a, b"):
+        matrix_of({name: {"parallelize": in_ddp} for name in ("a", "b")}).run("c")

@@ -1,0 +1,64 @@
+"""Recipes: files that define a matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equivcheck import UsageError
+from equivcheck.user.matrix.recipe import matrix_of
+
+GOOD = """
+import equivcheck
+from beside import NAME
+assert __name__ != "__main__"
+anything = equivcheck.Matrix(
+    model=print, batches=[1], loss=print, optimizer=print, layouts={NAME: {"mesh": {"dp": 2}, "parallelize": print}}
+)
+again = anything
+"""
+OTHER = """
+other = equivcheck.Matrix(
+    model=print, batches=[1], loss=print, optimizer=print, layouts={NAME: {"mesh": {"dp": 2}, "parallelize": print}}
+)
+"""
+
+
+def test_a_recipe_defines_one_matrix(tmp_path: Path) -> None:
+    """Under any name, with what lies beside the file; it does not run as the main script."""
+    tmp_path.joinpath("beside.py").write_text("NAME = 'a layout'")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(GOOD)
+    assert matrix_of(recipe).names == ("a layout",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1", "defines no Matrix; allowed: exactly one"),
+        (GOOD.replace("from beside import NAME", "NAME = 'a'") + OTHER, "defines 2 Matrix; allowed: exactly one"),
+        ("import equivcheck\n\nraise OSError('gone')", "raises OSError: gone (line 3)"),
+        ("x = (", "raises SyntaxError: '(' was never closed"),
+        ("import sys\nsys.exit(3)", "raises SystemExit: 3 (line 2)"),
+        ("import equivcheck\nequivcheck.Matrix(layouts={})", "at least one layout"),
+    ],
+    ids=["none", "two", "raises", "syntax", "exit", "usage"],
+)
+def test_what_is_no_recipe_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+    """It says what the file does, and where."""
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        matrix_of(recipe)
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """So is one that is no Python file."""
+    with pytest.raises(UsageError, match=r"missing\.py cannot be read"):
+        matrix_of(tmp_path / "missing.py")
+    tmp_path.joinpath("recipe.txt").write_text("")
+    with pytest.raises(UsageError, match="no Python file"):
+        matrix_of(tmp_path / "recipe.txt")
