@@ -44,8 +44,7 @@ _MOST_FALSE_STARTS = 2
 _STOP_SECONDS = 1.0
 """How long workers may take to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
-"""How long after the end of the time workers may end what they have begun: where nothing failed, and where findings are shrunk
-and explained. Then they are stopped."""
+"""Seconds after the campaign's time at which workers are stopped: if nothing failed, and if findings are shrunk and explained."""
 
 
 def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: Crew[Any] | None = None) -> Summary:
@@ -118,7 +117,7 @@ class _Campaign:
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether workers have had all the time after the end that they may take to end what they have begun."""
+        """Whether workers must be stopped, because the campaign's time was over long ago."""
         has_failed = len(self._findings) or self._in_doubt or any(worker.suspect for worker in self._crew.workers)
         return self._seconds >= self._plan.seconds + (_FAILED_SECONDS if has_failed else _QUIET_SECONDS)
 

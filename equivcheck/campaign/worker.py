@@ -114,7 +114,7 @@ class Worker:
             self._control = None
 
     def _end_control(self) -> None:
-        """What is left of the control when the campaign has drawn all else: without it the run would prove nothing."""
+        """Go on with a control that was not caught in time, because without it the run would prove nothing."""
         while (control := self._control) is not None and not self._ends:
             control.draw()
             if control.is_over or time.monotonic() >= self._until + _CONTROL_SECONDS:

@@ -114,7 +114,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     of the trainings.
 
     One check in ten uses settings that torch does not support. There the result must be correct, or every rank must raise.
-    Findings that you accepted with `equivcheck triage` never lead to exit code 1. Ctrl-C ends early and keeps what was found.
+    Findings that you accepted with `equivcheck triage` never lead to exit code 1. Ctrl-C ends early and keeps the findings.
     """  # noqa: D301 - click keeps the lines behind a backspace as they are
     from equivcheck.campaign.control import applicable_faults
     from equivcheck.campaign.plan import Plan, frontier_scenarios, generated_programs, generated_scenarios

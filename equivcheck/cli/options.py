@@ -115,7 +115,7 @@ layouts_option = click.option(
 
 
 COLUMNS = 80
-"""Width of what is read on a screen."""
+"""Width of text for a screen."""
 
 
 def console(*, stderr: bool = False, width: int = 160) -> Console:

@@ -11,7 +11,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 V = TypeVar("V", bound=CaseVerdict)
 
 _EXAMINED = ("diagnosis", "confirmed", "drift")
-"""What a verdict has once its case was shrunk."""
+"""Fields that a verdict gets after its case was shrunk."""
 NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
 """Stands in `unfinished` of a verdict from the moment of the finding until its case has been shrunk."""
 

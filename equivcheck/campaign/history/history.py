@@ -21,7 +21,7 @@ FILE = "history.sqlite"
 """In the folder of a store."""
 _SCHEMA = 2
 _SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
-"""What makes a schema the next one, by its version."""
+"""The statement that turns a schema into the next one, by its version."""
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer; each holds the lock for a few milliseconds."""
 

@@ -33,9 +33,9 @@ class FailOn(Choice):
     """Which findings can make a campaign fail."""
 
     ALL = "all"
-    """Those in trainings and in tensor programs."""
+    """Findings in trainings and in tensor programs."""
     TRAININGS = "trainings"
-    """Those in trainings only."""
+    """Only findings in trainings."""
 
 
 class Ended(Choice):

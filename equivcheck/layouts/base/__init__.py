@@ -1,1 +1,1 @@
-"""Layouts: how each parallelism is applied to a training, and what it cannot run."""
+"""The base of all parallelisms: their kind, limits, expected calls, execution and scripts."""
