@@ -82,7 +82,7 @@ class Judgement:
         return self.describe()
 
     def describe(self) -> str:
-        """What was found, for people; `print` shows it as well."""
+        """The outcome and its evidence as text; `print(verdict)` shows it."""
         return f"{self.outcome.value.upper()}: {self._in_short()}"
 
     def _in_short(self) -> str:

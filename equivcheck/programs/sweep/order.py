@@ -29,9 +29,11 @@ class Coverage:
     """How far a part of a sweep is."""
 
     name: str
-    """What its programs have that no program before has."""
+    """The feature that is new in its programs."""
     num_covered: int
+    """Programs or combinations that were run."""
     num_left: int
+    """Programs or combinations that were not."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Passes:
     """All programs of a sweep in the order in which they are run, and how many of them were."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
-    """Those of each pass, by its name."""
+    """Programs of each pass, by its name."""
     num_run: Counter[str] = field(default_factory=Counter)
     """Programs that were run, by pass."""
 
@@ -150,6 +152,6 @@ _FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
     "placements of an argument, by shape": _placements_of_shapes,
     "placements of two arguments": _pairs,
 }
-"""What the programs of a pass have and none before does, by the name of the pass."""
+"""The feature that is new in the programs of a pass, by its name."""
 _OTHERS = "all others"
 _FEWER_AXES = "an axis along which all is replicated"

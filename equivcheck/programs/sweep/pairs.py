@@ -1,4 +1,4 @@
-"""Pairs of operations: the second takes a result of the first. What it has not met before comes first."""
+"""Pairs of operations: the second takes a result of the first. Results of a kind that it has not met come first."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from equivcheck.programs.sweep.taking import Place, programs_taking
 from equivcheck.system.choice import Choice
 
 MAX_SHAPES = 4
-"""Results of different shapes that are tried for what is new."""
+"""Results of different shapes that are tried for each new kind."""
 
 
 class Newness(Choice):
-    """What the second operation of a pair has not met before; the first of these comes first."""
+    """Features of a result that the second operation of a pair has not met yet. They are tried in this order."""
 
     KIND = "placements and dtypes"
-    """Placements and dtype of what it takes."""
+    """Placements and dtype of the result."""
     SPEC = "strides, sizes of shards or numbers of dims"
     """With the number of dims, sizes of shards, and strides: a whole `ResultSpec`."""
     FIRST = "first operations"
     """A whole `ResultSpec` that this first operation leaves."""
 
     def of(self, result: Result) -> Hashable:
-        """What has to be new in a result; None if a sweep of single operations has leaves like it."""
+        """The feature of a result that must be new; None if a sweep of single operations has leaves like it."""
         kind, spec = result.spec.kind, result.spec
         if self is Newness.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -46,27 +46,27 @@ class Pairs:
     """Pairs in the order in which they are run, and how many of them were."""
 
     results: tuple[Result, ...]
-    """What first operations leave."""
+    """Results of first operations."""
     places: tuple[Place, ...]
     """Arguments of second operations."""
     seed: int = 0
-    """Of the order, and of the other arguments."""
+    """Seed of the order and of the other arguments."""
     world: str = "sim"
     """Where first operations are checked."""
     num_tried: Counter[Newness] = field(default_factory=Counter)
-    """Places and what is new for them, that were tried."""
+    """Combinations of a place and a feature that is new for it, tried so far."""
     num_covered: Counter[Newness] = field(default_factory=Counter)
-    """Those for which one device computes a program."""
+    """Combinations for which one device could compute a program."""
     _met: set[tuple[Place, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, newness: Newness) -> int:
-        """Places, times what may be new for each."""
+        """Number of combinations of a place and a feature."""
         return len(self._by_key(newness)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """How much of what is new was tried."""
+        """Combinations that were tried, and those that are left."""
         return tuple(
             Coverage(
                 name=f"{each.value} that an operation has not met",

@@ -106,7 +106,7 @@ def test_a_finding_at_the_end_of_the_time_is_kept_and_marked(
 ) -> None:
     """The end of the time costs its shrinking, and not the finding."""
     monkeypatch.setenv(fakes.ONCE, str(tmp_path / "once"))
-    (finding,) = fuzz(plan(check, num_checks=None, seconds=3.0), store).findings
+    (finding,) = fuzz(plan(check, num_checks=None, seconds=5.0), store).findings
     assert told in "\n".join(finding.verdict.evidence())
     assert store.load(finding.fingerprint).verdict == finding.verdict
 
