@@ -1,1 +1,1 @@
-"""Why a scenario diverged, hung or crashed: trainings that are wrong in a known way, tried one after the other."""
+"""Find why a scenario diverged, hung or crashed: replay known faults on one device until one reproduces the ranks' values."""

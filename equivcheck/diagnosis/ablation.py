@@ -1,4 +1,4 @@
-"""Ablation: which feature of a training the ranks must do without to be right."""
+"""Ablation: remove one feature from the training and see if the ranks then match one device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.ranks import Ranks
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """The first feature without which the ranks match one device; runs them again for each."""
+    """Cause for the first feature whose removal makes the ranks match; None if none does. Runs the ranks again per feature."""
     for plainer, cause, words in _plainer(scenario):
         try:
             if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:

@@ -1,4 +1,4 @@
-"""How far what the ranks left agrees with what a counterfactual training leaves."""
+"""Compare the values left by the ranks with the values left by a counterfactual training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from equivcheck.worlds.trace.trace import Piece, Trace
 
 
 def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
-    """How many moments, from the first on, the ranks left as the counterfactual did: its traces are one for each rank, or one."""
+    """Number of leading moments where the ranks left the counterfactual's values.
+
+    `traces` has one trace per rank, or one trace for all ranks.
+    """
     made = list(zip(*map(moments, traces), strict=True))
     count = 0
     for index, (expected, found, other) in enumerate(zip(diverged.reference.moments, diverged.found, made, strict=False)):
@@ -74,7 +77,7 @@ def _distance(values: Vector, other: Vector) -> float:
 
 
 def _limits(diverged: Evidence, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
-    """The tolerance of each tensor: the reference's, grown as the tensor is larger in the counterfactual."""
+    """Tolerance per tensor: the reference's, increased if the tensor is larger in the counterfactual."""
     eps = diverged.eps
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = [{name: float(np.linalg.norm(values)) for name, values in whole.items()} for whole in wholes]
@@ -92,7 +95,7 @@ def _limits(diverged: Evidence, expected: Expected, wholes: list[Whole]) -> dict
 
 
 def _disagrees_alike(diverged: Evidence, expected: Expected, made: tuple[Moment, ...]) -> bool:
-    """Whether tensors on which ranks disagree are also such in the counterfactual."""
+    """Whether the counterfactual's ranks disagree on each tensor on which the real ranks disagree."""
     names = {
         divergence.tensor
         for divergence in diverged.divergences

@@ -1,4 +1,4 @@
-"""What a diagnosis starts from: what the ranks left, beside what they should have left."""
+"""A diagnosis starts here: the ranks' traces next to the reference."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialValues:
-    """What one rank starts training from."""
+    """One rank's parameters and buffers before training."""
 
     parameters: Snapshot
-    """Its parameters."""
+    """Parameter snapshot."""
     buffers: Snapshot
-    """Its buffers."""
+    """Buffer snapshot."""
 
     def parts(self) -> Iterator[tuple[Piece, Vector]]:
         """Each piece with its values."""
@@ -47,60 +47,60 @@ class DivergedRun(Evidence):
     """A diverged scenario with the traces of its ranks."""
 
     scenario: Scenario
-    """What diverged."""
+    """The scenario."""
     before: tuple[Trace, ...]
-    """Traces of the ranks of another layout that ran the first steps; mostly empty."""
+    """Traces by another layout, if it ran the first steps; usually empty."""
     initial: tuple[InitialValues, ...]
-    """What each rank started from; empty where that could not be seen."""
+    """Initial values per rank; empty if they could not be recorded."""
 
     @property
     def training(self) -> Training:
-        """What is trained."""
+        """The scenario's training."""
         return self.scenario.training
 
     @property
     def layout(self) -> Layout:
-        """How it is spread over ranks."""
+        """The scenario's layout."""
         return self.scenario.layout
 
     @property
     def mesh(self) -> Mesh:
-        """The ranks."""
+        """The layout's mesh."""
         return self.layout.mesh
 
     @property
     def wide_axes(self) -> tuple[str, ...]:
-        """The axes of more than one rank, outermost first."""
+        """Mesh axes with more than one rank, outermost first."""
         return tuple(name for name in self.mesh.names if self.mesh.size(name) > 1)
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """Those along which ranks compute on different rows."""
+        """Wide axes along which ranks compute on different rows."""
         return tuple(name for name in self.wide_axes if name in (DP, REPLICATE, SHARD, EP))
 
     @property
     def rounding(self) -> Rounding | None:
-        """What the layout rounds."""
+        """Rounding done by the layout; None if it does none."""
         return rounding_of(self.layout, self.training.precision)
 
     @property
     def resumes(self) -> bool:
-        """Whether the first steps ran under another layout."""
+        """Whether another layout ran the first steps."""
         return self.scenario.resume is not None
 
     @property
     def can_be_emulated(self) -> bool:
-        """Whether one device can emulate each rank: one layout runs all steps, and rounds nothing."""
+        """Whether one device can emulate each rank: one layout runs all steps and rounds nothing."""
         return self.rounding is None and not self.resumes
 
     @property
     def eps(self) -> float:
-        """The unit of rounding of the training's precision."""
+        """Machine epsilon of the training's precision."""
         return eps_of(self.training.precision.value)
 
     @property
     def counts(self) -> dict[int, str]:
-        """Axes, microbatches and ranks."""
+        """Axis sizes, microbatch count and rank count, each with its description."""
         mesh = self.mesh
         counts = {axis.size: f"the {axis.size} {axis.name} ranks" for axis in mesh.axes if axis.size > 1}
         counts.setdefault(len(self.training.data.microbatches), "the microbatches")
@@ -111,7 +111,7 @@ class DivergedRun(Evidence):
 def run_again(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float = 60.0
 ) -> DivergedRun | None:
-    """Run a scenario's ranks again; None if nothing differs by value. Raises `RanksFailed`."""
+    """Run a scenario's ranks again; None if no value differs. Raises `RanksFailed`."""
     initial: dict[int, InitialValues] = {}
     sees = world == "sim" and scenario.resume is None and not scenario.layout.execution.is_compiled
     result = Runner(world=world, deadline=deadline, alter=_recording(alter, initial) if sees else alter).run(scenario)
@@ -132,7 +132,7 @@ def run_again(
 
 
 def _recording(alter: Callable[[Setup], None] | None, initial: dict[int, InitialValues]) -> Callable[[Setup], None]:
-    """`alter`, and a record of what each rank then starts from; for ranks that are threads."""
+    """Apply `alter` and record each rank's initial values. Needs ranks that are threads, because they share `initial`."""
 
     def change(setup: Setup) -> None:
         if alter is not None:
@@ -143,7 +143,7 @@ def _recording(alter: Callable[[Setup], None] | None, initial: dict[int, Initial
 
 
 def initial_values(setup: Setup) -> InitialValues:
-    """What a rank holds now."""
+    """A rank's current parameters and buffers."""
     slots = setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     parameters = snapshot(slots, pieces, [slot.parameter for slot in slots])

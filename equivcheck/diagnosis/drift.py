@@ -1,4 +1,4 @@
-"""Where a run goes wrong: in which steps, if each starts from the reference's values, or in what is carried between them."""
+"""Find the steps that go wrong even if each starts from the reference's values, or the state that carries the error over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """One sentence, also where this cannot be found out."""
+    """One sentence about the wrong steps. If they cannot be examined, it says why."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:
@@ -37,7 +37,7 @@ def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world
 def _divergences(
     diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float, *, state: bool
 ) -> tuple[Divergence, ...]:
-    """What still differs if each step starts from the reference's parameters, and from its optimizer state if asked for."""
+    """Divergences left if each step starts from the reference's parameters, and with `state` from its optimizer state too."""
     forced = starting_from(values_at_steps(diverged.scenario), alter, state=state)
     result = Runner(world=world, deadline=deadline, alter=forced).run(diverged.scenario)
     return compare(diverged.reference, result.run.values).divergences

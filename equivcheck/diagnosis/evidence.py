@@ -1,4 +1,4 @@
-"""What ranks left beside what they should have left: all that patterns and counterfactuals look at."""
+"""Values left by ranks next to the reference's, for patterns and counterfactuals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.pieces import Whole, fill, parts_of
 from equivcheck.worlds.trace.trace import Trace
 
 RATIO = 1e-4
-"""Relative error up to which all elements of tensors have one ratio to what they should be."""
+"""Relative error within which all elements must have one ratio to the expected values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -24,23 +24,23 @@ class Evidence(ABC):
     """Traces of ranks that diverged from a reference."""
 
     reference: Reference
-    """What one device computes."""
+    """The single-device run."""
     traces: tuple[Trace, ...]
-    """Traces of the layout's own ranks."""
+    """Traces of the layout's ranks."""
     found: tuple[tuple[Moment, ...], ...]
-    """Per moment of the reference, that of each rank."""
+    """The ranks' moments, for each reference moment."""
     divergences: tuple[Divergence, ...]
-    """All that differ by value, at least one, in order."""
+    """All divergences by value, in order; at least one."""
 
     @property
     @abstractmethod
     def eps(self) -> float:
-        """The unit of rounding."""
+        """Machine epsilon of the training's precision."""
 
     @property
     @abstractmethod
     def counts(self) -> Mapping[int, str]:
-        """Numbers that a factor may be, with what there are so many of."""
+        """Numbers that may explain a factor, each with its description."""
 
     @property
     def first(self) -> Divergence:
@@ -49,7 +49,7 @@ class Evidence(ABC):
 
     @property
     def num_moments(self) -> int:
-        """Moments up to the end of the first step that differs."""
+        """Number of moments until the first diverged step ends."""
         last = len(self.reference.moments)
         return next((at for at, moment in enumerate(self.reference.moments) if self._is_later(moment.step, moment.phase)), last)
 
@@ -58,25 +58,25 @@ class Evidence(ABC):
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """The parameters that have a gradient at some step of the reference."""
+        """Parameters that get a gradient in some reference step."""
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
 
     @property
     def suspects(self) -> tuple[tuple[str, ...], ...]:
-        """Sets of parameters whose gradients may be what is wrong: those that differ first, and all."""
+        """Candidate sets of parameters with wrong gradients: those that differ first, then all."""
         differing = tuple(name for name in self.differing(Phase.GRADIENT) if name in self.updated)
         is_part = bool(differing) and set(differing) != set(self.updated)
         return (differing, self.updated) if is_part else (differing or self.updated,)
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
-        """The tensors that differ in a phase of the first step that does, in order."""
+        """Tensors that differ in `phase`, in the first diverged step, in order."""
         return tuple(
             dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
         )
 
     def expected_values(self, step: int, phase: Phase) -> Whole:
-        """The reference's tensors of a phase of a step."""
+        """The reference's tensors at a step and phase."""
         values: Whole = {}
         for found in self.reference.moments:
             if (found.step, found.phase) == (step, phase):
@@ -86,7 +86,7 @@ class Evidence(ABC):
         return values
 
     def found_values(self, step: int, phase: Phase) -> Whole:
-        """The same of the ranks, put together; where ranks disagree, the lowest counts."""
+        """The ranks' tensors at a step and phase. If ranks disagree, the lowest rank counts."""
         values: Whole = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):
@@ -97,10 +97,9 @@ class Evidence(ABC):
         return values
 
     def ratio(self, names: Sequence[str], phase: Phase) -> float | None:
-        """The one ratio of all elements of some tensors to what they should be, if there is one other than 1.
+        """One ratio between found and expected values for all elements; None if there is no such ratio or it is 1.
 
-        A whole number, or one over it, if it is near one. A single element has some ratio whatever is wrong, so that there it
-        counts only if it is such a number.
+        A ratio close to n or 1/n is rounded to it. A single element always has a ratio, so it counts only if it is n or 1/n.
         """
         found, expected = self.found_values(self.first.step, phase), self.expected_values(self.first.step, phase)
         ratios = [

@@ -1,4 +1,4 @@
-"""`explained`: why a scenario is a finding."""
+"""`explained`: add a diagnosis to a finding."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from equivcheck.worlds.work_clock import WorkClock
 V = TypeVar("V", bound=CaseVerdict)
 
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Not named beside another cause that fits: any constant factor is one of these as well."""
+"""Not named next to another cause that fits, because any constant factor fits these causes as well."""
 
 
 LONGEST_SECONDS = 120.0
-"""After so much trying nothing more is tried; scenarios that have been shrunk take less than one, most others a few."""
+"""Time limit for trying candidates. A shrunk scenario takes less than a second, most others a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A counterfactual that leaves what the ranks left, at least up to the end of the first step that differs."""
+    """A counterfactual that reproduces the ranks' values, at least until the first diverged step ends."""
 
     candidate: Counterfactual
-    """The one that fits."""
+    """The counterfactual."""
     num_moments: int
-    """How many moments, from the first on, are alike."""
+    """Leading moments that agree."""
     exact: bool
-    """Whether all are."""
+    """Whether all moments agree."""
     step: int
-    """The first step that differs from the reference."""
+    """First step that differs from the reference."""
 
 
 def explained(
@@ -58,12 +58,12 @@ def explained(
     world: str | Ranks = "sim",
     deadline: float = 60.0,
 ) -> V:
-    """The verdict with a diagnosis, if a known fault reproduces it, and with the steps that go wrong.
+    """The verdict with a diagnosis, if a known fault reproduces the ranks' values, and with the steps that go wrong.
 
-    `alter` must be what the verdict was found with: the scenario's ranks run again, in `world`, or where that shows nothing in
-    the verdict's own (gloo for torchrun, as this process is alone); `deadline` is in seconds, for each run. Verdicts that are no
-    findings come back as they are, and so do those of tensor programs, which are short enough to be their own explanation.
-    What a diagnosis raises is told in the verdict (`unfinished`). Raises `UsageError` for a verdict of `check_training`.
+    `alter` must be the one that the verdict was found with, because the scenario's ranks run again in `world`. If nothing differs
+    there, they run in the verdict's world, with gloo instead of torchrun. `deadline` is in seconds per run. Verdicts without a
+    finding and verdicts on tensor programs are returned unchanged. An error during the diagnosis is kept in `unfinished`. Raises
+    `UsageError` for a verdict of `check_training`.
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
@@ -101,7 +101,7 @@ def _pattern_of(diverged: DivergedRun) -> Diagnosis | None:
 
 
 def _of_right_values(verdict: Verdict) -> Verdict:
-    """Of ranks that leave the right values: in this run as in the one that the verdict is about, or in this one only."""
+    """Verdict if the second run leaves the right values: name a wrong `full_tensor()` or communication, else say so."""
     first = verdict.divergence
     if first is not None and first.difference is Difference.FULL_TENSOR:
         words = f"the shards of `{first.tensor}` are right, but DTensor's full_tensor() returns other values"
@@ -113,7 +113,7 @@ def _of_right_values(verdict: Verdict) -> Verdict:
 
 
 def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
-    """What explains a run; None if nothing that is known does."""
+    """Diagnosis for a run; None if no known fault explains it."""
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = _fits(diverged)
@@ -128,7 +128,7 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
 
 
 def _fits(diverged: DivergedRun) -> list[Fit]:
-    """What fits, until two different causes explain everything; for the second, only what is quick is tried."""
+    """Fitting candidates, until two causes explain everything. After the first cause only quick candidates are tried."""
     found: list[Fit] = []
     clock = WorkClock()
     for candidate in candidates(diverged):

@@ -1,4 +1,4 @@
-"""Why ranks hung or crashed, from what each was doing when the world gave up."""
+"""Explain a hang or a crash by each rank's state at that time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.worlds.failure import Failure, RankReport, RankState
 
 
 def diagnosis_of_failure(failure: Failure) -> Diagnosis:
-    """Ranks that call different things, or one that fails while others wait."""
+    """Name the rank that failed, or the communication calls that differ."""
     culprit = failure.culprit
     if culprit is not None and not failure.hung:
         return Diagnosis(cause=Cause.RANK_FAILED, sentence=_of_failed(culprit, failure.reports), exact=True)
@@ -25,7 +25,6 @@ def _of_failed(first: RankReport, reports: tuple[RankReport, ...]) -> str:
 
 
 def _of_calls(reports: tuple[RankReport, ...]) -> str:
-    """Ranks in groups by what they do."""
     groups: dict[str, list[RankReport]] = {}
     for report in reports:
         groups.setdefault(_doing(report), []).append(report)
@@ -34,7 +33,7 @@ def _of_calls(reports: tuple[RankReport, ...]) -> str:
 
 
 def _doing(report: RankReport) -> str:
-    """What a rank does, for one and for several."""
+    """Verb phrases in the singular and the plural, separated by `|`."""
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}|wait in {report.pending}"
     if report.failed:

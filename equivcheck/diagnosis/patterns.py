@@ -1,4 +1,4 @@
-"""Plain patterns in what differs first, told where no counterfactual explains it: a hint, no proof."""
+"""Patterns in the first tensors that differ, reported if no counterfactual explains them: a hint, no proof."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from equivcheck.worlds.trace.pieces import Whole, part_of, parts_of
 from equivcheck.worlds.trace.tensors import Vector
 
 NEAR = 1e-6
-"""Share of a value by which two may differ and still be called alike in a pattern."""
+"""Relative difference within which two values count as equal in a pattern."""
 
 
 NO_PROOF = "(a pattern in the values, no proof: no known fault reproduces them)"
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
-    """The first pattern that fits; `types` are element types that values may have been rounded to, with their names."""
+    """The first pattern that fits. `types` lists element types to test for rounding, with their names."""
     return next(_patterns(diverged, types), None)
 
 
@@ -69,7 +69,6 @@ def _zero(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagno
 
 
 def _rounded(diverged: Evidence, names: list[str], found: Whole, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
-    """Values that a lower precision can hold, all of them, up to a power of two."""
     for kind, name in types:
         if all(_holds(kind, found[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
@@ -90,7 +89,7 @@ def _earlier(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Dia
 
 
 def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
-    """A factor; of one number only a factor that is exactly the number of ranks, microbatches or the like."""
+    """A single number counts only if its factor is a known count, such as the rank count."""
     ratio = diverged.ratio(names, diverged.first.phase)
     if ratio is not None and (not is_one_number or number_of(diverged, ratio)):
         words = f"{_what(diverged, names)} {ratio:g} times what one device computes"
@@ -98,7 +97,6 @@ def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> I
 
 
 def _elsewhere(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
-    """The right elements in other places, or some of them zero."""
     some = [name for name in names if found[name].size > 1 and not _alike(found[name], expected[name])]
     if not some or len(some) < len(names):
         return
@@ -114,7 +112,7 @@ def _elsewhere(diverged: Evidence, names: list[str], found: Whole, expected: Who
 
 
 def _transposed(values: Vector) -> Vector:
-    """The elements in the order of the transposed tensor, in the same shape."""
+    """Elements in the transposed order, in the original shape."""
     return np.asarray(values.T.reshape(values.shape))
 
 
@@ -142,7 +140,6 @@ def _partial(diverged: Evidence, names: list[str], found: Whole, expected: Whole
 
 
 def _ranks_with(diverged: Evidence, wrong: dict[str, np.ndarray]) -> list[int]:
-    """The ranks that hold any wrong element."""
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
         if (expected.step, expected.phase) == (diverged.first.step, diverged.first.phase):
             return [

@@ -1,4 +1,4 @@
-"""Ranks that start every step from the reference's parameters and optimizer state."""
+"""Start every step from the reference's parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 class NotWritable(EquivCheckError):
-    """What a rank holds cannot be written piece by piece; the text names it."""
+    """Tensor on a rank that cannot be overwritten piece by piece; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValues:
-    """What the reference has at the start of a step."""
+    """The reference's values when a step starts."""
 
     parameters: Whole
     """Full parameters by name."""
     state: Whole
-    """Optimizer state, ``parameter/key``; empty before the first update."""
+    """Optimizer state by ``parameter/key``; empty before the first update."""
     types: dict[str, torch.dtype]
-    """The element type of each state."""
+    """Element type per state."""
 
 
 def values_at_steps(scenario: Scenario) -> list[StepValues]:
-    """Train on one device and keep what each step starts from."""
+    """Train on one device and record the values before each step."""
     rounding, kept = rounding_of(scenario.layout, scenario.training.precision), list[StepValues]()
     setup = single_device(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
 
@@ -67,9 +67,9 @@ def _array(value: torch.Tensor) -> Any:
 
 
 def starting_from(values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
-    """`alter`, and then at each step's start the reference's parameters, and its optimizer state if asked for.
+    """Apply `alter`, then start each step from the reference's parameters, and with `state` also from its optimizer state.
 
-    After whatever else happens there: what is lost between two steps is given back.
+    The hook runs last, so it also restores values that `alter` loses between steps.
     """
 
     def change(setup: Setup) -> None:
@@ -92,7 +92,7 @@ def _write_all(setup: Setup, optimizer: torch.optim.Optimizer, values: StepValue
 
 
 def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], values: StepValues) -> None:
-    """Make state that the reference has by now: as large as its parameter, or the same on every rank."""
+    """Create optimizer state that the reference already has."""
     for slot in slots:
         piece = slot.pieces[0]
         for name, value in values.state.items():

@@ -33,7 +33,7 @@ def numbered(ranks: Sequence[int]) -> str:
 
 
 def gradients(diverged: Evidence, names: Sequence[str]) -> str:
-    """The gradient of one or of some tensors, or of all that have one, with the verb that follows: is or are."""
+    """``the gradient of `a` is``, ``the gradients of `a` and `b` are`` or ``all gradients are``."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
     if set(names) >= set(diverged.updated):
@@ -42,13 +42,13 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
 
 
 def over(mesh: Mesh, axes: Sequence[str]) -> str:
-    """The ranks along some axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
+    """Ranks along the given axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
     sizes = " x ".join(str(mesh.size(name)) for name in axes)
     return f"the {sizes} {' x '.join(axes)} ranks"
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
-    """Some elements of tensors: ``rows 2 to 3 of `a```, or ``5 of 8 elements of `a```."""
+    """Masked elements: ``rows 2 to 3 of `a```, or ``5 of the 8 elements of `a```."""
     return listed([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
 
 
@@ -63,7 +63,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def number_of(evidence: Evidence, ratio: float) -> str:
-    """What a ratio, or one over it, is the number of, after a comma; empty if of nothing."""
+    """``, the number of the 2 dp ranks`` if a ratio is a known count or one over it; else empty."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

@@ -1,1 +1,1 @@
-"""The ways in which a parallel training is known to go wrong, each tried as a training without ranks."""
+"""Known faults in parallel training, each replayed as a training without ranks."""

@@ -1,4 +1,4 @@
-"""Microbatches that are accumulated in a wrong way."""
+"""Faults in gradient accumulation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Weights = Sequence[float]
-"""Of each microbatch, a factor beside its share of the step's loss; 0 leaves it out."""
+"""Factor per microbatch, in addition to its share of the step's loss; 0 leaves it out."""
 
 
 def wrong_accumulations(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Left out, summed, averaged as if equal, scaled or stepped again and again, or never zeroed."""
+    """Microbatches lost, summed, or averaged with wrong weights; repeated scaling or stepping; gradients not zeroed."""
     if diverged.rounding is None and len(diverged.training.data.microbatches) > 1:
         yield from _weighted(diverged)
         yield from _rescaled(diverged)
@@ -55,19 +55,18 @@ def _weighted(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _whole(diverged: DivergedRun) -> list[float]:
-    """Weights by which each microbatch counts as if it were the only one."""
+    """Weights that remove each microbatch's share, so that each counts as a full batch."""
     data = diverged.training.data
     return [data.batch / rows for rows in data.microbatches]
 
 
 def _both(diverged: DivergedRun, cause: Cause, words: str, weights: Weights) -> Iterator[Counterfactual]:
-    """Gradients and loss weighted, or gradients alone."""
     yield on_one_device(diverged, cause, f"the gradient is {words}", _computing(weights))
     yield on_one_device(diverged, cause, f"gradient and loss are {words}", _computing(weights, of_loss=weights))
 
 
 def _do_nothing(_setup: Setup) -> None:
-    """Before or after a microbatch."""
+    """No hook."""
 
 
 def _computing(
@@ -78,7 +77,7 @@ def _computing(
     after: Callable[[Setup], None] = _do_nothing,
     between: Callable[[Setup], None] = _do_nothing,
 ) -> Change:
-    """Weigh the gradients of microbatches, and the loss; with something done before, after or between them."""
+    """Weight each microbatch's gradients and loss, with hooks before, after and between microbatches."""
 
     def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
         total = 0.0
@@ -100,7 +99,6 @@ def _computing(
 
 
 def _rescaled(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """What has been accumulated is multiplied at each microbatch, after it has been added or before."""
     count = len(diverged.training.data.microbatches)
     ways: list[tuple[Weights, str]] = [([1.0] * count, "again ")]
     if diverged.training.loss.is_mean:
@@ -120,7 +118,6 @@ def _rescaled(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _summed_again(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """What has been accumulated is summed over ranks before further microbatches: of several stages, or of all positions."""
     ranks, model, parts = diverged.mesh.size(PP), diverged.training.model, diverged.mesh.size(CP)
     counts = {
         weight.name: len(weight.ranks)

@@ -1,4 +1,4 @@
-"""All counterfactuals, the more telling ones first."""
+"""All counterfactuals, most specific first."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (state_of_other_ranks, _UPDATED),
     (wrong_optimizers, _UPDATED),
 )
-"""Each gives what may explain a run that differs first in one of some phases; of those that do, the first is told."""
+"""Functions that yield counterfactuals, each with the phases it applies to. Order matters: the first exact fit is reported."""
 
 
 def candidates(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """What is tried on a run, in order."""
+    """Counterfactuals for a run, in the order in which they are tried."""
     for wrong, phases in CATALOGUE:
         if diverged.first.phase in phases:
             yield from wrong(diverged)

@@ -1,4 +1,4 @@
-"""Gradients that are clipped wrongly: not at all, one by one, by a wrong norm, or before they are reduced."""
+"""Faults in gradient clipping."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equivcheck.scenario import ClipNorm, ClipValue
 from equivcheck.training.setup import Setup
 
 Clip = Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor]
-"""Clips the gradients of parameters and returns the norm."""
+"""Clips gradients and returns their norm."""
 
 
 def wrong_clippings(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Not at all, by a wrong norm, each tensor by its own, before the reduction."""
+    """Clipping left out, by a wrong norm, per tensor, or before the reduction."""
     clipping = diverged.training.clipping
     if clipping is None:
         return
@@ -51,7 +51,6 @@ def _clip_each(module: nn.Module, parameters: list[torch.Tensor], clipping: Clip
 
 
 def _before_reduction(diverged: DivergedRun, clipping: ClipNorm | ClipValue) -> Iterator[Counterfactual]:
-    """Each rank clips its own gradients, then they are reduced."""
     if not diverged.data_axes or not diverged.can_be_emulated:
         return
     words = "each rank clips the gradients of its own rows before they are reduced"

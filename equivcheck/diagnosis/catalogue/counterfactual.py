@@ -1,4 +1,4 @@
-"""What a counterfactual is: a training without ranks that is wrong in a known way; and how a setup is made wrong."""
+"""`Counterfactual`, a training without ranks that has a known fault, and helpers that build one."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Setup], None]
-"""Makes a setup wrong."""
+"""Plants a fault in a setup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual:
-    """One way to be wrong."""
+    """A single-device training with one known fault."""
 
     cause: Cause
-    """In a word."""
+    """Cause that it stands for."""
     sentence: str
-    """What is wrong, for people, without a full stop."""
+    """Sentence for the user, without a full stop."""
     run: Callable[[int], tuple[Trace, ...]]
-    """Trains that many steps; one trace for all ranks, or one for each."""
+    """Trains for the given number of steps; returns one trace for all ranks, or one per rank."""
     is_quick: bool
-    """Whether it is one training, rather than one for each rank."""
+    """Whether it runs one training, not one per rank."""
 
 
 def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Change) -> Counterfactual:
-    """One training, changed."""
+    """Counterfactual that runs one changed training."""
 
     def run(num_steps: int) -> tuple[Trace, ...]:
         training, rounding = diverged.training, diverged.rounding
@@ -54,7 +54,7 @@ def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Ch
 def on_emulated_ranks(
     diverged: DivergedRun, cause: Cause, sentence: str, change: Callable[[EmulatedRanks], None]
 ) -> Counterfactual:
-    """One training for each rank on one device, changed."""
+    """Counterfactual that runs one changed training per rank."""
 
     def run(num_steps: int) -> tuple[Trace, ...]:
         ranks = EmulatedRanks(diverged)
@@ -65,12 +65,12 @@ def on_emulated_ranks(
 
 
 def gradients_of(setup: Setup) -> Gradients:
-    """The gradients that there are, by name."""
+    """Gradients by parameter name; parameters without one are left out."""
     return {name: value.grad for name, value in setup.model.named_parameters() if value.grad is not None}
 
 
 def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Collection[str] | None = None) -> Change:
-    """Change some gradients (None for all) in place before they are read."""
+    """Change gradients in place before the update; `names` None for all."""
 
     def apply(setup: Setup) -> None:
         for name, gradient in gradients_of(setup).items():
@@ -81,12 +81,12 @@ def changing_gradients(change: Callable[[str, torch.Tensor], object], names: Col
 
 
 def multiplying_gradients(factor: float, names: Collection[str] | None = None) -> Change:
-    """Multiply some gradients before they are read."""
+    """Multiply gradients before the update; `names` None for all."""
     return changing_gradients(lambda _name, gradient: gradient.mul_(factor), names)
 
 
 def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Change:
-    """Compute each step on other microbatches; these are whole, before a rank takes its part."""
+    """Replace each step's microbatches. The change sees full batches, before a rank takes its rows."""
 
     def apply(setup: Setup) -> None:
         inner = setup.compute
@@ -96,7 +96,7 @@ def changing_batches(change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> Ch
 
 
 def changing_loss(**changes: float | bool) -> Change:
-    """Minimise a loss of labels with other values of some fields, divided by the same number."""
+    """Change fields of a cross-entropy loss; its divisor stays."""
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss
@@ -108,7 +108,7 @@ def changing_loss(**changes: float | bool) -> Change:
 
 
 def around_update(setup: Setup, context: Callable[[torch.optim.Optimizer], AbstractContextManager[None]]) -> None:
-    """Do something before and after each update of the optimizer."""
+    """Wrap each optimizer update in a context manager."""
     inner = setup.update
 
     def update(optimizer: torch.optim.Optimizer) -> None:
@@ -120,7 +120,7 @@ def around_update(setup: Setup, context: Callable[[torch.optim.Optimizer], Abstr
 
 @contextmanager
 def other_gradients(setup: Setup, gradients: dict[str, torch.Tensor | None]) -> Iterator[None]:
-    """Let some parameters have other gradients for a while; None for none."""
+    """Temporarily replace the gradients of some parameters; None for no gradient."""
     parameters = dict(setup.model.named_parameters())
     kept = {name: parameters[name].grad for name in gradients}
     for name, gradient in gradients.items():

@@ -1,4 +1,4 @@
-"""Ranks that start from other parameters or buffers than the training's own."""
+"""Wrong initial parameters or buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.pieces import Whole, fill, part_of, whole_tensors
 
 
 def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Other values, or the right ones in other places."""
+    """Counterfactual with the ranks' own initial values, if any is wrong or in a wrong place."""
     expected = _expected(diverged)
     wrong = [
         (piece.name, rank)
@@ -35,13 +35,12 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _expected(diverged: DivergedRun) -> Whole:
-    """What each rank should have started from."""
     own = initial_values(single_device(diverged.training))
     return whole_tensors(own.parameters) | whole_tensors(own.buffers)
 
 
 def _is_permuted(diverged: DivergedRun, name: str, expected: Whole) -> bool:
-    """Whether a tensor, put together from all ranks, has the right elements in other places."""
+    """Whether the tensor gathered from all ranks has the right elements in wrong places."""
     right = expected[name]
     found = np.full(right.shape, np.nan)
     for initial in reversed(diverged.initial):

@@ -1,4 +1,4 @@
-"""Gradients that are clipped by a wrong norm."""
+"""Clipping by a wrong norm."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 
 Norm = Callable[[Gradients, NormType], torch.Tensor]
-"""A norm of gradients by name."""
+"""Computes a norm from gradients by name."""
 MAX_SETS = 4096
-"""Sets of tensors of which the norm is tried."""
+"""Tensor subsets whose norms are tried, at most."""
 NOT_THE_NORM = "not the norm of all elements"
 
 
 def norm_of(values: Iterable[torch.Tensor], kind: NormType) -> torch.Tensor:
-    """The norm over all elements of some tensors; 0 of none."""
+    """Norm over all elements; 0 without tensors."""
     flat = [value.reshape(-1) for value in values if value.numel()]
     return torch.linalg.vector_norm(torch.cat(flat), float(kind.value)) if flat else torch.zeros((), dtype=torch.float64)
 
 
 def scale_to(parameters: Iterable[torch.Tensor], clipping: ClipNorm, norm: torch.Tensor) -> None:
-    """Scale gradients as `clip_grad_norm_` does for a norm."""
+    """Scale gradients as `clip_grad_norm_` does for the given norm."""
     nn.utils.clip_grads_with_norm_(list(parameters), clipping.max_norm, norm)
 
 
 def clip_nothing(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Return the norm, and leave gradients alone."""
+    """Return the norm without clipping."""
     return norm_of([parameter.grad for parameter in parameters if parameter.grad is not None], clipping.norm_type)
 
 
 def clipping_by(norm: Norm, *, reports_whole: bool = False, only: Collection[str] | None = None) -> Change:
-    """Clip by another norm, which is returned unless that of all gradients is; only some gradients (None for all)."""
+    """Clip by `norm` and return it, or with `reports_whole` the true norm; `only` names the gradients to clip (None for all)."""
 
     def change(setup: Setup) -> None:
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
@@ -64,7 +64,7 @@ def clipping_by(norm: Norm, *, reports_whole: bool = False, only: Collection[str
 
 
 def wrong_norms(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
-    """Of what one rank holds, with replicas counted, of another type, added up, or of some tensors only."""
+    """A local norm, replicas counted repeatedly, another norm type, summed norms, or a norm without some tensors."""
     yield from _local(diverged)
     yield from _replicas(diverged)
     yield from _another(diverged, clipping)
@@ -72,7 +72,7 @@ def wrong_norms(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfa
 
 
 def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """The norm over what the ranks along some axes hold together; over none, over what one rank holds."""
+    """Norm over the elements held along some axes; without axes, over one rank's elements."""
     if not diverged.can_be_emulated:
         return
     axes = diverged.wide_axes
@@ -96,12 +96,10 @@ def _locally(kept: tuple[str, ...], *, reported: bool) -> Callable[[EmulatedRank
 
 
 def _norm_held_by(ranks: EmulatedRanks, holders: Sequence[int]) -> Norm:
-    """The norm of what some ranks hold together."""
     return lambda gradients, kind: norm_of([each[ranks.held.by(name, *holders)] for name, each in gradients.items()], kind)
 
 
 def _replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """What several ranks along some axes hold counts as often."""
     if diverged.resumes:
         return
     for chosen in choices_of(diverged.wide_axes):
@@ -120,7 +118,6 @@ def _norm_counting(counts: Mapping[str, torch.Tensor]) -> Norm:
 
 
 def _another(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
-    """Norms of another type, or of parts, added up."""
     for kind in NormType:
         if kind is not clipping.norm_type:
             words = f"gradients are clipped by their {kind.value}-norm, not by their {clipping.norm_type.value}-norm"
@@ -134,7 +131,7 @@ def _another(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactu
 
 
 def with_clipping(clipping: ClipNorm | ClipValue) -> Change:
-    """Clip in another way."""
+    """Replace the training's clipping."""
 
     def change(setup: Setup) -> None:
         setup.training = replace(setup.training, clipping=clipping)
@@ -153,7 +150,6 @@ def _added_up_over_ranks(ranks: EmulatedRanks) -> None:
 
 
 def _part(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
-    """The norm over some tensors, such that it is what the ranks must have clipped by."""
     for names in _sets(diverged, clipping):
         missing = [name for name in diverged.updated if name not in names]
         words = f"the total norm leaves out {tensors(missing)}" if names else "the total norm is 0, as if there were no gradients"
@@ -169,7 +165,7 @@ def _norm_over(names: Collection[str]) -> Norm:
 
 
 def _sets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
-    """Sets of tensors that have one of the norms by which the ranks must have clipped."""
+    """Tensor subsets whose norm is one by which the ranks must have clipped."""
     gradients = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     names = [name for name in diverged.updated if name in gradients and gradients[name].any()]
     order = float(clipping.norm_type.value)
@@ -187,7 +183,7 @@ def _sets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
 
 
 def _implied_norms(diverged: DivergedRun, clipping: ClipNorm) -> list[float]:
-    """The norms that ranks returned in the first step that differs, or must have scaled by."""
+    """Norms in the first diverged step: the one returned, and those that follow from scaled gradients."""
     found = diverged.found_values(diverged.first.step, Phase.CLIPPING)
     implied = [float(found["norm"])] if "norm" in found else []
     gradients = diverged.found_values(diverged.first.step, Phase.GRADIENT)

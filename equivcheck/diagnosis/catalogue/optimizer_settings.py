@@ -1,4 +1,4 @@
-"""Optimizers and schedules that run with other settings, counts or decay."""
+"""Wrong optimizer settings, step counts, weight decay and schedules."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equivcheck.training.optimizer import build_optimizer
 from equivcheck.training.setup import Setup
 
 Settings = dict[str, Any]
-"""A parameter group of a torch optimizer."""
+"""A parameter group."""
 
 
 def wrong_optimizers(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Decay where it should not be, coupled or twice; steps counted wrongly; a schedule out of step; other settings."""
+    """Wrong weight decay, schedule, step count or setting."""
     yield from _decay(diverged)
     yield from _schedule(diverged)
     yield from _step_count(diverged)
@@ -59,7 +59,7 @@ def _double_decay(group: Settings) -> None:
 
 
 def _grouped(change: Callable[[Settings], object]) -> Change:
-    """Change the settings of each parameter group, before the first step."""
+    """Change each parameter group before the first step."""
 
     def apply(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
         for group in optimizer.param_groups:
@@ -69,7 +69,7 @@ def _grouped(change: Callable[[Settings], object]) -> Change:
 
 
 def _decaying(*, coupled: bool, extra: bool) -> Change:
-    """Decay by hand before each update, beside what the optimizer does or in its place."""
+    """Decay explicitly before each update, in addition to the optimizer (`extra`) or in its place."""
 
     def change(setup: Setup) -> None:
         decays: list[float] = []
@@ -159,7 +159,7 @@ def _counting(change: Callable[[torch.Tensor], object], *, before: bool) -> Chan
 
 
 def _settings(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """One setting with another value: what torch has where nothing is given, or what people write."""
+    """One setting has torch's default or a commonly used value."""
     optimizer = diverged.training.optimizer
     for name in (field.name for field in fields(optimizer) if field.name not in ("implementation", "weight_decay")):
         own = getattr(optimizer, name)

@@ -1,4 +1,4 @@
-"""Shards of an activation or stages of a pipeline in the wrong order."""
+"""Activation shards or pipeline stages in the wrong order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from equivcheck.scenario.mesh import PP, TP
 from equivcheck.training.setup import Setup
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
-"""The same parts of an activation in another order."""
+"""Reorders an activation's shards."""
 
 
 def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Shards of what goes into or comes out of a linear, and stages."""
+    """Reordered input and output shards, and swapped stages."""
     layout = diverged.layout
     if not diverged.can_be_emulated:
         return
@@ -48,7 +48,7 @@ def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
 
 
 def _orders(ranks: int, dim: int) -> Iterator[Reorder]:
-    """Shards moved on by one rank or back by one, or last first."""
+    """Shards shifted by one rank in either direction, or reversed."""
     for shift in dict.fromkeys((1, ranks - 1)):
         yield partial(_rolled, ranks=ranks, dim=dim, shift=shift)
     yield lambda values: torch.cat(values.chunk(ranks, dim)[::-1], dim)
@@ -59,7 +59,7 @@ def _rolled(values: torch.Tensor, *, ranks: int, dim: int, shift: int) -> torch.
 
 
 def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Counterfactual:
-    """The change on one device, or for each rank where these have rows of their own."""
+    """One device is enough unless ranks have different rows."""
     if diverged.layout.num_data_ranks == 1:
         return on_one_device(diverged, Cause.PERMUTED, words, change)
 
@@ -92,7 +92,7 @@ def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Counterfactua
 
 
 def _reorder_layers(setup: Setup, order: list[int]) -> None:
-    """Let each layer compute what another does; names stay."""
+    """Let each layer compute another layer's forward; names stay."""
     blocks: list[nn.Module] = list(setup.model.get_submodule("layers").children())
     forwards = [block.forward for block in blocks]
     for block, source in zip(blocks, order, strict=True):

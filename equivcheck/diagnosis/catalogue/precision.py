@@ -1,4 +1,4 @@
-"""Gradients and parameters that pass through another element type."""
+"""Gradients and parameters rounded to another element type."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from equivcheck.training.setup import Setup
 
 
 def other_types(diverged: DivergedRun) -> Iterator[tuple[torch.dtype, str]]:
-    """Element types that are not the training's, with their names."""
+    """Element types different from the training's, with their names."""
     for name in ("bfloat16", "float16", "float32"):
         if name != diverged.training.precision.value:
             yield getattr(torch, name), name
 
 
 def wrong_reduction_precision(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Gradients are added up in fewer digits, or rounded to them."""
+    """Gradients reduced in, or rounded to, another element type."""
     if diverged.rounding is not None:
         return
     cause = Cause.REDUCED_IN_LOWER_PRECISION
@@ -51,7 +51,7 @@ def _reducing_in(kind: torch.dtype, when: WhenReduced | None, division: Division
 
 
 def wrong_parameter_precision(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Parameters are rounded after each update, and perhaps before the first."""
+    """Parameters rounded after each update, and optionally before the first."""
     cause = Cause.MASTERS_IN_LOWER_PRECISION
     for kind, name in other_types(diverged):
         words = f"parameters are kept in {name} between steps"

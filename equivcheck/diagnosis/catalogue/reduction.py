@@ -1,4 +1,4 @@
-"""Gradients that are reduced over ranks in a wrong way, or that are a constant multiple of what they should be."""
+"""Gradients with a wrong reduction or a constant factor."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 
 LEAST_SCALE = 16.0
-"""From here on a power of two is taken for the factor of a loss scaler."""
+"""A power of two from here on is reported as a loss scaler's factor."""
 
 
 def wrong_reductions(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Missing, partial, summed, averaged twice: of the tensors that differ first, or of all."""
+    """Reductions missing, partial, summed or averaged twice, for the tensors that differ first and for all."""
     for names in diverged.suspects:
         words = f"{gradients(diverged, names)} zero"
         yield on_one_device(diverged, Cause.GRADIENT_LOST, words, multiplying_gradients(0.0, names))
@@ -56,7 +56,6 @@ def _over_part(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterf
 
 
 def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Gradients of some microbatches stay those of each rank's own rows."""
     axes, count = diverged.data_axes, len(diverged.training.data.microbatches)
     if not axes or count == 1 or not diverged.can_be_emulated:
         return
@@ -71,7 +70,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _scaled(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterfactual]:
-    """Sums that are not divided, or divided once more, over axes along which rows differ."""
+    """Means that are not divided, or divided once more, along axes with different rows."""
     several = len(diverged.training.data.microbatches) > 1
     for chosen in choices_of(diverged.data_axes):
         size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
@@ -94,7 +93,7 @@ def _reduced(diverged: DivergedRun, cause: Cause, names: Sequence[str], words: s
 
 
 def wrong_factors(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Gradients multiplied or divided by the size of axes along which rows do not differ."""
+    """Gradients multiplied or divided by an axis size, although ranks along this axis have the same rows."""
     for names in diverged.suspects:
         for chosen in choices_of(diverged.wide_axes):
             if not set(chosen) <= set(diverged.data_axes):
@@ -108,7 +107,7 @@ def wrong_factors(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def constant_ratios(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """The ratio of what differs first, for all that differs or for all."""
+    """The constant ratio found in the first tensors that differ, applied to them and to all."""
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is None:

@@ -1,4 +1,4 @@
-"""Ranks that compute on wrong rows, or with wrong dropout masks."""
+"""Wrong rows or wrong dropout masks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 Take = Callable[[EmulatedRanks, RankCoordinate, Batch], Batch]
-"""The rows of a microbatch that a rank computes on."""
+"""Selects a rank's rows from a microbatch."""
 
 
 def wrong_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Rows of one rank for all, all rows for all, rows left out, masks of other rows or none."""
+    """Rows shared, duplicated or left out; dropout masks for other rows or none."""
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
@@ -61,7 +61,6 @@ def _of_first(axes: tuple[str, ...]) -> Take:
 
 
 def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
-    """One rank computes on another's rows, or its gradients count as zero."""
     everyone = coordinates_of_ranks(diverged.mesh)
     ranks = [rank for rank in reversed(everyone) if rank.differs_only_along(everyone[0], axes)]
     microbatches = range(len(diverged.training.data.microbatches))
@@ -86,7 +85,7 @@ def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, .
 def _silent(
     rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
 ) -> Callable[[EmulatedRanks], None]:
-    """Gradients of a rank count as zero, of one microbatch or of all."""
+    """Zero a rank's gradients, in one microbatch or in all."""
 
     def change(ranks: EmulatedRanks) -> None:
         count = ranks.mesh.size(*axes)
@@ -101,7 +100,7 @@ def _silent(
 
 
 def _scaling_loss(factor: float) -> Change:
-    """A loss so much larger, with its gradients."""
+    """Scale the loss and its gradients."""
 
     def change(setup: Setup) -> None:
         inner = setup.compute
@@ -118,7 +117,6 @@ def _scaling_loss(factor: float) -> Change:
 
 
 def _left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """The first or last row of each rank's part, with the mean over the others or as if it were zero."""
     for place, take in (("last", _without_last), ("first", _without_first)):
         words = f"each rank leaves out the {place} of its rows of each microbatch"
         for divides_by_own in (False, True):
@@ -136,7 +134,6 @@ def _without_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> 
 
 
 def _chunks_left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Chunks in which a pipeline computes each microbatch."""
     count = next((each.num_chunks for each in diverged.layout.of(Pipeline)), 1)
     for index in range(count if count > 1 else 0):
         words = f"the pipeline leaves out chunk {index} of each microbatch"

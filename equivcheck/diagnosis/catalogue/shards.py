@@ -1,4 +1,4 @@
-"""Shards that are taken for one another, or each for a whole tensor."""
+"""Shards assigned to wrong ranks, or treated as full tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from equivcheck.training.setup import Setup
 
 
 def _is_sharded(diverged: DivergedRun) -> bool:
-    """Whether any rank lacks any element, in all steps."""
     return not diverged.resumes and held_elements_of(diverged).is_sharded
 
 
 def wrong_gradient_shards(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Gradients of another rank's shard."""
+    """Each rank has another rank's gradient shard."""
     if _is_sharded(diverged):
         held = held_elements_of(diverged)
         for distance, sources in held.shifted():
@@ -32,7 +31,7 @@ def wrong_gradient_shards(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def state_of_other_ranks(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Optimizer state of another rank's shard."""
+    """Each rank has another rank's optimizer state."""
     if _is_sharded(diverged) and diverged.training.steps > 1:
         held = held_elements_of(diverged)
         for distance, sources in held.shifted():
@@ -58,7 +57,7 @@ def _with_state_of(held: HeldElements, sources: Sequence[int]) -> Change:
 
 
 def local_statistics(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """An optimizer that is not elementwise updates each shard as if it were all of the tensor."""
+    """The optimizer computes its statistics on each shard, although it is not elementwise."""
     if not diverged.training.optimizer.elementwise and _is_sharded(diverged):
         words = "the optimizer takes each rank's shard for the whole tensor: its statistics over a tensor are those of the shard"
         yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, _by_shards(held_elements_of(diverged)))
@@ -92,7 +91,7 @@ def _by_shards(held: HeldElements) -> Change:
 
 
 def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: HeldElements) -> Iterator[_Shard]:
-    """One for each distinct part that a rank holds of a parameter."""
+    """One entry for each distinct shard."""
     boxes = dict.fromkeys(_box(held.by(name, rank)) for rank in range(held.num_ranks))
     for bounds in boxes:
         if bounds is None:
@@ -103,7 +102,7 @@ def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: 
 
 
 def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
-    """First index and the one after the last of the elements that are held along each dim; None where none is held."""
+    """Bounding box around the held elements: start and end along each dim; None if there are none."""
     where = elements.nonzero()
     if not len(where):
         return None

@@ -1,4 +1,4 @@
-"""Weights shared among layers that are no longer shared."""
+"""Weights shared between layers that are no longer shared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """In one place of several a shared weight stays as it was, gets no gradient, or is a parameter of its own."""
+    """A shared weight is stale in one layer, gets no gradient, or has its own parameter."""
     if diverged.rounding is not None:
         return
     layers = diverged.training.model.layers
@@ -40,7 +40,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
-"""What a linear takes for its weight, made before training."""
+"""Prepares the weight that a linear uses instead of its own."""
 
 
 def _linear(places: Iterable[int], weight: Weight) -> Change:
@@ -62,7 +62,7 @@ def _detached(linear: nn.Linear) -> Callable[[], torch.Tensor]:
 
 
 def _left_behind(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """The value at the start, with a gradient for what the weight is now."""
+    """Initial weight in the forward pass; the gradient goes to the current weight."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
 

@@ -1,4 +1,4 @@
-"""Layers split over ranks by tensor parallelism whose reductions are left out, averaged or done twice."""
+"""Tensor-parallel layers whose reductions are missing, averaged or done twice."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from equivcheck.training.layers.registry import kind_of
 from equivcheck.training.setup import Setup
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
-"""What a linear then computes."""
+"""Replacement for a linear's forward."""
 Normed = Callable[[torch.Tensor], torch.Tensor]
 Linears = tuple[str, ...]
-"""Names of those of a layer, or of the head, that read its input."""
+"""Linears that read one layer's input, by name."""
 
 
 def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all layers that are split alike, or of one."""
+    """Faults in all layers with the same split, then in each."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
         return
@@ -52,7 +52,7 @@ def _linears_of(layer: int) -> Linears:
 
 
 def _reading_of(diverged: DivergedRun, at: int) -> Linears:
-    """What reads the input of a layer, and gives each rank units within; nothing in one without linears of its own."""
+    """Linears that read the layer's input if the layer is split within; empty if it has none."""
     layer = diverged.training.model.layers[at]
     return tuple(f"layers.{at}.{part.name}" for part in kind_of(layer).parts(layer) if part.reads_input)
 
@@ -65,7 +65,7 @@ def _choices(layers: Sequence[Linears]) -> Iterator[tuple[Linears, ...]]:
 
 
 def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Norms of what each rank has some positions of, of layers and the head, or of one of them."""
+    """Norm gradients left unreduced under sequence parallelism, because each rank sees only its positions."""
     model = diverged.training.model
     plan, where = plan_over_ranks(diverged.layout), over(diverged.mesh, (TP,))
     if plan is None or model.length is None or diverged.resumes:
@@ -91,7 +91,7 @@ def _learning_from_part(emulated: EmulatedRanks, names: Sequence[str]) -> None:
 
 
 def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, values: torch.Tensor) -> torch.Tensor:
-    """A norm whose parameters learn from one rank's positions."""
+    """Norm whose parameters get gradients only through one rank's positions."""
     fixed = _with_fixed_parameters(norm, values)
     size = -(-values.shape[1] // ranks)
     own = slice(place * size, (place + 1) * size)
@@ -100,7 +100,7 @@ def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, value
 
 
 def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactual]:
-    """Gradients of what every rank of the axis holds, from its own rows, or summed once more."""
+    """Replicated parameters' gradients left unreduced."""
     where = over(diverged.mesh, (TP,))
     for names in () if diverged.resumes else diverged.suspects:
         words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps that of its own rows"
@@ -193,7 +193,7 @@ def _averaged(num_ranks: int, *, backward: bool) -> Forward:
 
 
 def _own_features(place: int, num_ranks: int, share: float) -> Forward:
-    """With so much of the bias; its gradient is that of all of it."""
+    """The bias is scaled by `share` in the forward pass; its gradient stays full."""
 
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         size = -(-values.shape[-1] // num_ranks)

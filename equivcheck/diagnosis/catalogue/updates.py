@@ -1,4 +1,4 @@
-"""Updates that are skipped, and optimizer state, parameters or gradients that are lost or old."""
+"""Skipped updates, and lost or stale state, parameters and gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Values = TypeVar("Values")
 
 
 def skipped_updates(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all tensors, of some, or of some of their rows."""
+    """Updates skipped for all tensors, for some, or for some rows."""
     masks = _unchanged(diverged)
     if not masks:
         return
@@ -44,7 +44,7 @@ def skipped_updates(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _unchanged(diverged: DivergedRun) -> dict[str, np.ndarray]:
-    """Per tensor that differs first after an update, the elements that were not updated; empty unless these explain it all."""
+    """Masks for the elements that the optimizer left unchanged; empty unless these explain every difference."""
     step = diverged.first.step
     if diverged.first.phase is not Phase.UPDATE:
         return {}
@@ -66,19 +66,18 @@ def _unchanged(diverged: DivergedRun) -> dict[str, np.ndarray]:
 
 
 def _parameters(diverged: DivergedRun, step: int) -> Whole:
-    """Full parameters as the ranks left them at a step; before the first, those given."""
+    """Full parameters after a step; -1 for the initial ones."""
     if step < 0:
         return {name: values.numpy() for name, values in material(diverged.training).parameters.items()}
     return diverged.found_values(step, Phase.UPDATE)
 
 
 def _without_gradients(names: Sequence[str]) -> Change:
-    """The optimizer finds no gradients of some tensors."""
     return lambda setup: around_update(setup, lambda _optimizer: other_gradients(setup, dict.fromkeys(names)))
 
 
 def _restoring(masks: Mapping[str, np.ndarray], *, state: bool = False) -> Change:
-    """Elements get back the value that they had before the update."""
+    """Undo the update for some elements."""
     chosen = {name: torch.from_numpy(mask) for name, mask in masks.items()}
 
     def change(setup: Setup) -> None:
@@ -100,7 +99,7 @@ def _restoring(masks: Mapping[str, np.ndarray], *, state: bool = False) -> Chang
 
 
 def lost_state(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Optimizer state that is gone at each step."""
+    """Optimizer state cleared at each step."""
     if diverged.training.steps > 1:
         words = "the optimizer state is lost at each step"
         yield on_one_device(diverged, Cause.STATE_LOST, words, _clearing(None))
@@ -124,7 +123,7 @@ def _clearing(names: Sequence[str] | None) -> Change:
 
 
 def stale_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Parameters or gradients of an earlier step."""
+    """Parameters or gradients from an earlier step."""
     if diverged.training.steps > 1:
         ways: tuple[tuple[str, Change], ...] = (
             ("loss and gradients are computed with the parameters of the previous step", _with_old_parameters(first=False)),
@@ -156,12 +155,12 @@ def _with_old_parameters(*, first: bool) -> Change:
 
 
 def _previous(kept: Sequence[Values]) -> Values:
-    """What was kept a step ago; at the first step that of this one."""
+    """Value one step ago; in the first step, the current one."""
     return kept[max(0, len(kept) - 2)]
 
 
 def _old_gradients(setup: Setup) -> Callable[[], dict[str, torch.Tensor | None]]:
-    """Keeps this step's gradients and gives those of the step before, at each call."""
+    """Each call stores the current gradients and returns those one step ago."""
     kept: list[dict[str, torch.Tensor | None]] = []
 
     def old() -> dict[str, torch.Tensor | None]:
@@ -176,13 +175,13 @@ def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _by_old_gradients(setup: Setup) -> None:
-    """As the update alone sees them."""
+    """Only the update sees the old gradients."""
     old = _old_gradients(setup)
     around_update(setup, lambda _optimizer: other_gradients(setup, old()))
 
 
 def _with_old_gradients(setup: Setup) -> None:
-    """As they are read, clipped and used."""
+    """Clipping and traces see the old gradients too."""
     old, parameters = _old_gradients(setup), dict(setup.model.named_parameters())
 
     def replace(_optimizer: torch.optim.Optimizer, _step: int) -> None:

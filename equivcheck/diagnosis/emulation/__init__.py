@@ -1,1 +1,1 @@
-"""The trainings of all ranks, emulated on one device."""
+"""Emulate all ranks' trainings on one device."""

@@ -1,4 +1,4 @@
-"""Where ranks lie in the mesh."""
+"""Rank coordinates in the mesh."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from equivcheck.scenario import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCoordinate:
-    """A rank and where it lies in the mesh."""
+    """A rank and its coordinate in the mesh."""
 
     rank: int
     """Global rank."""
     indices: dict[str, int]
-    """Its index along each axis."""
+    """Index along each axis."""
 
     def agrees(self, other: RankCoordinate, axes: Iterable[str]) -> bool:
-        """Whether both have the same index along each of some axes."""
+        """Whether both ranks have equal indices along the given axes."""
         return all(self.indices[name] == other.indices[name] for name in axes)
 
     def differs_only_along(self, other: RankCoordinate, axes: Sequence[str]) -> bool:
-        """Whether both have the same index along all axes but some."""
+        """Whether both ranks have equal indices along all axes except the given ones."""
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
 def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
-    """The coordinates of all ranks of a mesh, by rank."""
+    """All ranks' coordinates, ordered by rank."""
     return tuple(
         RankCoordinate(rank=rank, indices=dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
         for rank in range(mesh.num_ranks)
@@ -36,6 +36,6 @@ def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
 
 
 def choices_of(axes: Sequence[str], *, most: int | None = None) -> Iterator[tuple[str, ...]]:
-    """Every choice of at least one of some axes and of at most so many (None for all), the largest first."""
+    """Every combination with one to `most` axes, largest first; `most` defaults to all."""
     largest = len(axes) if most is None else most
     return (chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count))

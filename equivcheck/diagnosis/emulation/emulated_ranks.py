@@ -1,7 +1,7 @@
-"""The trainings of all ranks on one device, run side by side.
+"""All ranks' trainings, run in lockstep on one device.
 
-Each computes with whole parameters on the rows of its rank. Where ranks would communicate, the trainings pause: gradients are
-reduced over them by plain arithmetic, and each takes the elements that its rank does not hold from one that does.
+Each training holds full parameters and computes on its rank's rows. At a communication point the trainings pause. Gradients are
+then reduced by plain arithmetic, and each training copies the elements it would not hold from a training that holds them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Trace
 
 Parameters = dict[str, torch.nn.Parameter]
-"""Those of one rank, by name."""
+"""One rank's parameters by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """How a rank's gradient of a tensor comes from those of all."""
+    """How a tensor's gradient is reduced over ranks."""
 
     axes: tuple[str, ...]
-    """The mean is over the ranks that differ along these axes only; none for the rank's own."""
+    """Gradients are averaged over ranks that differ along these axes only; empty for no reduction."""
     factor: float = 1.0
-    """Times this."""
+    """The mean is multiplied by this factor."""
 
 
 class EmulatedRanks:
-    """Trainings that together compute what one device does; a counterfactual changes its attributes before `train`."""
+    """One training per rank, which together compute the single-device run. A counterfactual changes attributes before `train`."""
 
     def __init__(self, diverged: DivergedRun) -> None:
         self.training = diverged.training
@@ -54,36 +54,36 @@ class EmulatedRanks:
             setup.whole_counts = lambda *_given: self._counts
 
         self.data_axes = diverged.data_axes
-        """The axes along which ranks compute on different rows, outermost first."""
+        """Axes along which ranks compute on different rows, outermost first."""
         self.take: Callable[[RankCoordinate, Batch], Batch] = self.take_rows
-        """The rows of a microbatch that a rank computes on."""
+        """Selects a rank's rows from a microbatch."""
         self.divides_by_own_rows = True
-        """Whether a mean loss is over the rows that a rank has taken, not over those that it should have."""
+        """Whether a mean loss divides by the rows taken, not by the rows that the rank should have."""
         self.weight_of: Callable[[RankCoordinate, int], float] = lambda _rank, _microbatch: 1.0
-        """A factor of a rank's gradients of a microbatch."""
+        """Factor for a rank's gradients in a microbatch."""
 
         self.when_reduced = when_reduced(diverged.layout)
-        """When gradients of several microbatches are reduced."""
+        """When gradients are reduced if there are several microbatches."""
         self.reductions: dict[str, Reduction] = {}
-        """How gradients of some parameters are reduced; others over all data axes."""
+        """Reductions for some parameters by name; other gradients are averaged over all data axes."""
         self.unreduced_microbatches: frozenset[int] = frozenset()
-        """Microbatches of which each rank keeps its own gradients."""
+        """Microbatches whose gradients stay local to each rank."""
         self.reduces_in: torch.dtype | None = None
-        """The element type that gradients are added up in; None for their own."""
+        """Element type for the reduction; None for the gradients' own."""
         self.division = Division.BEFORE
-        """When the sum over ranks is made a mean."""
+        """Whether gradients are divided before or after they are summed over ranks."""
         self.before_reducing: list[Callable[[Gradients], None]] = []
-        """Called with the gradients of each rank before each reduction."""
+        """Called with each rank's gradients before each reduction."""
 
     def take_rows(self, rank: RankCoordinate, batch: Batch) -> Batch:
-        """The rows of a rank, as near to equal in number as can be."""
+        """A rank's rows. All ranks have nearly equally many."""
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)
         return cut(batch, range(start, min(start + size, batch.rows)))
 
     def _part(self, rank: RankCoordinate) -> tuple[int, int]:
-        """Which part of the rows a rank has, and how many parts there are."""
+        """Index of the rank's part, and number of parts."""
         index, count = 0, 1
         for name in self.data_axes:
             size = self.mesh.size(name)
@@ -91,11 +91,11 @@ class EmulatedRanks:
         return index, count
 
     def peers(self, rank: RankCoordinate, axes: Sequence[str]) -> list[int]:
-        """The ranks that differ from one along some axes only, itself included."""
+        """Ranks, including `rank`, that differ from it along the given axes only."""
         return [other.rank for other in self.coordinates if other.differs_only_along(rank, axes)]
 
     def train(self, num_steps: int) -> tuple[Trace, ...]:
-        """Train that many steps; the trace of each rank."""
+        """Train for `num_steps` steps; one trace per rank."""
         models: list[Parameters] = [dict(setup.model.named_parameters()) for setup in self.setups]
         losses = [0.0] * len(self.setups)
         running = []
@@ -112,7 +112,7 @@ class EmulatedRanks:
         return tuple(map(_finished, running))
 
     def _compute(self, models: list[Parameters], losses: list[float], batches: Sequence[Batch], index: int) -> None:
-        """Leave each rank's gradients and loss of a step."""
+        """Set each rank's gradients and loss for one step."""
         gradients = AccumulatedGradients(
             [{name: value.grad for name, value in model.items() if value.grad is not None} for model in models],
             self._reduced,
@@ -136,14 +136,14 @@ class EmulatedRanks:
                 value.grad = reduced.get(name)
 
     def _count(self, batch: Batch, index: int) -> None:
-        """Count how often all ranks choose units: how many ranks have the same rows does not matter, as shares are looked at."""
+        """Count how often all ranks choose each expert. Ranks with equal rows may count twice, because only shares matter."""
         if self.training.model.balances:
             parts = [(setup.model, self.take(rank, batch)) for rank, setup in zip(self.coordinates, self.setups, strict=True)]
             of_ranks = [counts_in(model, part, index) for model, part in parts if part.rows]
             self._counts = [torch.stack(each).sum(0) for each in zip(*of_ranks, strict=True)]
 
     def _backward(self, rank: RankCoordinate, model: Parameters, batch: Batch, index: int) -> tuple[float, Gradients]:
-        """Loss and gradients of a rank's rows of a microbatch, scaled so that the mean over ranks is that of all."""
+        """Loss and gradients for a rank's rows, scaled such that their mean over ranks is the full gradient."""
         setup, part, (_, count) = self.setups[rank.rank], self.take(rank, batch), self._part(rank)
         for value in model.values():
             value.grad = None
@@ -170,19 +170,19 @@ class EmulatedRanks:
 
 
 def cut(batch: Batch, rows: range) -> Batch:
-    """Some rows of a batch, in a row."""
+    """Contiguous rows from a batch."""
     inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
 
 
 def _loss_of_rank(losses: list[float], rank: int, _setup: Setup, _batches: Sequence[Batch], _index: int) -> float:
-    """What a rank's training takes for computing: all of it has been done."""
+    """Replaces `Setup.compute`: the rank's loss is already known."""
     return losses[rank]
 
 
 def _advance(running: Sequence[Generator[Pause, None, Trace]]) -> None:
-    """Let each training run on to where it pauses next."""
+    """Resume each training until its next pause."""
     for each in running:
         next(each)
 

@@ -1,4 +1,4 @@
-"""Which elements of each tensor a rank holds, and from whom it has the others."""
+"""Elements held by each rank, and the rank that supplies the missing ones."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from equivcheck.worlds.trace.pieces import fill
 
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
-    """Those of a run, worked out once."""
+    """Held elements for a run; cached."""
     return HeldElements(coordinates_of_ranks(diverged.mesh), held_of(diverged), _owners(diverged))
 
 
 class HeldElements:
-    """What each rank holds of each parameter; puts whole tensors together on every rank."""
+    """Knows which rank holds which elements; gathers full tensors on every rank."""
 
     def __init__(
         self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
     ) -> None:
-        """`held` has masks by rank; `owners` are ranks that update a tensor for all, if they do."""
+        """`held` maps parameters to one mask per rank, `owners` to the only rank that updates them."""
         self._coordinates, self._held, self._owners = coordinates, held, owners
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self._coordinates)
 
     @property
     def is_sharded(self) -> bool:
-        """Whether any rank lacks any element."""
+        """Whether some rank lacks some element."""
         return any(sources is not None for sources in self._sources.values())
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
-        """Which elements of a tensor some ranks hold together, as a tensor of its shape."""
+        """Mask for the elements that any given rank holds, shaped as the tensor."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def num_copies(self, axes: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Of each tensor, by how many ranks that differ along some axes only each element is held, at most."""
+        """Per tensor, how many ranks along `axes` hold each element, at most."""
         lines: dict[tuple[int, ...], list[int]] = {}
         for one in self._coordinates:
             lines.setdefault(tuple(index for axis, index in one.indices.items() if axis not in axes), []).append(one.rank)
@@ -56,7 +56,7 @@ class HeldElements:
         return {name: torch.from_numpy(np.asarray(np.max(each, axis=0))) for name, each in counts.items()}
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
-        """Give each rank's elements of a tensor, in place, those of another rank, where both hold as many."""
+        """Overwrite each rank's elements with `sources[rank]`'s elements, in place, if both hold equally many."""
         before = value.clone()
         for rank, source in enumerate(sources):
             mine, theirs = self.by(name, rank), self.by(name, source)
@@ -64,12 +64,12 @@ class HeldElements:
                 value[mine] = before[theirs]
 
     def shifted(self) -> Iterator[tuple[int, list[int]]]:
-        """For each distance, the ranks so far after each rank."""
+        """For each distance, the ranks shifted by it."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 
     def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Replace, in place, what ranks do not hold by what a rank has that does."""
+        """Fill in, in place, the elements that a rank does not hold."""
         for name, sources in self._sources.items():
             if sources is None or any(name not in each for each in tensors):
                 continue
@@ -79,7 +79,7 @@ class HeldElements:
                     each[name][chosen] = before[source][chosen]
 
     def take_from_owners(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Replace, in place, what one rank alone updates by what that rank has."""
+        """Overwrite, in place, each tensor that only one rank updates with this rank's values."""
         for name, owner in self._owners.items():
             for each in tensors:
                 each[name].copy_(tensors[owner][name])
@@ -90,7 +90,7 @@ class HeldElements:
         return [self._sources_for(rank, holders) for rank in range(len(holders))]
 
     def _sources_for(self, rank: int, holders: Sequence[np.ndarray]) -> list[tuple[int, torch.Tensor]]:
-        """The ranks from which a rank has what it does not hold, nearest first, each with the elements."""
+        """Nearest ranks that hold the elements missing on `rank`, each with a mask."""
         missing, found = ~holders[rank], []
         for other in sorted(range(len(holders)), key=lambda other: (self._num_axes_apart(rank, other), other)):
             chosen = missing & holders[other]
@@ -100,13 +100,13 @@ class HeldElements:
         return found
 
     def _num_axes_apart(self, rank: int, other: int) -> int:
-        """Along how many axes two ranks differ."""
+
         mine, theirs = self._coordinates[rank], self._coordinates[other]
         return sum(not mine.agrees(theirs, (name,)) for name in mine.indices)
 
 
 def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
-    """Per parameter, which elements each rank holds."""
+    """Per parameter and rank, a mask for the held elements."""
     table = diverged.reference.moments[1].table
     held = {
         name: [np.zeros(shape, dtype=np.bool_) for _ in diverged.traces]
@@ -120,7 +120,7 @@ def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
 
 
 def _owners(diverged: DivergedRun) -> dict[str, int]:
-    """The rank that updates a parameter for all, where one does: the only one with state, though every rank holds all of it."""
+    """With `ZeroRedundancyOptimizer`, the rank that updates each parameter. It is the only one with optimizer state."""
     if not any(each.zero_redundancy for each in diverged.layout.of(DDP)):
         return {}
     found: dict[str, int] = {}

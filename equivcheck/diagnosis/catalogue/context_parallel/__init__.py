@@ -1,1 +1,1 @@
-"""Sequences whose positions are cut over ranks, and looked at, labelled or added up otherwise."""
+"""Faults in context parallelism."""

@@ -1,4 +1,4 @@
-"""Positions that look at those of other ranks otherwise: masked, counted, put together or learnt from in another way."""
+"""Attention between context-parallel shards with wrong masks, positions, softmax or gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Alter = Callable[[AttentionModule], None]
 
 
 def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """In all layers of attention, or in one."""
+    """Faults in all attention layers, then in each."""
     cut = cut_of(diverged)
     if cut is None:
         return
@@ -69,7 +69,7 @@ def _placing(module: AttentionModule, *, places: torch.Tensor) -> None:
 
 
 def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
-    """Which positions of keys each position of queries does not see, where some are later."""
+    """For each fault, which keys (columns) are masked for each query (rows)."""
     everywhere, parts = torch.arange(len(cut.owner)), f"the parts of a sequence that {cut.where} have"
     order = f"in the order of {cut.where}, whose positions are not in a row"
     for queries, keys, words in (
@@ -84,7 +84,7 @@ def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _hidden(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
-    """Which keys are not seen by which queries, later or not."""
+    """For each fault, which keys are hidden in addition to the causal mask."""
     turns = (cut.owner[:, None] - cut.owner) % cut.size
     yield f"sees no more than the part of a sequence that each of {cut.where} has", turns != 0
     yield f"does not see the block that comes last on the ring of {cut.where}", turns == cut.size - 1
@@ -106,7 +106,7 @@ def _later(module: AttentionModule, length: int) -> torch.Tensor:
 
 
 def _learning(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of which queries keys and values have gradients, (queries, keys)."""
+    """For each fault, from which queries keys and values get gradients, (queries, keys)."""
     turns = (cut.owner[:, None] - cut.owner) % cut.size
     whose = {0: "their own rank", 1: "the rank after theirs"} | {cut.size - 1: "the rank before theirs"}
     for distance, which in whose.items():
@@ -128,7 +128,7 @@ def _learning_from(module: AttentionModule, *, learning: torch.Tensor) -> None:
 
 
 def _unscaled(module: AttentionModule, *, cut: Cut) -> None:
-    """Each rank's own block comes first, then that of the rank before, and so on round."""
+    """Visit blocks in ring order: a rank's own block first, then the previous rank's, and so on."""
     later = _later(module, len(cut.owner))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How positions are cut over ranks, as one device sees it that has all."""
+"""Context-parallel shards of a sequence, seen by one device that holds all positions."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from equivcheck.training.setup import Setup
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Cut:
-    """The positions of several ranks."""
+    """Positions held by each context-parallel rank."""
 
     parts: tuple[torch.Tensor, ...]
-    """Those of each, in the order in which it has them."""
+    """Positions per rank, in the rank's order."""
     where: str
-    """The ranks, in words."""
+    """The ranks, described."""
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.parts)
 
     @property
     def owner(self) -> torch.Tensor:
-        """Which rank has each position, (length,)."""
+        """Rank that holds each position, (length,)."""
         return self._laid([torch.full_like(part, rank) for rank, part in enumerate(self.parts)])
 
     @property
     def local(self) -> torch.Tensor:
-        """Where each position lies among those of its rank, (length,)."""
+        """Index of each position within its rank's shard, (length,)."""
         return self._laid([torch.arange(len(part)) for part in self.parts])
 
     @property
     def place(self) -> torch.Tensor:
-        """Where each position lies if those of ranks are laid in a row, (length,)."""
+        """Index of each position if the shards are concatenated in rank order, (length,)."""
         return self._laid([torch.arange(sum(map(len, self.parts)))])
 
     def _laid(self, values: list[torch.Tensor]) -> torch.Tensor:
@@ -53,7 +53,7 @@ class Cut:
 
 
 def cut_of(diverged: DivergedRun) -> Cut | None:
-    """How a layout cuts positions over several ranks; None where it does not, or rounds."""
+    """The layout's context-parallel shards; None if it has one rank, or rounds."""
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
         return None
@@ -62,7 +62,7 @@ def cut_of(diverged: DivergedRun) -> Cut | None:
 
 
 def attentions(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
-    """The layers of attention that have such fields: all of them, then each."""
+    """Attention layers with the given field values: all of them, then each."""
     found = tuple(
         index
         for index, layer in enumerate(diverged.training.model.layers)
@@ -72,12 +72,13 @@ def attentions(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...
 
 
 def named(layers: tuple[int, ...]) -> str:
-    """Attention in these layers."""
+    """Attention layers by name."""
     return f"attention in {listed([f'`layers.{layer}`' for layer in layers])}"
 
 
 def modules_of(setup: Setup, layers: tuple[int, ...]) -> Iterator[AttentionModule]:
-    """The modules of such layers."""
+    """Attention modules by layer index."""
+
     for layer in layers:
         module = setup.model.get_submodule(f"layers.{layer}")
         assert isinstance(module, AttentionModule), "it was chosen for its attention"

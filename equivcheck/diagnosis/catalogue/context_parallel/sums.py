@@ -1,4 +1,4 @@
-"""Parts of sequences whose labels, losses or gradients are not those of the whole."""
+"""Labels, losses and gradients computed per context-parallel shard."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_parts(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Labels of other positions, means and counts of parts, and gradients that are not summed."""
+    """Labels in wrong positions, losses averaged or counted per shard, and gradients not summed."""
     cut, loss = cut_of(diverged), diverged.training.loss
     if cut is None:
         return
@@ -69,7 +69,7 @@ def _averaging(setup: Setup, *, cut: Cut) -> None:
 
 
 def _counting(setup: Setup, *, cut: Cut, loss: CrossEntropy) -> None:
-    """By what counts in each part in all microbatches of a step."""
+    """Divide each shard's loss by the labels that it counts in the whole step."""
     dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.outputs, [1.0] * cut.size
 
     def count(batches: Sequence[Batch]) -> Sequence[Batch]:
@@ -83,7 +83,7 @@ def _counting(setup: Setup, *, cut: Cut, loss: CrossEntropy) -> None:
 
 
 def _adding_parts(setup: Setup, cut: Cut, divisor: Callable[[int], float | None]) -> None:
-    """Have the loss be the mean of those of parts, each divided by a number of its own, if there is one."""
+    """Make the loss the mean over the shards' losses, each with its own divisor if there is one."""
     inner, dim = setup.loss, 1 - setup.training.data.batch_dim
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divided: float = 1.0) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _learning_apart(ranks: EmulatedRanks, *, cut: Cut) -> None:
 
 
 def _by_position(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules with parameters that compute each position by itself."""
+    """Modules with parameters that treat positions independently."""
     if isinstance(module, (ExpertsModule, nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm)):
         yield module
         return
@@ -114,7 +114,7 @@ def _by_position(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: torch.Tensor, *inputs: Any) -> torch.Tensor:
-    """What a module computes; its parameters learn from some positions alone."""
+    """Module output that passes gradients to the parameters through `own` positions only."""
     learning = forward(*inputs)
     with _constant(module):
         return learning.where(own, forward(*inputs))
@@ -122,7 +122,7 @@ def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: t
 
 @contextmanager
 def _constant(module: nn.Module) -> Iterator[None]:
-    """Let parameters have no gradient for a while."""
+    """Temporarily detach a module's parameters."""
     kept = [(each, dict(each._parameters)) for each in module.modules()]
     for each, parameters in kept:
         for name, parameter in parameters.items():

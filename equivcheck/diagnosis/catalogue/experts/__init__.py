@@ -1,1 +1,1 @@
-"""Layers of experts that route or learn otherwise."""
+"""Faults in expert layers."""

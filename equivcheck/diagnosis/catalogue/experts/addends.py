@@ -1,4 +1,4 @@
-"""Experts cut within, of whose output each rank computes an addend: gradients left unsummed, and biases added too often."""
+"""Experts with tensor-parallel hidden features, whose outputs are partial sums: gradients not summed, biases added repeatedly."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from equivcheck.training.layers.region import Region
 from equivcheck.training.setup import Setup
 
 Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From values, what is chosen and weights, what the chosen experts make."""
+"""Computes the experts' output from values, chosen experts and weights."""
 
 
 def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all layers of experts that are cut within, or of one."""
+    """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     cut = tuple(index for index in layers_of_experts(diverged) if found[index] is not None)
@@ -47,13 +47,13 @@ def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 class _AddedOften(Region):
-    """A bias that counts so many times, in its gradient too if it is `counted` there."""
+    """Adds a bias `times` times; with `counted`, its gradient counts as often."""
 
     def __init__(self, times: int, *, counted: bool) -> None:
         self.times, self.counted = times, counted
 
     def added_once(self, bias: torch.Tensor) -> torch.Tensor:
-        """More than once."""
+        """The bias, repeated."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 
@@ -68,7 +68,7 @@ def _owners(module: ExpertsModule) -> list[GatedExperts]:
 
 
 def _learning_from_addends(emulated: EmulatedRanks, *, layers: tuple[int, ...], rows: bool) -> None:
-    """What comes before experts learns from one rank's features within: by their weights, and if it is said by `rows`."""
+    """Let earlier layers learn through one rank's hidden features only; with `rows`, also through the experts' input."""
     ranks = emulated.mesh.size(TP)
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
         for layer in layers:
@@ -81,11 +81,11 @@ def _learning_from_addends(emulated: EmulatedRanks, *, layers: tuple[int, ...], 
 
 
 Own = list[dict[str, torch.Tensor]]
-"""Of the experts of a layer, and of the shared one if there is one, what a rank has of each parameter."""
+"""One rank's slice of each parameter, for the routed experts and for the shared one if there is one."""
 
 
 def _own_features(module: ExpertsModule, place: int, ranks: int) -> Callable[[], Own]:
-    """Asked for when they are computed with: updates change them."""
+    """Returned as a function, because updates change the parameters."""
     size = chunk_size(module.layer.hidden, ranks)
     own = slice(place * size, (place + 1) * size)
 
@@ -99,7 +99,7 @@ def _own_features(module: ExpertsModule, place: int, ranks: int) -> Callable[[],
 
 @contextmanager
 def _computing_with(module: ExpertsModule, own: Own) -> Iterator[None]:
-    """Tensors are found before parameters of the same names."""
+    """Instance attributes shadow parameters with the same name."""
     for one, tensors in zip(_owners(module), own, strict=True):
         vars(one).update(tensors)
     yield

@@ -1,4 +1,4 @@
-"""The auxiliary loss of experts by counts of parts of a microbatch, or of several, of another weight, or without gradient."""
+"""The load-balancing loss with wrong counts, a wrong weight, or no gradient."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 LoadOf = Callable[[torch.Tensor, torch.Tensor], Load]
-"""From scores and choices, (rows, ..., experts), what they mean for the loss of a layer."""
+"""Computes a layer's load from scores and choices, (rows, ..., experts)."""
 Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], Load]
-"""The same by another function, which is told the right one first."""
+"""Computes a wrong load. The first argument computes the right one."""
 
 
 def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all layers that have such a loss, or of one."""
+    """Faults in all layers with a load-balancing loss, then in each."""
     if diverged.rounding is not None:
         return
     for layers in choices(diverged, _balances):
@@ -76,7 +76,7 @@ def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, facto
 def _by_parts(
     load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, parts_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> Load:
-    """The experts of each part as if they were others, of which each part has chosen as many: losses of parts are added up so."""
+    """Treat each part's experts as separate experts and concatenate them, which adds up all parts' losses."""
     of_position = parts_of(scores)
     masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
     loads = [load_of(scores[mask], chosen[mask]) for mask in masks]
@@ -85,7 +85,7 @@ def _by_parts(
 
 
 def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Tells for each position of scores, (rows, ..., experts), which part it is of along some axes, as a number."""
+    """Returns, for scores (rows, ..., experts), the part index per position along some axes."""
     sizes = {name: diverged.mesh.size(name) for name in diverged.data_axes}
     cut = cut_of(diverged)
 

@@ -1,4 +1,4 @@
-"""Experts that have no room for all rows that choose them."""
+"""Expert capacity: rows dropped because an expert is full."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.oracle.verdict.cause import Cause
 
 CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
-"""Rows that an expert may have, as a multiple of its share: usual ones."""
+"""Usual capacity factors."""
 
 
 def dropped_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Rows of a rank beyond what an expert has room for, in all layers or in one."""
+    """Each rank drops rows over an expert's capacity, in all layers or in one."""
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
             words = f"in {named(layers)} an expert computes at most {factor:g} times its share of a rank's rows, the first ones"
@@ -35,7 +35,7 @@ def _dropping(ranks: EmulatedRanks, *, layers: tuple[int, ...], factor: float) -
 
 
 def _first_rows(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, share: float) -> Routed:
-    """Those that come before an expert is full."""
+    """Keep each expert's first rows, up to its capacity."""
     flat = chosen.reshape(-1, chosen.shape[-1])
     kept = chosen & (flat.cumsum(0) <= math.ceil(share * len(flat))).reshape(chosen.shape)
     return kept, weights * kept

@@ -1,4 +1,4 @@
-"""Expert parallelism: rows that are mixed up between ranks, computed on one device, and gradients of others' experts."""
+"""Expert parallelism: rows mixed up in the all-to-all, and gradients reduced over other experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from equivcheck.training.setup import Setup
 
 
 def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of rows, and of gradients."""
+    """Faults in the all-to-all and in gradient reductions."""
     ranks, layers = diverged.mesh.size(EP), layers_of_experts(diverged)
     if ranks == 1 or not layers or not diverged.layout.has(ExpertParallel) or diverged.rounding is not None:
         return
@@ -53,45 +53,45 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Sent:
-    """Rows that one device sends to experts, as ranks would, sorted by expert and then by position."""
+    """Rows routed to experts, sorted by expert, then by position."""
 
     experts: torch.Tensor
-    """The expert of each."""
+    """Expert per row."""
     block: torch.Tensor
-    """Of which rank of all it is."""
+    """Source rank per row."""
     target: torch.Tensor
-    """To which rank of all it goes."""
+    """Destination rank per row."""
     num_experts: int
-    """How many there are."""
+    """Experts in total."""
     own: int
-    """How many of them each rank has, at most."""
+    """Experts per rank, at most."""
 
     @property
     def by_expert(self) -> torch.Tensor:
-        """The order in which each rank computes those that come to it."""
+        """Order in which each destination computes its rows."""
         return self.target.argsort(stable=True)
 
     @property
     def by_source(self) -> torch.Tensor:
-        """The order in which they come to each rank: rank by rank."""
+        """Order in which rows arrive at each destination: by source rank."""
         order = self.block.argsort(stable=True)
         return order[self.target[order].argsort(stable=True)]
 
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From rows, and the expert of each, what these make of them."""
+"""Computes the expert outputs from rows and their experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """How rows are mixed up."""
+    """A fault in the all-to-all."""
 
     mixed: Callable[[Compute, torch.Tensor, _Sent], torch.Tensor]
-    """What is taken for what experts make of rows."""
+    """Computes the experts' outputs with the fault."""
     blocks: int
-    """Ranks with rows of their own."""
+    """Ranks with different rows."""
     ranks: int
-    """Ranks that share out experts, neighbours."""
+    """Ranks that share the experts."""
 
 
 def _sent_as_computed(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
@@ -112,7 +112,7 @@ def _split_in_reverse(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torc
 
 
 def _split_as_sent(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:
-    """Torch refuses what is not as many; ranks wait for each other then."""
+    """Torch refuses unequal numbers of rows, because ranks would then wait for each other."""
     used = torch.empty_like(sent.experts)
     ranks, own = -(-sent.num_experts // sent.own), torch.arange(sent.own)
     for target in range(int(sent.target.max()) + 1 if len(rows) else 0):
@@ -156,7 +156,7 @@ def _names_of_experts(diverged: DivergedRun) -> set[str]:
 
 
 def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
-    """Experts alone, as where whoever divides gradients of all else knows of the ranks along its own axis only, or two do."""
+    """Only expert gradients, because they have their own divisor."""
     where = over(diverged.mesh, (EP,))
     for cause, factor, words in (
         (Cause.SUMMED, ranks, f"gradients of experts are the sum over {where}, whose rows they have seen, not the mean"),

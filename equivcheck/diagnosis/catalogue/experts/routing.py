@@ -1,4 +1,4 @@
-"""Routers that weigh or choose otherwise, shared experts that count otherwise, and experts that nothing learns through."""
+"""Faults in routers, shared experts and expert gradients."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.setup import Setup
 
 Routed = tuple[torch.Tensor, torch.Tensor]
-"""What is chosen, and what it weighs, both (..., experts)."""
+"""Chosen experts and their weights, both (..., experts)."""
 Route = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Routed]
-"""From scores, what is chosen and what the chosen weigh, all (..., experts), what a router gives instead."""
+"""Replaces a router's output, given scores, chosen experts and weights, all (..., experts)."""
 Alter = Callable[[ExpertsModule], None]
 Applies = Callable[[Experts], bool]
 
@@ -40,20 +40,20 @@ def _normalise(layer: Experts) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """One way to be wrong."""
+    """A fault in expert layers."""
 
     cause: Cause
-    """In a word."""
+    """Cause that it stands for."""
     words: str
-    """What is wrong, of some layers."""
+    """Sentence for the user, without the layers' names."""
     alter: Alter
-    """Makes a layer wrong."""
+    """Plants the fault in a layer."""
     applies: Applies = _any
-    """Which layers it makes wrong."""
+    """Whether a layer can have the fault."""
 
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all layers that have what may be wrong, or of one."""
+    """Faults in all expert layers that can have them, then in each."""
     for way in _ways(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = partial(_altered, layers=layers, alter=way.alter)
@@ -61,23 +61,24 @@ def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
-    """Those that a model has, by their place."""
+    """Expert layers by index."""
     return {index: layer for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Experts)}
 
 
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
-    """All layers of experts of that kind, then each."""
+    """All expert layers for which `applies` is true, then each."""
     found = tuple(index for index, layer in layers_of_experts(diverged).items() if applies(layer))
     return iter(dict.fromkeys((found, *((index,) for index in found))) if found else ())
 
 
 def named(layers: tuple[int, ...]) -> str:
-    """The layers, by their names."""
+    """Layers by name."""
     return listed([f"`layers.{layer}`" for layer in layers])
 
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
-    """The module of a layer of experts."""
+    """Expert module by layer index."""
+
     module = setup.model.get_submodule(f"layers.{layer}")
     assert isinstance(module, ExpertsModule), "it was chosen for its experts"
     return module
@@ -89,7 +90,6 @@ def _altered(setup: Setup, *, layers: tuple[int, ...], alter: Alter) -> None:
 
 
 def _ways(ranks: int) -> Iterator[_Way]:
-    """Over so many ranks that share out experts."""
     yield from _weights()
     yield from _chosen(ranks)
     words = "what enters experts is weighted where what leaves them should be, or the other way round"
@@ -142,7 +142,7 @@ def _chosen(ranks: int) -> Iterator[_Way]:
 
 
 def _moved(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, shift: int, ranks: int | None) -> Routed:
-    """By so many experts, or if there are ranks by what so many of them hold."""
+    """Shift choices by one expert, or with `ranks` by one rank's experts."""
     count = chosen.shape[-1]
     source = (torch.arange(count) - shift * (1 if ranks is None else chunk_size(count, ranks))) % count
     return chosen[..., source], weights[..., source]
@@ -182,7 +182,7 @@ def _unlearning() -> Iterator[_Way]:
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:
-    """Have a router give something else."""
+    """Replace a router's output."""
     layer, router = module.layer, module.router
 
     def forward(inputs: torch.Tensor) -> Routed:
@@ -214,7 +214,7 @@ def _weighing_shared(module: ExpertsModule) -> None:
 
 
 def _multiplying_shared(module: ExpertsModule, *, factor: int | None) -> None:
-    """By the number of chosen experts, if no other factor is given."""
+    """Multiply by `factor`, or by `top_k` if it is None."""
     if module.shared is not None:
         times = module.layer.top_k if factor is None else factor
         module.shared.register_forward_hook(lambda _module, _inputs, made: times * made)

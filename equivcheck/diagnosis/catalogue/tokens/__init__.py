@@ -1,1 +1,1 @@
-"""Ways in which models of tokens go wrong: labels, positions, heads, embeddings."""
+"""Faults in token models: labels, positions, heads and embeddings."""

@@ -1,4 +1,4 @@
-"""Attention that sees other positions, counts them otherwise, or has other heads of key and value."""
+"""Attention with wrong masks, positions, or key and value heads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from equivcheck.training.layers.attention.module import AttentionModule, attenti
 from equivcheck.training.setup import Setup
 
 Alter = Callable[[AttentionModule], None]
-"""Makes attention wrong."""
+"""Plants a fault in an attention module."""
 
 
 def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all layers that it may be wrong in, or of one."""
+    """Faults in all attention layers that can have them, then in each."""
     if diverged.rounding is not None:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
@@ -110,7 +110,7 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
 
 
 def _repeating(module: AttentionModule, shards: int) -> None:
-    """Within each shard of heads of key and value, all of them again and again."""
+    """Repeat each shard's heads in turn, not each head."""
     groups = module.layer.heads // module.layer.kv_heads
     module.grouped = lambda values: torch.cat(  # type: ignore[method-assign]
         [torch.cat([shard] * groups, -3) for shard in values.chunk(shards, -3)], -3
@@ -123,7 +123,7 @@ def _learning_apart(emulated: EmulatedRanks, places: Sequence[PlannedLayer], ran
 
 
 def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
-    """Let key and value learn from one rank's share of the heads of the query, while what they read has its whole gradient."""
+    """Let key and value learn through one rank's query heads only. Their input's gradient stays full."""
     groups, own = module.layer.heads // module.layer.kv_heads, module.layer.heads // ranks
     kept = slice(rank * own, (rank + 1) * own)
     for linear in (module.key, module.value):
@@ -138,7 +138,7 @@ def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
 
 
 def _both(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    """Heads that only what is read learns from, then heads that only the parameters learn from."""
+    """Two copies of the heads: one passes gradients to the input only, the other to the parameters only."""
     bias = None if linear.bias is None else linear.bias.detach()
     fixed = functional.linear(inputs, linear.weight.detach(), bias)
     return torch.cat((fixed, functional.linear(inputs.detach(), linear.weight, linear.bias)), -1)

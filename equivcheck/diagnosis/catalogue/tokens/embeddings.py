@@ -1,4 +1,4 @@
-"""What tokens and their positions are embedded as, and heads that are no longer tied to that."""
+"""Faults in token and position embeddings, and in tied heads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
-"""What a head takes for its weight, made before training."""
+"""Prepares the weight that a head uses instead of its own."""
 
 
 def wrong_embeddings(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Padding that learns, positions of parts or added again, rows of other tokens, heads without a tie."""
+    """Padding with a gradient, positions restarted or added repeatedly, wrong embedding rows, untied heads."""
     source = diverged.training.model.source
     if source is None or diverged.rounding is not None:
         return
@@ -72,7 +72,7 @@ def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
 
 
 def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
-    """Where each rank has some rows of the embedding."""
+    """Faults in a row-sharded embedding."""
     ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
     words = f"what {where} look up in their rows of `embedding.weight` is averaged over them, not summed"
     yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
@@ -87,7 +87,7 @@ def _divide(setup: Setup, *, ranks: int) -> None:
 
 
 def _look_up(setup: Setup, *, rows: dict[int, list[int]]) -> None:
-    """Embed each token as the sum of some rows."""
+    """Embed each token as a sum of rows."""
     module = _embedding(setup)
     counts = torch.zeros(len(rows), module.num_embeddings, dtype=module.weight.dtype)
     for token, found in rows.items():

@@ -1,4 +1,4 @@
-"""Heads of key and value that learn from a part of their copies, or lie at other positions than queries."""
+"""Key and value heads that get gradients from some copies only, or with shifted positions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equivcheck.training.layers.attention.module import AttentionModule, turned
 from equivcheck.training.setup import Setup
 
 Grouped = Callable[[int, torch.Tensor], torch.Tensor]
-"""From the number of copies and heads of key or value: the copies, those of a head beside each other."""
+"""Repeats key or value heads; a head's copies are adjacent."""
 
 
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of all attention layers, or of one."""
+    """Faults in all attention layers, then in each."""
     layers = diverged.training.model.layers
     found = tuple(index for index, layer in enumerate(layers) if isinstance(layer, Attention))
     for chosen in dict.fromkeys((found, *((index,) for index in found)) if found else ()):
@@ -72,7 +72,7 @@ def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counter
 
 
 def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None:
-    """Query and key are placed one after the other."""
+    """Relies on order: the module places the query first, then the key."""
     turns = cycle((0, shift))
     if module.layer.rotary:
         module.placed = lambda values: _placed(ranks, rank, next(turns), values)  # type: ignore[method-assign]

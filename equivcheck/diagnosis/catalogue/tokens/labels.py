@@ -1,4 +1,4 @@
-"""Losses of labels: divided by another number, of other labels, or without a part."""
+"""Cross-entropy with a wrong divisor, wrong labels, or missing terms."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.material import IGNORED, Batch, count_labels, material
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""What the loss of each microbatch of a step is divided by."""
+"""Computes a divisor per microbatch, given a step's microbatches."""
 
 
 def wrong_labels(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of a loss of labels: counts of parts or of all, labels that are filled in, shifted or lost, and parts of the loss."""
+    """Wrong label counts, wrong labels, and lost or scaled loss terms."""
     loss = diverged.training.loss
     if not isinstance(loss, CrossEntropy):
         return
@@ -78,7 +78,7 @@ def _divided(divisors: Divisors) -> Change:
 
 
 def _counting_own(loss: CrossEntropy, *, of_step: bool) -> Callable[[EmulatedRanks], None]:
-    """Each rank divides its part of a microbatch by the labels of its own that count, of the step or of the microbatch."""
+    """Divide by the rank's own counted labels, in the step or in the microbatch."""
 
     def change(ranks: EmulatedRanks) -> None:
         outputs, size = ranks.training.model.outputs, ranks.mesh.size(*ranks.data_axes)

@@ -1,4 +1,4 @@
-"""A vocabulary that ranks share out: rows of tokens, logits and softmax that are taken for others."""
+"""Vocabulary-parallel embeddings, logits and softmax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Loss = Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Of embeddings cut by tokens, and of heads cut by logits."""
+    """Faults in embeddings sharded by tokens and heads sharded by logits."""
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
         return
@@ -50,7 +50,7 @@ def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactua
 
 
 def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
-    """Look each token up in a row, of which some are 0."""
+    """Look each token up in `rows`; tokens in `lost` get zeros."""
 
     def change(setup: Setup) -> None:
         embedding = setup.model.get_submodule("embedding")
@@ -103,7 +103,7 @@ def _dividing_by_own(emulated: EmulatedRanks, num_ranks: int) -> None:
 
 
 def _by_own_denominator(rank: int, ranks: int) -> Loss:
-    """The loss of one rank, whose logits have the gradients of all ranks' losses, each of its own logits."""
+    """One rank's loss. Each logits shard gets a gradient as if the softmax used this shard's denominator."""
 
     def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
         shards, losses = logits.chunk(ranks, -1), []
@@ -119,7 +119,7 @@ def _by_own_denominator(rank: int, ranks: int) -> Loss:
 def _divided_by(
     own: torch.Tensor, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float
 ) -> torch.Tensor:
-    """The loss, with the logarithm of another sum of exponentials, of each label, in the place of that of all."""
+    """Loss with `own` as the softmax denominator's log."""
     loss, total, classes = training.loss, logits.logsumexp(-1), logits.shape[-1]
     assert isinstance(loss, CrossEntropy), "it is a loss of labels"
     weights = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
