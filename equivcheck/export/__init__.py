@@ -1,1 +1,1 @@
-"""Scripts that show a scenario with torch alone."""
+"""Scripts that reproduce a scenario and import only torch."""

@@ -1,4 +1,4 @@
-"""Clipping gradients of which some are DTensors and some not: torch does not compute with both at once."""
+"""Clipping of gradients if only some are DTensors, or on different meshes: torch cannot mix these in one operation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KINDS = (
 
 
 def clip_kinds(draft: Draft) -> None:
-    """Clip the parameters of each mesh by themselves, and those that are plain."""
+    """Define ``clip`` in the script. It clips the parameters of each mesh, and the plain ones, separately."""
     clipping = draft.scenario.training.clipping
     if isinstance(clipping, ClipValue):
         body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]
-        _define(draft, "None", "Clip each element, of plain tensors and of DTensors", body)
+        _define(draft, "None", "Clip each element of plain tensors and DTensors", body)
         draft.clip_value = "clip(model)"
     elif isinstance(clipping, ClipNorm):
         norm = f"nn.utils.get_total_norm([parameter.grad for parameter in kind], {order_of(clipping)})"
@@ -31,7 +31,7 @@ def clip_kinds(draft: Draft) -> None:
             f"    nn.utils.clip_grads_with_norm_(kind, {clipping.max_norm!r}, norm)",
             "return norm",
         ]
-        _define(draft, "torch.Tensor", "Clip by one norm of plain tensors and of DTensors, and return it", body)
+        _define(draft, "torch.Tensor", "Clip by the norm over all plain tensors and DTensors, and return it", body)
         draft.clip_norm = "clip(model)"
 
 

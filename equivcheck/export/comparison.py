@@ -1,4 +1,4 @@
-"""What compares both runs and prints how far they are apart."""
+"""The part of a script that compares both runs and prints the differences."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from equivcheck.layouts.base.script.loop import may_be_none
 from equivcheck.layouts.base.script.text import indented
 
 HANG_SECONDS = 20
-"""How long a rank of a script waits for others in vain."""
+"""Timeout in seconds of the process group in a script."""
 
 _FULL = (
     "def full(tensor: torch.Tensor) -> torch.Tensor:",
-    '    """A copy of a tensor as a whole, whatever part of it this rank holds."""',
+    '    """A copy of the full tensor."""',
     "    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()",
 )
 _FULL_OR_NONE = (
     "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
-    '    """A copy of a tensor as a whole, whatever part of it this rank holds; None if there is none."""',
+    '    """A copy of the full tensor, or None."""',
     "    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor",
     "    return None if tensor is None else tensor.detach().clone()",
 )
 _COPY = (
     "def full(tensor: torch.Tensor | None) -> torch.Tensor | None:",
-    '    """A copy of a tensor, if there is one."""',
+    '    """A copy of the tensor, or None."""',
     "    return None if tensor is None else tensor.detach().clone()",
 )
 _DISTANCE = (
     "def distance(actual: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:",
-    '    """Largest difference of two tensors; infinite where only one of them is there."""',
+    '    """Largest difference of two tensors; infinite if only one of them is None."""',
     "    if actual is None or expected is None:",
     "        return torch.tensor(0.0 if actual is expected else torch.inf)",
     "    return (actual - expected).abs().max()",
@@ -35,7 +35,7 @@ _DISTANCE = (
 
 
 def comparison_functions(draft: Draft) -> list[list[str]]:
-    """The functions that reading and comparing take."""
+    """Definitions of the helpers ``full`` and ``distance``, if the script needs them."""
     found = []
     none = may_be_none(draft.scenario.training)
     if draft.has_dtensors:
@@ -47,14 +47,14 @@ def comparison_functions(draft: Draft) -> list[list[str]]:
 
 
 def main_lines(draft: Draft) -> list[str]:
-    """The function ``main`` and its call."""
+    """Lines of the function ``main`` and its call."""
     draft.need("sys")
     draft.need("datetime", "timedelta")
     return [
         "def main() -> int:",
         *indented(
             [
-                '"""Train in both ways, and compare everything."""',
+                '"""Train on one device and in parallel, and compare everything."""',
                 f'dist.init_process_group("gloo", timeout=timedelta(seconds={HANG_SECONDS}))',
                 "expected, actual = train(parallel=False), train(parallel=True)",
                 "code = 0",

@@ -1,4 +1,7 @@
-"""Run a script that torchrun would run, in processes that are forked from one that has imported torch: seconds less for each."""
+"""Runs a torchrun script in processes forked from one that has already imported torch.
+
+This saves the seconds that each rank would need to import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import runpy
 import socket
 import sys
 import time
+import traceback
 from functools import cache
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 SECONDS = 90.0
-"""Until a script is given up; it takes less than one, and 20 more if a rank waits in vain."""
+"""Default limit. A script takes less than 1 s, and 20 s more if a rank waits until the timeout."""
 _PRELOADED = [
     "torch._inductor.compile_fx",
     "torch.distributed.fsdp",
@@ -25,9 +29,10 @@ _PRELOADED = [
 
 
 def launched(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -> tuple[int, str]:
-    """Exit code (1 if any rank's is not 0) and what the ranks printed, one after the other, of a script on `ranks` processes.
+    """Run a script on `ranks` processes; return the exit code (1 if any rank's is not 0) and the output, rank after rank.
 
-    What rank `i` prints goes to the file `i` in the folder `output` meanwhile. One that is not done in time is ended, and said.
+    While it runs, rank `i` prints to the file `i` in the folder `output`. A rank that exceeds `seconds` is killed, and its output
+    says so.
     """
     port, start = _free_port(), _forks().Process
     processes = [start(target=_rank, args=(str(script), rank, ranks, port, str(output))) for rank in range(ranks)]
@@ -42,7 +47,8 @@ def launched(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -
         process.kill()
         process.join()
     code = int(any(process.exitcode != 0 for process in processes))
-    return code, "".join(_printed(output / str(rank)) for rank in range(ranks))
+    files = [output / str(rank) for rank in range(ranks)]
+    return code, "".join(file.read_text("utf-8") for file in files if file.exists())
 
 
 @cache
@@ -50,10 +56,6 @@ def _forks() -> ForkServerContext:
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload(_PRELOADED)
     return forks
-
-
-def _printed(file: Path) -> str:
-    return file.read_text("utf-8") if file.exists() else ""
 
 
 def _free_port() -> int:
@@ -64,7 +66,7 @@ def _free_port() -> int:
 
 
 def _rank(script: str, rank: int, size: int, port: int, output: str) -> None:
-    """What torchrun does for one process: the environment, then the script as the main module."""
+    """Set the environment as torchrun does, then run the script as the main module."""
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in places.items()} | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"})
     sys.argv = [script]
@@ -73,20 +75,13 @@ def _rank(script: str, rank: int, size: int, port: int, output: str) -> None:
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
-        _run(script)
+        import torch
 
-
-def _run(script: str) -> None:
-    """As the interpreter does: a traceback is printed for what is raised, and the exit code is what the script says."""
-    import traceback
-
-    import torch
-
-    torch.set_num_threads(1)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit:
-        raise
-    except BaseException:  # as at the top of an interpreter; what torch.distributed.checkpoint raises is no Exception
-        traceback.print_exc()
-        sys.exit(1)
+        torch.set_num_threads(1)
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit:
+            raise
+        except BaseException:  # as the interpreter does; errors of torch.distributed.checkpoint are no subclass of Exception
+            traceback.print_exc()
+            sys.exit(1)

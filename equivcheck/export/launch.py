@@ -1,4 +1,4 @@
-"""Running a script as its reader would: by torchrun."""
+"""Runs a script with torchrun, as its reader would."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from equivcheck.system.temporary_folder import temporary_folder
 
 
 class LaunchFailed(EquivCheckError):
-    """A script could not be run to its end."""
+    """A script did not end within its time limit."""
 
 
 def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> Ran:
-    """Run a script's text by torchrun on so many processes of this machine. Raises `LaunchFailed` past a limit in seconds.
+    """Run the text of a script with torchrun on `ranks` local processes. Raises `LaunchFailed` after `seconds`.
 
-    The exit code is 1 when a difference shows or a rank fails; torchrun's own lines are among those of stderr.
+    The exit code is 1 if the runs differ or a rank fails. stderr also contains torchrun's own lines.
     """
     with temporary_folder() as folder:
         script = Path(folder) / name

@@ -1,4 +1,4 @@
-"""The layout of a script: its parallelisms, each written by its own folder, and what compiles."""
+"""Writes the layout of a script: each parallelism writes its own part, then `torch.compile` is added."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from equivcheck.scenario import Compile
 
 
 def write_layout(draft: Draft) -> None:
-    """Apply the parallelisms of a draft's scenario to it, innermost first, and what compiles. Raises `CannotExport`."""
+    """Add all parallelisms, innermost first, and `torch.compile` to the script. Raises `CannotExport`."""
     layout, writers = draft.scenario.layout, import_parts("export")
     for parallelism in layout.parallelisms:
         if parallelism.tag not in writers:
-            raise refuse(f"parallelism {parallelism.tag}", "only those that ship with the package are written")
+            raise refuse(f"parallelism {parallelism.tag}", "only parallelisms that ship with equivcheck can be written")
         writers[parallelism.tag].write(draft, parallelism)
     if draft.mixes_tensors and draft.has_dtensors:
         clip_kinds(draft)
@@ -27,9 +27,9 @@ def write_layout(draft: Draft) -> None:
 def _compile(draft: Draft) -> None:
     execution = draft.scenario.layout.execution
     if execution.whole_step:
-        raise refuse("Execution.whole_step", "a script would hold the tracer")
+        raise refuse("Execution.whole_step", "a script would have to contain the tracer")
     if execution.compiled_autograd:
-        raise refuse("Execution.compiled_autograd", "it takes private settings of the compiler")
+        raise refuse("Execution.compiled_autograd", "it needs private settings of the compiler")
     if execution.compile is Compile.NONE:
         return
     if execution.per_layer:

@@ -1,4 +1,4 @@
-"""One script of torch alone for a scenario."""
+"""Writes one script for a scenario that imports only torch and the standard library."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import torch
 from equivcheck.export.comparison import comparison_functions, main_lines
 from equivcheck.export.header import docstring
 from equivcheck.export.layout import write_layout
-from equivcheck.export.mutants import plant
 from equivcheck.export.tolerance import tolerance_of
 from equivcheck.layouts.base.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.loop import train_lines
 from equivcheck.layouts.base.script.numbers import Numbers, constants, usual_numbers
 from equivcheck.layouts.base.script.text import formatted
-from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
 from equivcheck.training.layers.registry import kind_of
@@ -26,26 +24,24 @@ _STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys"
 """Modules of the standard library that scripts import."""
 
 
-def script_of(  # noqa: PLR0913 - all by keyword
+def script_of(
     scenario: Scenario,
     *,
     verdict: Verdict | None = None,
-    mutant: Mutant | None = None,
     numbers: Numbers | None = None,
     name: str = "repro.py",
     seen_on: str = "",
 ) -> str:
-    """The text of a script that runs a scenario, on one device and in parallel, and compares both.
+    """Write a script that runs a scenario on one device and in parallel, and compares both runs.
 
-    `verdict` says what was found, `mutant` plants a bug, `numbers` are literals where few unless chosen, `seen_on` is a torch
-    version, by default this one's. Raises `CannotExport`, naming the option.
+    The docstring of the script describes `verdict`. By default, `numbers` are literals if there are few, and `seen_on` is the
+    installed version of torch. Raises `CannotExport`, which names the option that a script cannot express.
     """
-    draft = _drafted(scenario, verdict, mutant, numbers or usual_numbers(scenario.training))
+    draft = _drafted(scenario, verdict, numbers or usual_numbers(scenario.training))
     header = docstring(
         scenario=scenario,
         form=draft.form,
         verdict=verdict,
-        mutant=mutant,
         numbers=draft.numbers,
         name=name,
         torch=seen_on or torch.__version__.partition("+")[0],
@@ -55,33 +51,33 @@ def script_of(  # noqa: PLR0913 - all by keyword
     return text
 
 
-def can_export(scenario: Scenario, mutant: Mutant | None = None) -> bool:
-    """Whether a script can express a scenario, and a mutant's bug in it."""
+def can_export(scenario: Scenario) -> bool:
+    """Whether a script can express a scenario."""
     try:
-        _drafted(scenario, None, mutant, Numbers.EXACT)
+        _drafted(scenario, None, Numbers.EXACT)
     except CannotExport:
         return False
     return True
 
 
-def _drafted(scenario: Scenario, verdict: Verdict | None, mutant: Mutant | None, numbers: Numbers) -> Draft:
+def _drafted(scenario: Scenario, verdict: Verdict | None, numbers: Numbers) -> Draft:
     _refuse(scenario, verdict)
     if numbers is Numbers.DRAWN and isinstance(scenario.training.loss, CrossEntropy):
-        raise refuse("CrossEntropy with random numbers", "which labels count is part of the scenario; allowed: exact")
+        raise refuse(
+            "CrossEntropy with random numbers", "the scenario sets the ignored labels. Expected exact numbers"
+        )
     draft = Draft(scenario=scenario, form=form_of(scenario), numbers=numbers)
     write_layout(draft)
-    if mutant is not None:
-        plant(draft, mutant)
     return draft
 
 
 def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
     if scenario.resume is not None:
-        raise refuse("Scenario.resume", "a script trains under one layout, without a checkpoint")
+        raise refuse("Scenario.resume", "a script trains under one layout and has no checkpoint")
     model = scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):
         if not isinstance(layer, Layer) and kind_of(layer).script(layer, inputs) is None:
-            raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how a script writes it")
+            raise refuse(f"the layer {type(layer).__name__}", "its `LayerKind.script` returns None")
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase
         if phase in (Phase.STATE, Phase.BUFFER, Phase.COMMUNICATION):
@@ -99,7 +95,7 @@ def _body(draft: Draft, tolerance: float) -> Iterator[str]:
         yield from ("torch.set_default_dtype(torch.float64)", "")
     yield from constants(draft.scenario.training, draft.form, draft.numbers)
     yield from (line for found in draft.definitions if len(found) == 1 for line in found)
-    yield f"TOLERANCE = {tolerance:.1e}  # measured: what rounding may leave of a difference, four times over"
+    yield f"TOLERANCE = {tolerance:.1e}  # four times the measured effect of rounding"
     for function in functions:
         yield from ("", "", *function)
 

@@ -1,4 +1,4 @@
-"""How far apart both runs of a script may be: what was measured for the check."""
+"""The tolerance of a script, from the rounding that the check measured."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivcheck.scenario import Scenario
 from equivcheck.worlds.trace.differences import Divergence, Phase
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
-"""What a script compares."""
+"""Phases that a script compares."""
 
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
-    """The largest accepted error of any tensor that a script compares; where that hides a divergence, that of its tensor."""
+    """Largest tolerance of the compared tensors. If that would hide the divergence of `verdict`, the tolerance of that tensor."""
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
     divergence = None if verdict is None else verdict.divergence
@@ -37,7 +37,7 @@ def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:
 
 
 def _size(divergence: Divergence) -> float:
-    """How far the worst element is off; infinite where no number is."""
+    """Error of the worst element; infinite if one of its values is not a number."""
     try:
         return abs(float(divergence.actual) - float(divergence.expected))
     except ValueError:

@@ -73,15 +73,6 @@ def test_a_scenario_is_checked_first() -> None:
     assert "and on one device" in written["script"]
 
 
-def test_a_mutant_is_planted() -> None:
-    """The sentence of the bug is the title, and its lines are in the script."""
-    result = run("-", "--mutant", "gradients_summed", stdin=to_json(fakes.scenario(ranks=2)))
-
-    assert result.exit_code == 0, result.output
-    assert "Gradients are summed over ranks" in result.stdout
-    assert "module.register_comm_hook(None, add_up)" in result.stdout
-
-
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
 def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--run`, the lines of the script and its exit code; findings are exit code 1."""
@@ -110,11 +101,9 @@ def resumed() -> Scenario:
     ("arguments", "scenario", "words"),
     [
         ((), resumed(), "Scenario.resume cannot be exported"),
-        (("--mutant", "no_such"), fakes.scenario(), "mutant 'no_such' does not exist; allowed: "),
-        (("--mutant", "row_output_averaged"), fakes.scenario(ranks=2), "does not apply to this scenario of ddp"),
         (("-o", "/no/such/folder/x.py"), fakes.scenario(), "cannot be written"),
     ],
-    ids=["option", "no mutant", "mutant elsewhere", "no folder"],
+    ids=["option", "no folder"],
 )
 def test_what_cannot_be_written_is_named_in_a_line(arguments: tuple[str, ...], scenario: Scenario, words: str) -> None:
     """Exit code 2, one line on stderr, nothing on stdout."""

@@ -73,7 +73,6 @@ def test_a_file_of_a_program_is_checked(file: Path) -> None:
         ("check", "FILE", "--comm"),
         ("check", "FILE", "--beyond"),
         ("dry-run", "FILE"),
-        ("export", "FILE", "--mutant", "gradients_summed"),
         ("export", "FILE", "--numbers", "drawn"),
         ("fuzz", "--programs", "--layout", "ddp", "--seconds", "1"),
         ("fuzz", "--programs", "--with-programs", "--seconds", "1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.scenario import Scenario
 from equivcheck.training.loop import train
-from equivcheck.training.setup import Setup
 from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, moments
@@ -34,10 +33,10 @@ def printed_differences(script: str, ranks: int, folder: Path) -> tuple[int, Dif
     return code, {place: float(number) for place, number in _LINE.findall(printed)}, printed
 
 
-def differences_of_traces(scenario: Scenario, plant: Callable[[Setup], None] | None = None, world: str = "sim") -> Differences:
-    """The same from what all ranks leave in a world, by the names of the script."""
+def differences_of_traces(scenario: Scenario) -> Differences:
+    """The largest differences in the traces of simulated ranks, by the names of the script."""
     form = form_of(scenario)
-    traces = Runner(world=world, deadline=60.0, alter=plant).run(scenario).run.values
+    traces = Runner(world="sim", deadline=60.0).run(scenario).run.values
     reference = moments(train(single_device(scenario.training)))
     found: Differences = {}
     for expected, *ranks in zip(reference, *map(moments, traces), strict=True):

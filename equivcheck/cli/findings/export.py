@@ -16,7 +16,6 @@ from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from equivcheck.mutants.mutant import Mutant
     from equivcheck.oracle.verdict.verdict import CaseVerdict
     from equivcheck.system.commands import Ran
 
@@ -29,7 +28,6 @@ DEADLINE = 60.0
 @store_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
 @click.option("--name", metavar="NAME", help="File name that the script mentions; by default that of the output file.")
-@click.option("--mutant", "mutant_name", metavar="NAME", help="Plant the bug of this mutant into the parallel training.")
 @click.option(
     "--numbers",
     type=click.Choice([wanted.value for wanted in NumberSource]),
@@ -44,7 +42,6 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     store: Path,
     output: Path | None,
     name: str | None,
-    mutant_name: str | None,
     numbers: str,
     run: bool,
     as_json: bool,
@@ -54,10 +51,9 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     The script runs the training or the program on one device and in parallel, prints the differences, and exits with 1 if there
     is any.
     """
-    mutant = _mutant(mutant_name)
-    verdict, seen_on = _verdict(finding, store, mutant)
+    verdict, seen_on = _verdict(finding, store)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
-    text = script_text(verdict, mutant, NumberSource(numbers), name=name, seen_on=seen_on)
+    text = script_text(verdict, NumberSource(numbers), name=name, seen_on=seen_on)
     ran = launched(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
@@ -70,32 +66,14 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     return ExitCode.FINDINGS if ran is not None and ran.code else ExitCode.NOTHING_FOUND
 
 
-def _mutant(name: str | None) -> Mutant | None:
-    from equivcheck.mutants.registry import mutant
-
-    return None if name is None else mutant(name)
-
-
-def _verdict(finding: str, store: Path, mutant: Mutant | None) -> tuple[CaseVerdict, str]:
-    """What is wrong with what was asked for, and on which torch it was seen (empty for this one)."""
+def _verdict(finding: str, store: Path) -> tuple[CaseVerdict, str]:
+    """The verdict on a finding or on the case in a file, and the torch version of the finding (empty for the installed one)."""
     if not (os.path.isfile(finding) or finding == "-"):
-        if mutant is None:
-            kept = find(finding, store)
-            return kept.verdict, kept.environment.torch
-        case: Any = find(finding, store).verdict.case
-    else:
-        case = read_case(finding)
+        kept = find(finding, store)
+        return kept.verdict, kept.environment.torch
     from equivcheck.campaign.isolated import check_isolated
-    from equivcheck.checking.check import check
-    from equivcheck.scenario import Scenario
 
-    if mutant is None:
-        return check_isolated(case, world="sim", deadline=DEADLINE), ""
-    if not isinstance(case, Scenario):
-        raise UsageError(f"mutant {mutant.name!r} is planted in trainings; allowed for a tensor program: no --mutant")
-    if case.layout.name not in mutant.layouts or not mutant.applies(case):
-        raise UsageError(f"mutant {mutant.name!r} does not apply to this scenario of {case.layout.name}: {mutant.wrong}")
-    return check(case, deadline=DEADLINE, alter=mutant.plant), ""
+    return check_isolated(read_case(finding), world="sim", deadline=DEADLINE), ""
 
 
 def _write(text: str, output: Path | None, *, quiet: bool) -> None:

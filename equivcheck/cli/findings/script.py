@@ -11,7 +11,6 @@ from equivcheck.system.choice import Choice
 
 if TYPE_CHECKING:
     from equivcheck.layouts.base.script.numbers import Numbers
-    from equivcheck.mutants.mutant import Mutant
     from equivcheck.oracle.verdict.verdict import CaseVerdict
     from equivcheck.programs.verdict import ProgramVerdict
     from equivcheck.system.commands import Ran
@@ -27,7 +26,7 @@ class NumberSource(Choice):
     DRAWN = "drawn"
 
 
-def script_text(verdict: CaseVerdict, mutant: Mutant | None, wanted: NumberSource, *, name: str, seen_on: str) -> str:
+def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
     from equivcheck.export.script import script_of
     from equivcheck.layouts.base.script.numbers import Numbers, usual_numbers
@@ -39,7 +38,7 @@ def script_text(verdict: CaseVerdict, mutant: Mutant | None, wanted: NumberSourc
         return _of_program(verdict, wanted, name, seen_on)
 
     def written(numbers: Numbers) -> str:
-        return script_of(verdict.scenario, verdict=verdict, mutant=mutant, numbers=numbers, name=name, seen_on=seen_on)
+        return script_of(verdict.scenario, verdict=verdict, numbers=numbers, name=name, seen_on=seen_on)
 
     if wanted is not NumberSource.AUTO:
         return written(Numbers(wanted.value))
@@ -63,7 +62,7 @@ def _of_program(verdict: ProgramVerdict, wanted: NumberSource, name: str, seen_o
 def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
     """A script, or why there is none."""
     try:
-        return script_text(verdict, None, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
+        return script_text(verdict, NumberSource.AUTO, name=DEFAULT_NAME, seen_on=seen_on), ""
     except EquivCheckError as error:
         return "", str(error)
 

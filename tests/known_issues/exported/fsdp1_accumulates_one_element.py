@@ -1,4 +1,4 @@
-"""Training with FullyShardedDataParallel on 2 ranks does not compute what one device computes.
+"""Training with FullyShardedDataParallel on 2 ranks differs from training on one device.
 
 Not reported yet: FSDP1 without use_orig_params takes the sharded gradient of a one-element flat
 parameter for an unsharded one, and reduces it again.
@@ -8,7 +8,7 @@ First divergence: step 0 gradient 0.weight[0, 0] on rank 0 is 2.051858856906914,
 
     torchrun --standalone --nproc-per-node 2 fsdp1_accumulates_one_element.py
 
-Exit code 1 when a difference shows, 0 when none does. Seen on torch 2.13.0, CPU, gloo.
+Exit code 1 if the runs differ, else 0. Seen on torch 2.13.0, CPU, gloo.
 """
 
 import sys
@@ -35,7 +35,7 @@ BATCHES = [
         ),
     ]
 ]
-TOLERANCE = 4.3e-15  # measured: what rounding may leave of a difference, four times over
+TOLERANCE = 4.3e-15  # four times the measured effect of rounding
 
 
 def unflattened(label, unit, tensor, gather):
@@ -87,7 +87,7 @@ def train(parallel: bool) -> dict[str, torch.Tensor | None]:
 
 
 def main() -> int:
-    """Train in both ways, and compare everything."""
+    """Train on one device and in parallel, and compare everything."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     expected, actual = train(parallel=False), train(parallel=True)
     code = 0

@@ -1,4 +1,4 @@
-"""Training with a pipeline on 2 ranks does not compute what one device computes.
+"""Training with a pipeline on 2 ranks differs from training on one device.
 
 Not reported yet: zero-bubble schedules find weights by way of the stage's input, so a stage whose
 input needs no gradient (every layer before it is frozen) gets no gradient at all.
@@ -8,7 +8,7 @@ tolerance).
 
     torchrun --standalone --nproc-per-node 2 split_backward_behind_frozen_layers.py
 
-Exit code 1 when a difference shows, 0 when none does. Seen on torch 2.13.0, CPU, gloo.
+Exit code 1 if the runs differ, else 0. Seen on torch 2.13.0, CPU, gloo.
 """
 
 import sys
@@ -34,7 +34,7 @@ BATCHES = [
     ([[0.535669373161111], [0.36159505490948474]], [[1.3040000451301372], [0.9470809631292422]])
 ]
 STAGES = [range(0, 1), range(1, 2)]  # layers of each
-TOLERANCE = 3.5e-15  # measured: what rounding may leave of a difference, four times over
+TOLERANCE = 3.5e-15  # four times the measured effect of rounding
 
 
 def loss_fn(outputs, targets):
@@ -43,12 +43,12 @@ def loss_fn(outputs, targets):
 
 
 def full(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """A copy of a tensor, if there is one."""
+    """A copy of the tensor, or None."""
     return None if tensor is None else tensor.detach().clone()
 
 
 def distance(actual: torch.Tensor | None, expected: torch.Tensor | None) -> torch.Tensor:
-    """Largest difference of two tensors; infinite where only one of them is there."""
+    """Largest difference of two tensors; infinite if only one of them is None."""
     if actual is None or expected is None:
         return torch.tensor(0.0 if actual is expected else torch.inf)
     return (actual - expected).abs().max()
@@ -98,7 +98,7 @@ def train(parallel: bool) -> dict[str, torch.Tensor | None]:
 
 
 def main() -> int:
-    """Train in both ways, and compare everything."""
+    """Train on one device and in parallel, and compare everything."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     expected, actual = train(parallel=False), train(parallel=True)
     code = 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.export.mutants import SNIPPETS, expressible
+from equivcheck import Outcome, check
 from equivcheck.export.script import can_export, script_of
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.base.script.form import form_of
@@ -84,7 +84,7 @@ def test_many_numbers_are_drawn_and_it_is_said() -> None:
     text = script_of(scenario(large))
 
     assert "torch.manual_seed(0)" in text
-    assert "drawn by torch" in text
+    assert "random numbers of torch" in " ".join(text.split())
     assert "PARAMETERS" not in text
     assert "PARAMETERS" in script_of(scenario(large), numbers=Numbers.EXACT)
 
@@ -105,25 +105,16 @@ def test_what_cannot_be_exported_is_named(refused: Scenario, words: str) -> None
     assert not can_export(refused)
 
 
-def test_a_mutant_without_lines_is_refused_with_those_that_have_some() -> None:
-    """The error lists what can be planted."""
-    other = next(mutant for name, mutant in mutants().items() if name not in expressible())
+def test_the_docstring_of_a_failing_script_says_which_rank_raised() -> None:
+    """The verdict of a crash becomes the title and the evidence; the exit code covers failing ranks."""
+    verdict = check(scenario(), alter=mutants()["rank_raises"].plant)
 
-    with pytest.raises(CannotExport, match="gradients_summed"):
-        script_of(scenario(), mutant=other)
+    text = script_of(scenario(), verdict=verdict)
 
-
-def test_lines_are_known_for_many_mutants_that_exist() -> None:
-    """Each snippet is that of a mutant; at least ten can be planted."""
-    assert set(SNIPPETS) <= set(mutants())
-    assert len(expressible()) >= 10
-
-
-def test_a_mutant_that_changes_the_optimizer_builds_two() -> None:
-    """One device keeps its own settings."""
-    text = script_of(scenario(), mutant=mutants()["rate_scaled_by_ranks"])
-
-    assert "if parallel:\n        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n    else:" in text
+    assert verdict.outcome is Outcome.CRASHED
+    assert "Training fails with DistributedDataParallel on 2 ranks, but not on one device." in text
+    assert "rank 1 raised RuntimeError" in " ".join(text.split())
+    assert "Exit code 1 if a rank fails or the runs differ" in text
 
 
 def test_clipping_is_compared_before_and_after() -> None:

@@ -9,7 +9,7 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.base.script.text import listed
-from equivcheck.scenario import Scenario, Training
+from equivcheck.scenario import Scenario
 from equivcheck.system.choice import Choice
 
 
@@ -20,22 +20,12 @@ class LoopPosition(Choice):
     """Once, before the optimizer is built."""
     AFTER_OPTIMIZER = "after_optimizer"
     """Once, after it is built."""
-    BEFORE_STEP = "before_step"
-    """At each step, before gradients are zeroed."""
     TAKE = "take"
     """For each microbatch, before forward."""
     SCALE = "scale"
     """For each microbatch, between forward and backward."""
-    AFTER_BACKWARD = "after_backward"
-    """For each microbatch, after backward."""
-    LOSS = "loss"
-    """At each step, to average the loss over ranks."""
     BEFORE_READING = "before_reading"
     """At each step, before gradients are read and clipped."""
-    BEFORE_UPDATE = "before_update"
-    """At each step, after clipping."""
-    AFTER_UPDATE = "after_update"
-    """At each step, after the update and before parameters are read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,8 +64,6 @@ class Draft:
     """Whether microbatches are counted."""
     computes: list[str] = field(default_factory=list)
     """What runs forward and backward of a microbatch in parallel, if not the model; empty if it does."""
-    trained: Training = field(init=False)
-    """What optimizer and loss of labels are built from in parallel: the scenario's training, unless another one is planted."""
     shared_updates: dict[str, str] | None = None
     """What `ZeroRedundancyOptimizer` is called with beside the usual, in parallel; None for no such optimizer."""
     optimizer: tuple[str, dict[str, str]] | None = None
@@ -98,19 +86,8 @@ class Draft:
     """Whether a rank leaves out what it does not hold."""
     loss_rank: int = 0
     """Where the loss is, if ranks leave out what they do not hold."""
-    hooked: str = ""
-    """What a hook on the reduction of gradients is registered with; empty where none can be."""
-    group: str = "None"
-    """The process group of the ranks that average gradients; None for all."""
     after_wrap: list[str] = field(default_factory=list)
     """Lines after everything is wrapped, on one device too."""
-    conditions: dict[str, str] = field(default_factory=dict)
-    """Lines of the loop that do not always run, as a bug leaves them out, each with when they do."""
-    weight: str = ""
-    """What the gradient of a microbatch counts in parallel, as an expression of its number; empty for 1."""
-
-    def __post_init__(self) -> None:
-        self.trained = self.scenario.training
 
     def need(self, module: str, *names: str) -> None:
         """Import names from a module, or a module by the name `as ...` or whole."""
@@ -122,7 +99,7 @@ class Draft:
 
 
 class CannotExport(UsageError):
-    """A scenario, or a mutant, has something that no script expresses; the text names it."""
+    """A script cannot express an option of the scenario; the text names the option."""
 
 
 def refuse(what: str, why: str) -> CannotExport:

@@ -56,25 +56,18 @@ def _unpacked(draft: Draft) -> str:
 
 
 def _step(draft: Draft) -> list[str]:
-    training, lines = draft.scenario.training, draft.lines
+    training = draft.scenario.training
     return [
-        *block("if parallel:", lines[LoopPosition.BEFORE_STEP]),
-        *_unless_left_out(draft, f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})"),
+        f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})",
         *_microbatches(draft),
-        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *lines[LoopPosition.BEFORE_READING]]),
+        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *draft.lines[LoopPosition.BEFORE_READING]]),
         *_kept_loss(draft),
         *reading(draft, "gradient", "parameter.grad"),
         *_clipping(draft),
-        *block("if parallel:", lines[LoopPosition.BEFORE_UPDATE]),
-        *_unless_left_out(draft, "optimizer.step()"),
-        *block("if parallel:", lines[LoopPosition.AFTER_UPDATE]),
-        *(_unless_left_out(draft, "schedule.step()") if training.schedule is not None else []),
+        "optimizer.step()",
+        *(["schedule.step()"] if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
     ]
-
-
-def _unless_left_out(draft: Draft, line: str) -> list[str]:
-    return block(f"if {draft.conditions[line]}:", [line]) if line in draft.conditions else [line]
 
 
 def _averaging() -> list[str]:
@@ -113,8 +106,7 @@ def _microbatch(draft: Draft) -> list[str]:
         return [*lines, *block("if parallel:", draft.computes), *block("else:", single_lines(draft))]
     backward = _backward(draft)
     contexts = ", ".join(filter(None, (draft.around_loss, draft.context)))
-    within = block(f"with {contexts}:", backward) if contexts else backward
-    return [*lines, *within, *block("if parallel:", draft.lines[LoopPosition.AFTER_BACKWARD])]
+    return [*lines, *(block(f"with {contexts}:", backward) if contexts else backward)]
 
 
 def single_lines(draft: Draft) -> list[str]:
@@ -129,9 +121,8 @@ def _backward(draft: Draft) -> list[str]:
     if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
         scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
     backward = ["loss.backward()"]
-    factors = [factor for factor in (draft.gradient_scale, draft.weight) if factor]
-    if factors:
-        backward = [f"weight = {' * '.join(factors)} if parallel else 1.0", "(loss * weight).backward()"]
+    if draft.gradient_scale:
+        backward = [f"weight = {draft.gradient_scale} if parallel else 1.0", "(loss * weight).backward()"]
     added = [f"loss = loss + {draft.added}"] if draft.added else []
     return [*lines, *block("if parallel:", scale), *added, *backward]
 
@@ -148,16 +139,7 @@ def loss_of(draft: Draft, outputs: str) -> str:
 
 
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
-    """A call of a function of its own, divided by what the labels of the step count; ranks may have another one planted."""
-    function, planted = "label_loss", draft.trained.loss
-    _define_label_loss(draft, function, loss)
-    if isinstance(planted, CrossEntropy) and planted != loss:
-        _define_label_loss(draft, "label_loss_of_ranks", planted)
-        function = f"(label_loss_of_ranks if parallel else {function})"
-    return f"{function}({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
-
-
-def _define_label_loss(draft: Draft, name: str, loss: CrossEntropy) -> None:
+    """Define ``label_loss`` and call it; the result is divided by the number of labels in the step."""
     draft.need("torch.nn", "functional")
     classes = draft.scenario.training.model.outputs
     options = {
@@ -170,9 +152,10 @@ def _define_label_loss(draft: Draft, name: str, loss: CrossEntropy) -> None:
         lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
     words = '"""The sum over labels that count."""'
     flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
-    function = block(f"def {name}(outputs, targets):", [words, flat, *lines, "return loss"])
+    function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
     if function not in draft.definitions:
         draft.definitions.append(function)
+    return f"label_loss({outputs}, targets){'' if loss.summed else ' / COUNTED[step]'}"
 
 
 def share(draft: Draft) -> str:

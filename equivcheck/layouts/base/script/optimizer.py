@@ -16,13 +16,14 @@ from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_pa
 def optimizer_lines(draft: Draft) -> list[str]:
     """What builds the optimizer and its schedule."""
     training = draft.scenario.training
-    in_parallel, alone = _built(draft, draft.trained, shared=True), _built(draft, training, shared=False)
+    in_parallel, alone = _built(draft, shared=True), _built(draft, shared=False)
     lines = alone if in_parallel == alone else [*block("if parallel:", in_parallel), *block("else:", alone)]
     return [*lines, *_schedule(training), *block("if parallel:", draft.lines[LoopPosition.AFTER_OPTIMIZER])]
 
 
-def _built(draft: Draft, training: Training, *, shared: bool) -> list[str]:
+def _built(draft: Draft, *, shared: bool) -> list[str]:
     """What builds the optimizer of a training; where updates are shared, in parallel, for `ZeroRedundancyOptimizer` to wrap."""
+    training = draft.scenario.training
     parts = _parts(training)
     kind, settings = f"torch.optim.{parts.kind.__name__}", _settings(parts)
     parameters = "groups" if training.groups else draft.parameters

@@ -25,7 +25,6 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
             "for tensor in (*model.parameters(), *model.buffers()):",
             f"    tensor.data += {rank}  # to be made equal by wrapping",
         )
-    draft.hooked, draft.group = "module", f"{mesh}.get_group()" if composed else "None"
     draft.add(
         LoopPosition.WRAP, f"module = {call('DistributedDataParallel', 'model', device_mesh=mesh, **_options(parallelism))}"
     )
@@ -35,7 +34,7 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
         keep_local_between_microbatches(draft)
     if parallelism.zero_redundancy:
         draft.need("torch.distributed.optim", "ZeroRedundancyOptimizer")
-        draft.shared_updates = {"process_group": draft.group} if composed else {}
+        draft.shared_updates = {"process_group": f"{mesh}.get_group()"} if composed else {}
         if parallelism.parameters_as_bucket_view:
             draft.shared_updates["parameters_as_bucket_view"] = "True"
     take_rows(draft)

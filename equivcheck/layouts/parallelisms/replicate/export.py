@@ -29,7 +29,6 @@ def write(draft: Draft, parallelism: Parallelism) -> None:
 
 def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate", "replicate")
-    draft.hooked, draft.group = "model", f"{mesh}.get_group()"
     bucket = None if parallelism.bucket_cap_mb == DEFAULT_BUCKET_MB else parallelism.bucket_cap_mb
     draft.add(LoopPosition.WRAP, call("replicate", "model", device_mesh=mesh, bucket_cap_mb=bucket))
     layout = draft.scenario.layout

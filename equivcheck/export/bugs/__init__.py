@@ -1,1 +1,0 @@
-"""The bugs of mutants as lines of a script; a module for each part of a training."""
