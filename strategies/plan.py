@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis.strategies import DrawFn
 
 from equivcheck.layouts.base.partition import leaves_nothing
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import TIED_HALVES, LayerSite, legal_plans
+from equivcheck.layouts.base.plan.rules import TIED_HALVES, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
     CrossEntropy,

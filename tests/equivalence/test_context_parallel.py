@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from equivcheck import check
 from equivcheck.export.script import script_of
+from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.limits import unsupported
-from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
 from equivcheck.scenario import (
     DDP,
     FSDP2,

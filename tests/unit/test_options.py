@@ -23,8 +23,6 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
-    PlannedParallelism,
-    TensorParallel,
     Training,
 )
 from equivcheck.scenario.parallelism import PARALLELISMS
@@ -74,15 +72,16 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
-FACTS = ("stages", "positions", "plans", "plan_limits", "loss_limits", "planned_modules", "buckets", "flat_layout")
-"""Files of parallelisms that state facts, without torch, for several others."""
-
-
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
-    """Files of a parallelism's folder, and those of facts that they import, from that folder or from that of its kin."""
+    """Some files, and those without torch that they import facts from: modules of the same folder, plans and positions."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
-    kin = {kind.tag, TensorParallel.tag} if issubclass(kind, PlannedParallelism) else {kind.tag}
-    facts = [FOLDERS / tag / f"{name}.py" for tag in sorted(kin) for name in FACTS]
+    base = PACKAGE / "layouts/base"
+    facts = [
+        *(FOLDERS / kind.tag).glob("*.py"),
+        *(base / "plan").glob("*.py"),
+        *(base / "limits").glob("*.py"),
+        base / "positions.py",
+    ]
     return (*paths, *(path for path in facts if f".{path.parent.name}.{path.stem} import" in texts))
 
 

@@ -13,8 +13,8 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, over, tensors
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import fits, inputs_of
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.layouts.base.plan.layers import plan_over_ranks
+from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.scenario.mesh import TP

@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from equivcheck.scenario import ActivationSharding, LayerPlan
 from equivcheck.training.material import Batch
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,3 +56,17 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
+
+
+def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
+    """The batch with each layer's mask cut as the plan spreads the layer's output."""
+    masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
+    return replace(batch, masks=masks)
+
+
+def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
+    if mask is None or sharding is ActivationSharding.WHOLE:
+        return mask
+    dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
+    parts = mask.chunk(size, dim)
+    return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

@@ -15,9 +15,9 @@ from equivcheck.layouts.base.limits.repairs import (
     without_auxiliary,
     without_frozen,
 )
+from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_splits, unfrozen_norms
 from equivcheck.layouts.composition.registry import rounds
 from equivcheck.layouts.parallelisms.pipeline.stages import ALWAYS_SPLIT, stages_behind_frozen_layers
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES, frozen_splits, unfrozen_norms
 from equivcheck.scenario import (
     DDP,
     FSDP1,

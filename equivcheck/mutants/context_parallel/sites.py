@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
 from equivcheck.layouts.parallelisms.context_parallel.sequences import PartOfSequence
 from equivcheck.mutants.mutant import Minimum

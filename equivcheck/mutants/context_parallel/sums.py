@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, is_cut, ranks_of
 from equivcheck.mutants.experts.gradients import keep_own_gradients
 from equivcheck.mutants.mutant import Minimum, fault

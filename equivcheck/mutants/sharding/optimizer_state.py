@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import splits_weights
+from equivcheck.layouts.base.plan.rules import splits_weights
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
 from equivcheck.mutants.rank import axis_names, mesh_of, stepped

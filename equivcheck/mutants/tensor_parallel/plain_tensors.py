@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, within
 from equivcheck.mutants.rank import size_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import LayerSite, places
+from equivcheck.layouts.base.plan.rules import LayerSite, places
 from equivcheck.mutants.needs import within
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP

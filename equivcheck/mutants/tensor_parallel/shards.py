@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import LayerSite
+from equivcheck.layouts.base.plan.rules import LayerSite
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import changed

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer
+from equivcheck.layouts.base.plan.layers import PlannedLayer
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.rank import rank_along

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.mutants.needs import is_eager
 from equivcheck.scenario import Attention, CrossEntropy, PlannedParallelism, Scenario, Split
 

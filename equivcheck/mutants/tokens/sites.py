@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.mutants.needs import is_eager
 from equivcheck.scenario import Scenario
 from equivcheck.training.layers.module import LayerModule

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, plan_over_ranks
+from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.mutants.mutant import Minimum, fault
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.rank import size_of

@@ -7,7 +7,7 @@ from itertools import combinations, repeat
 
 from equivcheck.layouts.base.known_predicates import need
 from equivcheck.layouts.base.partition import chunk_sizes
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import cuts
+from equivcheck.layouts.base.plan.rules import cuts
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.partition import chunk_sizes
+from equivcheck.layouts.base.plan.layers import plan_over_ranks
+from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline.known import ENDS_IN_VIEW
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
 from equivcheck.scenario import (
     FSDP1,
     ActivationSharding,

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equivcheck.errors import InvalidScenario
+from equivcheck.layouts.base.plan.rules import ALL_PLANS, LayerSite, legal_plans
 from equivcheck.layouts.composition.limits import unsupported
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import ALL_PLANS, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
     AnyLayer,

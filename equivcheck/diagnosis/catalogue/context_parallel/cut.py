@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed, over
-from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
+from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.scenario import Attention, ContextParallel
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.attention.module import AttentionModule

@@ -14,8 +14,8 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import weights_of_addends
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import planned_layers
+from equivcheck.layouts.base.plan.layers import planned_layers
+from equivcheck.layouts.base.plan.rules import weights_of_addends
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.experts.module import ExpertsModule, GatedExperts

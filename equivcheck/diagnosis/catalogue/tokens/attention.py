@@ -12,7 +12,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emu
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import listed, over
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import PlannedLayer, planned_layers
+from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP

@@ -14,7 +14,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
 from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
-from equivcheck.layouts.parallelisms.tensor_parallel.sites import plan_over_ranks
+from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Split, Training
 from equivcheck.scenario.mesh import TP

@@ -30,8 +30,8 @@ class ContextParallelKind(LayoutKind):
         import torch
 
         from equivcheck.layouts.base.data_rows import sum_counts
+        from equivcheck.layouts.base.positions import positions_of_ranks
         from equivcheck.layouts.parallelisms.context_parallel.parts import look_from, own_loss, sum_over_ranks, take_positions
-        from equivcheck.layouts.parallelisms.context_parallel.positions import positions_of_ranks
         from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
         from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
 

@@ -9,7 +9,7 @@ from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.base.partition import chunk_sizes
-from equivcheck.layouts.parallelisms.context_parallel.positions import longest_part, own_length
+from equivcheck.layouts.base.positions import longest_part, own_length
 from equivcheck.scenario import ContextParallel, Exchange, PlannedParallelism, Split
 from equivcheck.scenario.mesh import CP, TP
 from equivcheck.training.layers.facts import Looking

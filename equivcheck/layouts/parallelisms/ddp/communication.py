@@ -6,6 +6,7 @@ from equivcheck.layouts.base.dtensor_experts import is_dtensor_expert
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.plan.rules import is_outside
 from equivcheck.layouts.parallelisms.ddp.buckets import (
     Bucketing,
     ready_parameters,
@@ -14,7 +15,6 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import is_outside
 from equivcheck.scenario import DDP, Compression, Layout, TensorParallel
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.trace.stage import Stage

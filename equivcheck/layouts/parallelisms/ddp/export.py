@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
-from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import DDP, Compression, Parallelism, PlannedParallelism
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 

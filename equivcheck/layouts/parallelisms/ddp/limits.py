@@ -13,8 +13,8 @@ from equivcheck.layouts.base.limits.repairs import (
     without_auxiliary,
     without_frozen,
 )
+from equivcheck.layouts.base.plan.rules import cuts
 from equivcheck.layouts.parallelisms.ddp.compression import NO_BF16_HOOK
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import cuts
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,

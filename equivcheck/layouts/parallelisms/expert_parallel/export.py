@@ -10,8 +10,8 @@ from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
+from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.source import source_of
-from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import ExpertParallel, ExpertStorage, Parallelism
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import kind_of

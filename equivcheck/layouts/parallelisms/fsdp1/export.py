@@ -6,8 +6,8 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.loop import may_be_none, norm_arguments
 from equivcheck.layouts.base.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.base.script.shards import define_whole
 from equivcheck.layouts.base.script.text import block, call, indented
-from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import define_whole
 from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of

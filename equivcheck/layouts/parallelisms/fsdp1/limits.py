@@ -19,7 +19,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
     without_ties,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+from equivcheck.layouts.base.plan.rules import (
     UNFREEZES,
     frozen_splits,
     splits_weights,

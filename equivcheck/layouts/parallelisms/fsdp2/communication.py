@@ -17,9 +17,9 @@ from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankV
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.base.limits.optimizers import deals_out_matrices
 from equivcheck.layouts.base.partition import cut_dim, part_of
+from equivcheck.layouts.base.plan.rules import is_outside
 from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import averages, averaging_ranks, expert_divide_factor, reduce_ops
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import is_outside
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,

@@ -10,10 +10,10 @@ from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_shares
 from equivcheck.layouts.base.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.layouts.base.rounding import Division, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
 from equivcheck.layouts.parallelisms.fsdp2.limits import cuts_last_dims_unevenly
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
 from equivcheck.scenario import (
     FSDP2,
     ClipNorm,

@@ -18,9 +18,9 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_cuts
 from equivcheck.layouts.base.rounding import reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES, cuts, trained_cuts
 from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
 from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of

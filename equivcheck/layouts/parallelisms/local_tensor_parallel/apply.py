@@ -27,9 +27,9 @@ class LocalTensorParallelKind(LayoutKind):
 
     def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
         """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
+        from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.local_tensor_parallel.replacing import replace_modules
-        from equivcheck.layouts.parallelisms.tensor_parallel.styles import local_masks
         from equivcheck.training.material import Batch
 
         assert isinstance(parallelism, LocalTensorParallel), parallelism

@@ -8,9 +8,8 @@ from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import BY_ROWS, ROW, Linear
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage
-from equivcheck.layouts.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
+from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
+from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, Linear, Passage
 from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, Owner, Split
 from equivcheck.scenario.mesh import TP
 

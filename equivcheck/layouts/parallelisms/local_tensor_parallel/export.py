@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import ties
 from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
 from equivcheck.layouts.base.script.source import source_of
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import COPIED, Route
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
-from equivcheck.layouts.parallelisms.tensor_parallel.export import cut_masks
-from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel, Parallelism
 
 

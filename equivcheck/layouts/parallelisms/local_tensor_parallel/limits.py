@@ -5,18 +5,18 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.loss_parallel import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
 from equivcheck.layouts.base.limits.optimizers import elementwise
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, without_routing
-from equivcheck.layouts.base.partition import leaves_nothing
-from equivcheck.layouts.parallelisms.tensor_parallel.loss_limits import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
-from equivcheck.layouts.parallelisms.tensor_parallel.plan_limits import (
+from equivcheck.layouts.base.limits.plans import (
     APPLIED_FIRST,
     ENDS_WHOLE,
     ONE_ENTRY_A_LAYER,
     TIES_CUT_ALIKE,
     limit_of,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import RULES, cuts
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, without_routing
+from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.plan.rules import RULES, cuts
 from equivcheck.scenario import FSDP2, Collectives, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
 from equivcheck.scenario.mesh import TP
 

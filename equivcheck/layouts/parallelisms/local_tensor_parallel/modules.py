@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
 
 
 class LocalLinear(nn.Module):

@@ -8,9 +8,9 @@ from functools import lru_cache
 from itertools import chain
 
 from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.rules import inputs_of, weights_of_addends
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route, embedded, entering, gathered, leaving, summed
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of, weights_of_addends
 from equivcheck.scenario import ActivationSharding, AnyLayer, LocalTensorParallel, Model, Split
 from equivcheck.training.layers.parameters import KEPT_MODELS, parameters_of
 from equivcheck.training.layers.registry import kind_of

@@ -16,8 +16,8 @@ from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
+from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import ActivationPlacement
 
 
 @dataclass(slots=True, kw_only=True)

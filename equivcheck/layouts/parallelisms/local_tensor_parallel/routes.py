@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
+from equivcheck.layouts.base.plan.linears import (
     BY_ROWS,
     COLUMN,
     OF_SHARDING,
@@ -12,8 +12,8 @@ from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
     WHOLE,
     ActivationPlacement,
     Linear,
+    Passage,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage
 from equivcheck.scenario import ActivationSharding, Split
 
 _LINEARS = {Split.COLUMN: COLUMN, Split.ROW: ROW}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
+from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
-from equivcheck.layouts.parallelisms.tensor_parallel.export_shards import read_local_shards
 from equivcheck.scenario import Compression, Parallelism, PlannedParallelism, Replicate, Replicator, Wrapping
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 

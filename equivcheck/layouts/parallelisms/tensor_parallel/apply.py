@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of
 from equivcheck.scenario import Parallelism, Split, TensorParallel
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ class TensorParallelKind(LayoutKind):
         """Parallelize each module by the plan, and take of each dropout mask what this rank has of the layer's output."""
         from torch.distributed.tensor.parallel import parallelize_module
 
+        from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.base.distribute import redistribute_gradients
         from equivcheck.layouts.parallelisms.tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
             head_styles,
             layer_styles,
-            local_masks,
             source_styles,
             tie_again,
         )

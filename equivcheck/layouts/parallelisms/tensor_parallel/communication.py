@@ -12,15 +12,15 @@ from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, Communi
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
+from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
+from equivcheck.layouts.base.plan.linears import (
     NARROW_COLUMN,
     NARROW_ROW,
     ActivationPlacement,
     Linear,
+    Passage,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage
-from equivcheck.layouts.parallelisms.tensor_parallel.planned_calls import Pass, PlannedCalls, cut_held
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import computes_rows_apart, has_pending_gradients, is_outside
+from equivcheck.layouts.base.plan.rules import computes_rows_apart, has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.rules import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
-from equivcheck.layouts.base.script.mesh import inner_ranks, mesh_of
+from equivcheck.layouts.base.script.mesh import mesh_of
+from equivcheck.layouts.base.script.shards import cut_masks
 from equivcheck.layouts.base.script.text import call
 from equivcheck.layouts.parallelisms.spmd.export import define_beside, redistribute_gradients
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.scenario import ActivationSharding, Model, Parallelism, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
@@ -166,17 +167,3 @@ def _replicated(draft: Draft, path: str, mesh: str, places: tuple[str, str, str]
         draft.need("torch.distributed.device_mesh", "DeviceMesh")
         draft.need("torch.distributed.tensor", "DTensor", "Placement", "distribute_module")
     return f'replicated(model.get_submodule("{path}"), {mesh}, {", ".join(places)})'
-
-
-def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
-    """Take of each dropout mask what this rank has of the layer's output."""
-    size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
-    if size == 1:
-        return
-    masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
-    for index, entry in enumerate(masked):
-        if entry.output is not ActivationSharding.WHOLE:
-            rows = rows_dim(draft.scenario.training.model)
-            dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
-            along = f", {dim}" if dim else ""
-            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{along})[dist.get_rank() % {size}]")

@@ -10,7 +10,7 @@ from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_frozen, without_shares
 from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+from equivcheck.layouts.base.plan.rules import (
     LayerSite,
     cuts,
     frozen_splits,

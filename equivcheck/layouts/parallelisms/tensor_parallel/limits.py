@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, uncompiled
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
+from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
+from equivcheck.layouts.base.limits.plans import (
+    APPLIED_FIRST,
+    ENDS_WHOLE,
+    ONE_ENTRY_A_LAYER,
+    TIES_CUT_ALIKE,
+    limit_of,
+)
 from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
@@ -18,15 +26,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
 )
 from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
-from equivcheck.layouts.parallelisms.tensor_parallel.loss_limits import LOSS_PARALLEL
-from equivcheck.layouts.parallelisms.tensor_parallel.plan_limits import (
-    APPLIED_FIRST,
-    ENDS_WHOLE,
-    ONE_ENTRY_A_LAYER,
-    TIES_CUT_ALIKE,
-    limit_of,
-)
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+from equivcheck.layouts.base.plan.rules import (
     RULES,
     UNFREEZES,
     cuts,

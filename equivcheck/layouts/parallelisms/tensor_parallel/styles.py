@@ -6,7 +6,6 @@ Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +15,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import rows_dim
+from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.rules import rows_dim
 from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split, TensorParallel
 from equivcheck.training.layers.registry import kind_of
-from equivcheck.training.material import Batch
 from equivcheck.training.model import tie_head
 
 
@@ -110,17 +108,3 @@ def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
 def tie_again(model: nn.Module) -> None:
     """Have the head use the weight of the embedding, of which `parallelize_module` has made a parameter each."""
     tie_head(model)
-
-
-def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
-    """The batch with each layer's mask cut as the plan spreads the layer's output."""
-    masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
-    return replace(batch, masks=masks)
-
-
-def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
-    if mask is None or sharding is ActivationSharding.WHOLE:
-        return mask
-    dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
-    parts = mask.chunk(size, dim)
-    return parts[rank] if rank < len(parts) else mask.narrow(dim, 0, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.scenario import (
     DDP,
     FSDP1,

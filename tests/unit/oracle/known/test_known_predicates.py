@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import UNFREEZES
+from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.scenario import (
     DDP,

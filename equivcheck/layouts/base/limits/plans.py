@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import (
+from equivcheck.layouts.base.plan.rules import (
     TIED_HALVES,
     LayerSite,
     PlanRule,

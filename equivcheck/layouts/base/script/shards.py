@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.partition import cut_dim
-from equivcheck.layouts.base.script.draft import Draft
+from equivcheck.layouts.base.plan.rules import rows_dim
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import order_of
 from equivcheck.layouts.base.script.mesh import inner_ranks
 from equivcheck.layouts.base.script.text import block, indented
-from equivcheck.scenario import ClipNorm, ExpertParallel, PlannedParallelism
+from equivcheck.scenario import ActivationSharding, ClipNorm, ExpertParallel, PlannedParallelism
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -83,3 +84,17 @@ def sharded_dims(draft: Draft) -> str:
     dims = {draft.form.name_of(found.full_name): cut_dim(cutting, found) for found in parameters}
     items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)
     return f"{{{items}}}"
+
+
+def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
+    """Take of each dropout mask what this rank has of the layer's output."""
+    size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
+    if size == 1:
+        return
+    masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
+    for index, entry in enumerate(masked):
+        if entry.output is not ActivationSharding.WHOLE:
+            rows = rows_dim(draft.scenario.training.model)
+            dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
+            along = f", {dim}" if dim else ""
+            draft.add(LoopPosition.TAKE, f"masks[{index}] = masks[{index}].chunk({size}{along})[dist.get_rank() % {size}]")

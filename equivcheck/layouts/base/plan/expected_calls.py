@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView, runs
 from equivcheck.layouts.base.partition import chunk_size, cut_dim, part_of
-from equivcheck.layouts.parallelisms.context_parallel.positions import own_length
-from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
+from equivcheck.layouts.base.plan.linears import (
     BY_ROWS,
     COLUMN,
     OF_SHARDING,
@@ -20,9 +19,12 @@ from equivcheck.layouts.parallelisms.tensor_parallel.activations import (
     WHOLE,
     ActivationPlacement,
     Linear,
+    Passage,
+    head_passage,
+    passage,
 )
-from equivcheck.layouts.parallelisms.tensor_parallel.passage import Passage, head_passage, passage
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import inputs_of, weights_of_addends
+from equivcheck.layouts.base.plan.rules import inputs_of, weights_of_addends
+from equivcheck.layouts.base.positions import own_length
 from equivcheck.scenario import FSDP1, AnyLayer, PlannedParallelism, Split, Wrapping
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.facts import Part

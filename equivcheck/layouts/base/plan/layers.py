@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.layouts.parallelisms.tensor_parallel.plans import LayerSite, fits, places
+from equivcheck.layouts.base.plan.rules import LayerSite, fits, places
 from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Model, PlannedParallelism, Split
 from equivcheck.scenario.mesh import TP
 
