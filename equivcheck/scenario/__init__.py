@@ -1,4 +1,4 @@
-"""The nouns: what is trained, how it is spread, and both together. Frozen values; nothing here imports torch."""
+"""Frozen dataclasses that describe a training, its layout over ranks, and both together. Nothing here imports torch."""
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
 from equivcheck.scenario.context_parallel import Balance, ContextParallel, Exchange

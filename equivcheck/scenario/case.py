@@ -1,7 +1,7 @@
-"""What is judged is a case: a scenario, or a tensor program. Campaigns, stores and reports know no more of one than this.
+"""Protocol for everything that can be checked: a scenario or a tensor program. Campaigns, stores and reports use only this.
 
-What else they do with a case is a function by its type (`functools.singledispatch`), which a new kind of case registers its own
-for: `in_words`, `to_json`, `size_of`, `changes_of` and `script_of_case`.
+Everything else is a function that dispatches on the type (`functools.singledispatch`). A new kind of case registers its own
+version: `in_words`, `to_json`, `size_of`, `changes_of` and `script_of_case`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Protocol
 
 
 class Case(Protocol):
-    """A frozen value; all that a failure needs."""
+    """Frozen value that can be checked and that reproduces a failure by itself."""
 
     @property
     def name(self) -> str:
-        """What cases of one kind have in common: part of a fingerprint."""
+        """Name that similar cases share, such as the layout's name; part of a finding's fingerprint."""
 
     @property
     def counted_by(self) -> tuple[str, ...]:
-        """What checks of it are counted by: its row of a summary, and then its part of that row, if there are any."""
+        """Row in a summary that counts checks of this case, optionally followed by a subdivision such as the optimizer."""
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it is for."""
+        """Number of ranks that run it."""
 
     @property
     def schedule_seed(self) -> int:
-        """Which order simulated ranks run in."""
+        """Seed for the order in which simulated ranks run."""

@@ -1,4 +1,4 @@
-"""Gradient clipping between backward and update."""
+"""Gradient clipping between backward and the optimizer step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from equivcheck.system.choice import Choice
 
 
 class NormType(Choice):
-    """The vector norm over all gradients."""
+    """Order p of the vector norm over all gradients."""
 
     ONE = "1"
     TWO = "2"
@@ -16,12 +16,12 @@ class NormType(Choice):
 
 @noun
 class ClipNorm:
-    """Scale all gradients so that their norm is at most `max_norm`, as `torch.nn.utils.clip_grad_norm_` does."""
+    """Scale all gradients so that their total norm is at most `max_norm`, like `torch.nn.utils.clip_grad_norm_`."""
 
     max_norm: float = 0.1
-    """Largest norm left as it is, above 0."""
+    """Largest norm that stays unscaled, above 0."""
     norm_type: NormType = NormType.TWO
-    """Which norm."""
+    """Order p of the norm: 1, 2 or infinity."""
 
     def __post_init__(self) -> None:
         require_positive(self, "max_norm")
@@ -29,10 +29,10 @@ class ClipNorm:
 
 @noun
 class ClipValue:
-    """Clamp each gradient element, as `torch.nn.utils.clip_grad_value_` does."""
+    """Clamp each gradient element, like `torch.nn.utils.clip_grad_value_`."""
 
     clip_value: float = 0.1
-    """Largest magnitude left as it is, above 0."""
+    """Largest absolute value that stays unclamped, above 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "clip_value")

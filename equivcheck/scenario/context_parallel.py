@@ -1,4 +1,4 @@
-"""Context parallelism: each rank has some of the positions of every sequence."""
+"""Context parallelism: each rank holds a shard of the positions in every sequence."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from equivcheck.system.choice import Choice
 
 
 class Exchange(Choice):
-    """How what is computed of some positions looks at those of other ranks."""
+    """How attention reaches the keys and values on other ranks."""
 
     GATHER = "gather"
-    """Keys and values of all positions are gathered on every rank."""
+    """All-gather keys and values, so that every rank holds all positions."""
     ULYSSES = "ulysses"
-    """Heads are shared out instead, all positions of each, and what they find is exchanged back; a rank may have none."""
+    """All-to-all from position shards to head shards, attend over full sequences, and all-to-all back. A rank may get no head."""
     RING = "ring"
-    """Keys and values go round all ranks, which put their softmax together block by block."""
+    """Pass keys and values around a ring and merge the softmax block by block."""
 
 
 class Balance(Choice):
-    """Which positions a rank has, of the parts that `torch.chunk` makes of a sequence; the last of them may be empty."""
+    """How positions are assigned to ranks. A sequence is split like `torch.chunk`; the last chunk may be empty."""
 
     CONTIGUOUS = "contiguous"
-    """Of as many parts as ranks, one after the other."""
+    """One chunk per rank, in order."""
     HEAD_TAIL = "head_tail"
-    """Of twice as many, one from the front and one from the back, so that a causal mask leaves all ranks as much to do."""
+    """Two chunks per rank, one from the front and one from the back, which balances the work under a causal mask."""
 
 
 @noun
 class ContextParallel(Parallelism):
-    """Positions of sequences cut over the ranks of an axis, by collectives on plain tensors that are written here.
+    """Shard positions over the ranks of an axis, with explicit collectives on plain tensors.
 
-    Each rank has all parameters. A loss is of a rank's own positions, and gradients are summed over ranks, one parameter after
-    the other, when the last backward of a step is through.
+    Each rank holds all parameters and computes the loss for its own positions. After the last backward in a step, gradients are
+    summed over ranks, one parameter at a time.
     """
 
     tag: ClassVar[str] = "context_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((CP,),)
     cuts_positions: ClassVar[bool] = True
     exchange: Exchange = Exchange.GATHER
-    """How positions look at those of other ranks."""
+    """How attention reaches the keys and values on other ranks."""
     balance: Balance = Balance.CONTIGUOUS
-    """Which positions a rank has."""
+    """How positions are assigned to ranks."""

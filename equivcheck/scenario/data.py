@@ -1,4 +1,4 @@
-"""The data of a training."""
+"""The batch for each training step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from equivcheck.scenario.noun import noun, require_between, shown
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
-"""What a noun allows: a dry run has thousands of ranks."""
+"""Most rows that a microbatch may have. It is large because a dry run may use thousands of ranks."""
 USUAL_ROWS = 64
-"""What is generated."""
+"""Most rows that generated scenarios have."""
 
 
 @noun
 class Data:
-    """What one step consumes, on all ranks together; drawn from the training's seed."""
+    """Rows that one step consumes on all ranks together, drawn from the training's seed."""
 
     tag: ClassVar[str] = "rows"
     microbatches: tuple[int, ...]
-    """Rows of each microbatch, 1 to 65,536; 1 to 4 microbatches, whose gradients are accumulated before the optimizer steps."""
+    """Rows in each microbatch, 1 to 65,536. There are 1 to 4 microbatches; their gradients accumulate before the optimizer
+    step."""
     batch_dim: int = 0
-    """Which dim of inputs, outputs and targets counts rows, 0 or 1; with 1 the model transposes in and out."""
+    """Batch dim in inputs, outputs and targets, 0 or 1. With 1 the model transposes its input and its output."""
 
     def __post_init__(self) -> None:
         require_between(self, "batch_dim", 0, 1)
@@ -34,5 +35,5 @@ class Data:
 
     @property
     def batch(self) -> int:
-        """Rows of a whole step."""
+        """Rows in a whole step."""
         return sum(self.microbatches)

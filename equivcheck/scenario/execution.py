@@ -1,4 +1,4 @@
-"""How a rank's forward and backward are carried out: nothing of it may change what is computed."""
+"""How each rank executes forward and backward: compilation and activation checkpointing. Results must not depend on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from equivcheck.system.choice import Choice
 
 
 class Compile(Choice):
-    """What `torch.compile` makes of the model as a layout has wrapped it; its backward is compiled ahead of time with it."""
+    """Backend for `torch.compile`, applied after the layout has wrapped the model.
+
+    The backward graph is compiled ahead of time.
+    """
 
     NONE = "none"
     AOT_EAGER = "aot_eager"
@@ -15,7 +18,7 @@ class Compile(Choice):
 
 
 class Recompute(Choice):
-    """Which layers keep no activations and run again in backward."""
+    """Layers with activation checkpointing: they keep no activations and run again during backward."""
 
     NONE = "none"
     ODD_LAYERS = "odd_layers"
@@ -24,19 +27,19 @@ class Recompute(Choice):
 
 @noun
 class Execution:
-    """Ways to run the same training."""
+    """Compilation and checkpointing for each rank."""
 
     compile: Compile = Compile.NONE
-    """Backend of `torch.compile` for the module that is called, or for each layer."""
+    """Backend for `torch.compile` on the model, or on each layer if `per_layer` is set."""
     per_layer: bool = False
-    """Whether each layer is compiled by itself, for each shape anew, rather than what is called; with `compile` only."""
+    """Whether each layer is compiled separately, once per input shape, instead of the model. Only with `compile`."""
     compiled_autograd: bool = False
-    """Whether the backward pass as a whole is compiled, by the same backend (``aot_eager`` if the forward is not compiled)."""
+    """Whether compiled autograd compiles the whole backward pass, with the same backend (``aot_eager`` if `compile` is off)."""
     checkpointing: Recompute = Recompute.NONE
-    """Activation checkpointing: of no layer, of layers 1, 3 ..., or of all."""
+    """Activation checkpointing for no layer, for layers 1, 3, 5 and so on, or for every layer."""
 
     whole_step: bool = False
-    """Whether forward, loss, backward, clipping and the optimizer's update are traced to one graph, which each rank then runs."""
+    """Whether forward, loss, backward, clipping and optimizer update are traced into one graph for each rank to run."""
 
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:
@@ -46,9 +49,9 @@ class Execution:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether any of it is compiled, which needs processes: threads share the compiler's state."""
+        """Whether forward or backward is compiled. Such layouts need processes because threads share the compiler's state."""
         return self.compile is not Compile.NONE or self.compiled_autograd
 
     def checkpoints(self, index: int) -> bool:
-        """Whether a layer, by its index, keeps no activations, and runs again in backward."""
+        """Whether the layer at this index uses activation checkpointing."""
         return self.checkpointing is Recompute.EVERY_LAYER or (self.checkpointing is Recompute.ODD_LAYERS and index % 2 == 1)

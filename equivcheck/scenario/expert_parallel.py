@@ -1,4 +1,4 @@
-"""Expert parallelism."""
+"""Expert parallelism: each rank holds a shard of the experts."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from equivcheck.system.choice import Choice
 
 
 class ExpertStorage(Choice):
-    """What a rank's own experts are kept in."""
+    """How a rank stores its local experts."""
 
     PLAIN = "plain"
-    """Tensors of these experts alone."""
+    """Plain tensors with the local experts only."""
     DTENSOR = "dtensor"
-    """DTensors of all experts, `Shard(0)` along the axis, of which each rank computes with its local tensor."""
+    """DTensors over all experts, placed as `Shard(0)` along the axis; each rank computes with its local tensor."""
 
 
 @noun
 class ExpertParallel(Parallelism):
-    """Each rank has rows and experts of its own: rows are sent to the experts that they choose, by all-to-alls, and back.
+    """Each rank holds its own rows and its own experts. All-to-alls dispatch rows to experts and bring the results back.
 
-    Where ranks cannot have equally many experts, the last ones have fewer or none. Everything else is whole on every rank, and
-    its gradients are averaged by hand after the last backward; those of experts, which have seen the rows of all ranks, are
-    divided by the number of ranks. Data parallelism around it replicates or shards what a rank has, experts included.
-    `fully_shard` around DTensors has the experts of each layer as a unit of their own, and divides their gradients itself.
+    If the number of experts is not divisible, the last ranks hold fewer or none. All other parameters are replicated and their
+    gradients are averaged explicitly after the last backward. Expert gradients already include the rows from all ranks, so they
+    are only divided by the number of ranks. An outer data parallelism replicates or shards the parameters that a rank holds,
+    experts included. Around DTensors, `fully_shard` wraps the experts in each layer separately and divides their gradients
+    itself.
     """
 
     tag: ClassVar[str] = "expert_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
     shares_units: ClassVar[bool] = True
     storage: ExpertStorage = ExpertStorage.PLAIN
-    """What a rank's own experts are kept in."""
+    """How a rank stores its local experts."""
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         return parameter.expert_dim

@@ -1,4 +1,4 @@
-"""A layer whose rows are each computed by a few of its experts."""
+"""Mixture-of-experts layer: a router selects experts for each position."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
 from equivcheck.system.choice import Choice
 
 MAX_EXPERTS = 32
-"""More than are drawn: ranks may ask for a multiple."""
+"""More than generated scenarios use, because ranks may need a multiple."""
 MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
 
 
 class Scores(Choice):
-    """What a router makes of its logits."""
+    """Function that turns router logits into scores."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -25,49 +25,50 @@ class Scores(Choice):
 
 @noun
 class Experts(AnyLayer):
-    """Gated perceptrons side by side, of which a router chooses a few for each position by their scores.
+    """Mixture of gated MLPs: a router selects `top_k` experts for each position by score.
 
-    ``residual(dropout(sum of weight * expert(norm(x)) over the chosen + shared(norm(x))))``. Of equal scores the first expert is
-    chosen. The parameters of all experts lie in one tensor for each linear, with the experts as first dim, so that an expert
-    that nobody has chosen has a gradient of zeros, on one device and on every rank, never none.
+    ``residual(dropout(sum(weight * expert(norm(x)) for selected experts) + shared(norm(x))))``. On equal scores, the expert with
+    the lower index wins. Each linear stores all experts in one parameter with the experts along dim 0. An expert without
+    positions therefore has a zero gradient, never None, on one device and on every rank.
     """
 
     tag: ClassVar[str] = "experts"
     hidden: int
-    """Features within each expert, 1 to 32."""
+    """Hidden features in each expert, 1 to 32."""
     num_experts: int = 2
-    """Experts to choose from, 2 to 32; the shared one is none of them."""
+    """Experts that the router chooses from, 2 to 32, without the shared expert."""
     top_k: int = 1
-    """Experts chosen for each position, 1 or 2."""
+    """Experts selected for each position, 1 or 2."""
     scores: Scores = Scores.SOFTMAX
-    """What the router makes of its logits; an expert's score is its weight."""
+    """Function that turns router logits into scores; a selected expert's score is its weight."""
     normalised: bool = False
-    """Whether the weights of the chosen are divided by their sum; with `top_k` of 2 only."""
+    """Whether the weights are divided by their sum over the selected experts. Only with `top_k=2`."""
     weighs_input: bool = False
-    """Whether what enters an expert is weighted, rather than what leaves it."""
+    """Whether weights multiply the input to an expert instead of its output."""
     shared: bool = False
-    """Whether there is one expert more, which computes every position, without weight."""
+    """Whether an additional expert computes every position, unweighted."""
     dispatched: bool = False
-    """Whether an expert is given the positions alone that have chosen it; else it computes all, and the others count nothing."""
+    """Whether each expert computes only the positions routed to it. Otherwise it computes all, and the others are masked out."""
     balance: float = 0.0
-    """Coefficient of an auxiliary loss that is least where all experts are chosen alike, 0 to 1; 0 for none.
+    """Coefficient for a load-balancing loss, 0 to 1; 0 disables it.
 
-    It times the number of experts times the sum over them of f * P (https://arxiv.org/abs/2101.03961, equation 4), where f is an
-    expert's share of all choices in a microbatch, without gradient, and P the mean over all its positions of the expert's share
-    of a position's scores. It is added to the loss as a mean over rows, whatever the loss is: that of each microbatch counts by
-    its share of the step's rows."""
+    The loss is ``balance * num_experts * sum(f * P)`` over experts (https://arxiv.org/abs/2101.03961, equation 4). ``f`` is an
+    expert's fraction of all assignments in a microbatch, without gradient. ``P`` is its mean share in the scores over all
+    positions. The term is averaged over rows even if the main loss is a sum, and each microbatch is weighted by its fraction of
+    the step's rows."""
     activation: Activation = Activation.SILU
-    """What follows the gate."""
+    """Activation on the gate projection."""
     bias: bool = False
-    """Whether the linears of the experts have a bias; the router has none."""
+    """Whether the experts' linears have a bias; the router has none."""
     norm: Norm | None = None
-    """What normalises the input, of the router too, with learnt weights; None for nothing."""
+    """Normalization before router and experts, with learned weights; None disables it."""
     residual: bool = True
-    """Whether the layer's input is added to its output."""
+    """Whether the layer adds its input to its output."""
     dropout: float = 0.0
-    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data: the same on one device and on many."""
+    """Probability of zeroing an output element, 0 to 0.9. Masks are drawn with the data, so all ranks and the single-device run
+    agree."""
     frozen: bool = False
-    """Whether the parameters of this layer require no gradient."""
+    """Whether this layer's parameters have `requires_grad=False`."""
 
     def __post_init__(self) -> None:
         require_between(self, "hidden", 1, MAX_HIDDEN)
@@ -80,16 +81,16 @@ class Experts(AnyLayer):
 
     @property
     def ends_in_linear(self) -> bool:
-        """What leaves it is a sum."""
+        """False, because the output is a weighted sum."""
         return False
 
     @property
     def has_matrices_only(self) -> bool:
-        """The experts' linears have three dims."""
+        """False, because the experts' parameters have three dims."""
         return False
 
     def rounded(self, multiple: int) -> Experts:
-        """As many features within, and as many experts, as the next multiple; where that is too many, the multiple."""
+        """Round hidden features and number of experts up to a multiple. If that exceeds the limit, use the multiple itself."""
         hidden, experts = -(-self.hidden // multiple) * multiple, -(-self.num_experts // multiple) * multiple
         return replace(
             self,
@@ -98,6 +99,6 @@ class Experts(AnyLayer):
         )
 
     def without_routing(self) -> GatedMLP:
-        """One expert, for every position."""
+        """A single gated MLP that computes every position."""
         names = ("hidden", "activation", "bias", "norm", "residual", "dropout", "frozen")
         return GatedMLP(**{name: getattr(self, name) for name in names})

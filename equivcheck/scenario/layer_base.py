@@ -1,4 +1,4 @@
-"""What every kind of layer says of itself."""
+"""Base class and enums for all kinds of layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.system.choice import Choice
 
 
 class Activation(Choice):
-    """An elementwise function."""
+    """Elementwise activation function."""
 
     IDENTITY = "identity"
     RELU = "relu"
@@ -21,21 +21,21 @@ class Activation(Choice):
 
 
 class Norm(Choice):
-    """The normalisation of a layer's input over its features."""
+    """Normalization over features."""
 
     LAYER = "layer"
     RMS = "rms"
 
 
 class AuxiliaryLinear(Choice):
-    """At which steps the auxiliary linear of a layer takes part."""
+    """Steps at which a layer's auxiliary linear runs."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
 
 
 class ShapeOp(Choice):
-    """What a layer does to its output last: an identity through other shapes, or the sum with what a factory function makes."""
+    """Last operation on a layer's output: an identity through other shapes, or the addition of a factory function's tensor."""
 
     FLATTEN = "flatten"
     SQUEEZE = "squeeze"
@@ -49,85 +49,88 @@ class ShapeOp(Choice):
 
 @noun
 class AnyLayer:
-    """Base of every kind of layer: what all may ask of one. A kind has fields for what it may have, the rest is as it is here."""
+    """Base class for all kinds of layers.
+
+    A subclass declares fields for the options it has; the defaults below hold for the rest.
+    """
 
     tag: ClassVar[str]
-    """Its name in JSON and in reports."""
+    """Name in JSON and in reports."""
     needs_length: ClassVar[bool] = False
-    """Whether it mixes or counts positions, so that rows must be sequences."""
+    """Whether the layer mixes or counts positions, so that rows must be sequences."""
 
     @property
     def frozen(self) -> bool:
-        """Whether its parameters require no gradient."""
+        """Whether its parameters have `requires_grad=False`."""
         return False
 
     @property
     def bias(self) -> bool:
-        """Whether any of its linears has a bias."""
+        """Whether any linear in it has a bias."""
         return False
 
     @property
     def norm(self) -> Norm | None:
-        """What normalises its input, with learnt weights; None for nothing."""
+        """Normalization before the layer, with learned weights; None disables it."""
         return None
 
     @property
     def residual(self) -> bool:
-        """Whether its input is added to its output."""
+        """Whether the layer adds its input to its output."""
         return False
 
     @property
     def dropout(self) -> float:
-        """Probability of zeroing an output, by a mask that is part of the data."""
+        """Probability of zeroing an output element; masks are drawn with the data."""
         return 0.0
 
     @property
     def shares(self) -> int | None:
-        """Index of an earlier layer whose weight it uses; None for its own."""
+        """Index of an earlier layer whose weight it shares; None for its own weight."""
         return None
 
     @property
     def auxiliary(self) -> AuxiliaryLinear | None:
-        """When a part of it runs that does not run at every step; None where it has none."""
+        """When its auxiliary linear runs; None if it has none."""
         return None
 
     @property
     def shape_op(self) -> ShapeOp | None:
-        """What is done to its output last; None for nothing."""
+        """Last operation on the output; None disables it."""
         return None
 
     @property
     def balance(self) -> float:
-        """Coefficient of a loss of its own for how unequally its units are chosen; 0 for none."""
+        """Coefficient for the layer's load-balancing loss; 0 disables it."""
         return 0.0
 
     @property
     def ends_in_linear(self) -> bool:
-        """Whether its output is what its last linear gives, with nothing done to it."""
+        """Whether the output comes directly from the last linear."""
         return not self.residual and not self.dropout and self.shape_op is None
 
     def outputs(self, inputs: int) -> int:
-        """How many features leave it where so many enter."""
+        """Output features for a number of input features."""
         return inputs
 
     def refusal(self, inputs: int) -> tuple[str, str] | None:  # noqa: ARG002 - for those that refuse some
-        """A field that does not go with so many inputs, and what is allowed; None where all do."""
+        """Name of a field that does not allow this many input features, and the allowed values; None if all fields do."""
         return None
 
     def having(self, **changes: object) -> Self:
-        """The same with other values of those fields that its kind has."""
+        """Copy with changed fields; fields that this kind of layer lacks are ignored."""
         names = {field.name for field in fields(self)}
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
     def rounded(self, multiple: int) -> Self:  # noqa: ARG002 - for those that have sizes within
-        """The same with sizes within, between input and output, that are a multiple."""
+        """Copy whose inner sizes, such as hidden features, are multiples of a number."""
         return self
 
     def without_routing(self) -> AnyLayer:
-        """The nearest layer no part of which is chosen by what it computes; the same where none is."""
+        """Closest layer without data-dependent routing; the layer itself if it has none."""
         return self
 
     @property
     def has_matrices_only(self) -> bool:
-        """Whether every parameter of it has two dims."""
+        """Whether all its parameters have exactly two dims."""
         return not self.bias and self.norm is None

@@ -1,4 +1,4 @@
-"""How a training is spread over ranks."""
+"""How a training is distributed over ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ P = TypeVar("P", bound=Parallelism)
 
 @noun
 class Layout:
-    """A mesh and what happens along its axes."""
+    """Device mesh, the parallelism on each of its axes, and how each rank executes its part."""
 
     mesh: Mesh
-    """The ranks."""
+    """Device mesh of all ranks."""
     parallelisms: tuple[Parallelism, ...]
-    """What is applied, innermost first; together they take each axis of the mesh exactly once."""
+    """Parallelisms in order of application, innermost first. Together they use each mesh axis exactly once."""
     execution: Execution = Execution()
-    """How each rank runs its part."""
+    """Compilation and activation checkpointing."""
 
     def __post_init__(self) -> None:
         if not self.parallelisms:
@@ -42,7 +42,7 @@ class Layout:
                 )
 
     def axes_of(self, parallelism: Parallelism) -> tuple[str, ...]:
-        """The mesh axes that a parallelism of this layout spreads over."""
+        """Mesh axes that a parallelism in this layout uses. Raises `InvalidScenario` if the mesh lacks them."""
         for names in parallelism.axes:
             if set(names) <= set(self.mesh.names):
                 return names
@@ -50,24 +50,24 @@ class Layout:
         raise InvalidScenario(f"Mesh.axes has the names {self.mesh.names}; {parallelism.tag} needs {alternatives}")
 
     def of(self, *kinds: type[P]) -> tuple[P, ...]:
-        """Its parallelisms of some kinds, innermost first."""
+        """Parallelisms that are instances of any given class, innermost first."""
         return tuple(parallelism for parallelism in self.parallelisms if isinstance(parallelism, kinds))
 
     def has(self, *kinds: type[Parallelism]) -> bool:
-        """Whether it has a parallelism of one of some kinds."""
+        """Whether any parallelism is an instance of a given class."""
         return bool(self.of(*kinds))
 
     @property
     def name(self) -> str:
-        """The tags of its parallelisms, outermost first: ``fsdp2 x tensor_parallel``."""
+        """Tags of the parallelisms, outermost first: ``fsdp2 x tensor_parallel``."""
         return " x ".join(parallelism.tag for parallelism in reversed(self.parallelisms))
 
     @property
     def redistributes_gradients(self) -> bool:
-        """Whether an optimizer gets gradients that are placed as their parameters are."""
+        """Whether the optimizer gets gradients with the placements of their parameters."""
         return all(getattr(parallelism, "redistribute_gradients", True) for parallelism in self.parallelisms)
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks that see different rows of the batch."""
+        """Number of ranks that get different rows."""
         return self.mesh.size(DP, REPLICATE, SHARD, EP)

@@ -1,4 +1,4 @@
-"""Data parallelism by hand."""
+"""Data parallelism without a wrapper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from equivcheck.scenario.parallelism_base import Parallelism
 
 @noun
 class LocalDataParallel(Parallelism):
-    """Gradients of plain tensors averaged by hand when the last backward of a step is through, as loops without a wrapper do."""
+    """Average gradients of plain tensors explicitly after the last backward in a step, as training loops without a wrapper do."""
 
     tag: ClassVar[str] = "local_data_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
     flat_buffer: bool = False
-    """Whether one all-reduce, of a buffer that they are copied to and from, sums all gradients, rather than one for each."""
+    """Whether one all-reduce on a flat buffer sums all gradients, instead of one all-reduce per parameter."""

@@ -1,4 +1,4 @@
-"""What is minimised: a loss of real targets, or of labels."""
+"""Loss functions: regression losses and cross-entropy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_LABEL_SMOOTHING = 0.9
 
 
 class Loss(Choice):
-    """A loss of real targets; means are over all elements of the step's whole batch."""
+    """Loss on real-valued targets. A mean runs over all elements in the step's batch."""
 
     MSE_MEAN = "mse_mean"
     MSE_SUM = "mse_sum"
@@ -20,45 +20,48 @@ class Loss(Choice):
 
     @property
     def is_mean(self) -> bool:
-        """Whether the loss is averaged over the batch rather than summed."""
+        """Whether the loss is a mean over the batch instead of a sum."""
         return self in (Loss.MSE_MEAN, Loss.LINEAR_MEAN)
 
     @property
     def is_linear(self) -> bool:
-        """Whether the loss is of ``out - target`` rather than of its square."""
+        """Whether the loss is linear in ``out - target`` instead of quadratic."""
         return self in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM)
 
 
 class Ignored(Choice):
-    """Which labels do not count; one of a step's always does."""
+    """Labels that are set to `ignore_index`. At least one label in each step is kept."""
 
     NONE = "none"
     SOME = "some"
-    """Each with a probability of a third."""
+    """Each label is ignored with probability 1/3."""
     FIRST_ROWS = "first_rows"
-    """Those of the first half of the rows of each microbatch: the first data ranks may have none that counts."""
+    """Labels in the first half of each microbatch's rows. The first data-parallel ranks may then have no label left."""
     FIRST_MICROBATCH = "first_microbatch"
-    """All of the first microbatch, where there are several."""
+    """All labels in the first microbatch, if there are several."""
 
 
 @noun
 class CrossEntropy:
-    """The cross-entropy of labels that count, divided by their number in the whole step, all microbatches and ranks together."""
+    """Cross-entropy over all labels in a step, divided by the number of labels that are not ignored.
+
+    The divisor covers all microbatches and ranks, so it is known before the first forward.
+    """
 
     tag: ClassVar[str] = "cross_entropy"
     is_mean: ClassVar[bool] = False
-    """Parts of a step are added up: all are divided by one number, which is known before the first of them."""
+    """False, because the loss of each microbatch is divided by the same number and the results are added."""
     is_linear: ClassVar[bool] = False
     ignored: Ignored = Ignored.NONE
-    """Which labels do not count."""
+    """Labels that are set to `ignore_index`."""
     summed: bool = False
-    """Whether it is divided by nothing."""
+    """Whether the loss stays a sum over labels, without division."""
     label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes, 0 to 0.9."""
+    """Fraction of the target that is spread over all classes, 0 to 0.9."""
     class_weights: bool = False
-    """Whether classes have weights, from 0.5 to 1.5 in even steps; labels are then counted by them."""
+    """Whether classes are weighted, with weights from 0.5 to 1.5. The divisor is then the sum of label weights."""
     z_loss: float = 0.0
-    """Factor of the square of the logarithm of the sum of exponentials, added for each label that counts; at least 0."""
+    """Coefficient for ``logsumexp(logits) ** 2``, added for each label that is not ignored; at least 0."""
 
     def __post_init__(self) -> None:
         require_between(self, "label_smoothing", 0.0, MAX_LABEL_SMOOTHING)

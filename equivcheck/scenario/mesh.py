@@ -1,4 +1,4 @@
-"""The mesh of ranks."""
+"""Device mesh: named axes with sizes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import noun, refuse, require_between
 
 MAX_RANKS = 8
-"""Most ranks of generated scenarios."""
+"""Most ranks in generated scenarios."""
 MAX_NAME = 64
-"""Characters of an axis' name."""
+"""Longest name for an axis, in characters."""
 
 DP = "dp"
-"""The axis of plain data parallelism."""
+"""Axis for plain data parallelism."""
 REPLICATE = "dp_replicate"
-"""The axis of hybrid sharding along which shards are replicated."""
+"""Replicating axis in hybrid sharding (HSDP)."""
 SHARD = "dp_shard"
-"""The axis of hybrid sharding along which parameters are sharded."""
+"""Sharding axis in hybrid sharding (HSDP)."""
 TP = "tp"
-"""The axis of tensor parallelism."""
+"""Axis for tensor parallelism."""
 EP = "ep"
-"""The axis of expert parallelism, along which rows are cut as well."""
+"""Axis for expert parallelism; rows are sharded along it too."""
 PP = "pp"
-"""The axis of pipeline parallelism."""
+"""Axis for pipeline parallelism."""
 CP = "cp"
-"""The axis of context parallelism."""
+"""Axis for context parallelism."""
 
 
 @noun
 class Axis:
-    """One axis of a mesh."""
+    """Mesh axis."""
 
     name: str
-    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``ep``, ``pp``, ``cp`` or what a third party's parallelism calls its own.
+    """``dp``, ``dp_replicate``, ``dp_shard``, ``tp``, ``ep``, ``pp``, ``cp``, or a name that a third-party parallelism uses.
 
     1 to 64 printable characters."""
     size: int
-    """Ranks along it, 1 to 1,048,576."""
+    """Number of ranks along the axis, 1 to 1,048,576."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= MAX_NAME and self.name.isprintable()):
@@ -47,10 +47,10 @@ class Axis:
 
 @noun
 class Mesh:
-    """Ranks in row-major order over the axes: the last axis is that of neighbours."""
+    """Ranks in row-major order: neighbours on the last axis have consecutive ranks."""
 
     axes: tuple[Axis, ...]
-    """1 to 3 axes, outermost first, names distinct."""
+    """1 to 3 axes with distinct names, outermost first."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.axes) <= 3:
@@ -60,21 +60,21 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Axis names, outermost first."""
+        """Names of the axes, outermost first."""
         return tuple(axis.name for axis in self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Axis sizes, outermost first."""
+        """Sizes of the axes, outermost first."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in the mesh."""
+        """Total number of ranks."""
         return math.prod(self.shape)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """The rank's index along each axis, outermost first; `rank` is 0 to ``num_ranks - 1``."""
+        """Index of a rank along each axis, outermost first; `rank` is 0 to ``num_ranks - 1``."""
         found: list[int] = []
         for size in reversed(self.shape):
             rank, index = divmod(rank, size)
@@ -82,5 +82,5 @@ class Mesh:
         return tuple(reversed(found))
 
     def size(self, *names: str) -> int:
-        """Ranks along the axes of those names together; an axis that the mesh lacks counts as 1."""
+        """Product of the sizes of the named axes; an axis that the mesh lacks counts as 1."""
         return math.prod(axis.size for axis in self.axes if axis.name in names)

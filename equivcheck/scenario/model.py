@@ -1,4 +1,4 @@
-"""The model of a training: a stack of layers, what it is fed, and what it ends in."""
+"""Model: a stack of layers, optionally between a token embedding and a head."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MAX_WIDTH = 32
 
 
 ARANGE_STEP = 0.125
-"""From one feature to the next, what `ShapeOp.ARANGE` adds more; from 0."""
+"""Difference between neighbouring features in the tensor that `ShapeOp.ARANGE` adds; it starts at 0."""
 
 
 @noun
 class Layer(AnyLayer):
-    """A linear layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
+    """Linear layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
     tag: ClassVar[str] = "linear"
     width: int
@@ -27,21 +27,22 @@ class Layer(AnyLayer):
     bias: bool = True
     """Whether the linear has a bias."""
     activation: Activation = Activation.IDENTITY
-    """What follows the linear."""
+    """Activation after the linear."""
     norm: Norm | None = None
-    """What normalises the input, with learnt weights; None for nothing."""
+    """Normalization before the linear, with learned weights; None disables it."""
     residual: bool = False
-    """Whether the layer's input is added to its output; needs as many inputs as outputs."""
+    """Whether the layer adds its input to its output; needs equal input and output features."""
     dropout: float = 0.0
-    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data: the same on one device and on many."""
+    """Probability of zeroing an output element, 0 to 0.9. Masks are drawn with the data, so all ranks and the single-device run
+    agree."""
     frozen: bool = False
-    """Whether the parameters of this layer require no gradient; a shared weight belongs to the layer that first has it."""
+    """Whether this layer's parameters have `requires_grad=False`. A shared weight follows the layer that owns it."""
     shares: int | None = None
-    """Index of an earlier layer whose weight this one uses; None for its own."""
+    """Index of an earlier layer whose weight this layer shares; None for its own weight."""
     auxiliary: AuxiliaryLinear | None = None
-    """A second linear (no bias) whose output is added to the first's, never or at steps 0, 2, 4 ...; None for none."""
+    """When a second linear without bias is added to the first: never, or at steps 0, 2, 4 and so on. None if there is none."""
     shape_op: ShapeOp | None = None
-    """What is done to the output last; None for nothing."""
+    """Last operation on the output; None disables it."""
 
     def __post_init__(self) -> None:
         require_between(self, "width", 1, MAX_WIDTH)
@@ -49,16 +50,16 @@ class Layer(AnyLayer):
 
     @property
     def ends_in_linear(self) -> bool:
-        """Whether nothing follows its linear."""
+        """Whether the linear is the last operation."""
         plain = not (self.residual or self.dropout or self.shape_op)
         return plain and self.activation is Activation.IDENTITY
 
     def outputs(self, inputs: int) -> int:  # noqa: ARG002 - of the base class
-        """Its width, whatever enters."""
+        """Same as `width`, for any input."""
         return self.width
 
     def refusal(self, inputs: int) -> tuple[str, str] | None:
-        """A residual needs as many inputs as outputs."""
+        """Refuses a residual if input and output features differ."""
         if self.residual and self.width != inputs:
             return "residual", f"only where inputs ({inputs}) equal width ({self.width})"
         return None
@@ -66,24 +67,24 @@ class Layer(AnyLayer):
 
 @noun
 class Model:
-    """Layers one after the other: a multi-layer perceptron over rows of features, or a decoder over sequences of tokens."""
+    """Stack of layers: an MLP on feature vectors, or a decoder on token sequences."""
 
     features: int
-    """Features that enter the first layer, 1 to 32: those of the data, or of the embedding of tokens."""
+    """Input features of the first layer, 1 to 32; also the embedding dim in a token model."""
     length: int | None = None
-    """Positions of a sequence, 1 to 16, where a row of the data is one; None where it is a single vector."""
+    """Sequence length, 1 to 16; None if each row is a single vector."""
     source: Tokens | None = None
-    """What is embedded, for a model of tokens; None for one that is fed real numbers."""
+    """Token embedding before the layers; None for a model with real-valued input."""
     layers: tuple[AnyLayer, ...]
-    """1 to 8 layers, at least one of them trained and with a weight of its own."""
+    """1 to 8 layers. At least one is trained and owns its weight."""
     head: Head | None = None
-    """What maps to a number for each token, last; None for nothing."""
+    """Output projection to vocabulary logits; None for no head."""
     counter: bool = False
-    """Whether the model has a buffer that counts its forward passes, as batch normalisation does."""
+    """Whether the model has an integer buffer that counts forward passes, like batch normalization."""
     offset: bool = False
-    """Whether the model has a buffer of real numbers, one for each output, that is added to its outputs."""
+    """Whether the model adds a floating-point buffer, with one element per output, to its outputs."""
     scale: bool = False
-    """Whether a trained parameter of shape [] multiplies the outputs, before the offset, as a learnt temperature does."""
+    """Whether a trained scalar parameter (shape ``[]``) multiplies the outputs before the offset, like a learned temperature."""
 
     def __post_init__(self) -> None:
         require_between(self, "features", 1, MAX_WIDTH)
@@ -125,7 +126,7 @@ class Model:
             raise refuse(self.head, "tied", f"only where as many features ({last}) leave the layers as enter ({self.features})")
 
     def inputs(self, index: int) -> int:
-        """Input features of the layer at `index`; past the last one, what leaves it."""
+        """Input features of the layer at `index`; for an index past the last layer, the features that leave the stack."""
         features = self.features
         for layer in self.layers[:index]:
             features = layer.outputs(features)
@@ -133,29 +134,29 @@ class Model:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features that enter each layer, and last those that leave the last one."""
+        """Input features of each layer, followed by the output features of the last one."""
         return tuple(self.inputs(index) for index in range(len(self.layers) + 1))
 
     @property
     def linears(self) -> tuple[Layer, ...]:
-        """Its layers where all are linear, none where some are not: for what runs no other kind."""
+        """The layers if all are linear, else an empty tuple."""
         found = tuple(layer for layer in self.layers if isinstance(layer, Layer))
         return found if len(found) == len(self.layers) else ()
 
     @property
     def balances(self) -> bool:
-        """Whether a layer has a loss of its own."""
+        """Whether any layer has a load-balancing loss."""
         return any(layer.balance for layer in self.layers)
 
     @property
     def has_matrices_only(self) -> bool:
-        """Whether every parameter has two dims: no bias, no norm, no scale."""
+        """Whether all parameters have exactly two dims: no bias, norm or scale."""
         head = self.head is None or not (self.head.bias or self.head.norm)
         return not self.scale and head and all(layer.has_matrices_only for layer in self.layers)
 
     @property
     def outputs(self) -> int:
-        """Output features of the model, of each position where rows are sequences."""
+        """Output features for each row, or for each position if rows are sequences."""
         if self.head is not None and self.source is not None:
             return self.source.vocabulary
         return self.inputs(len(self.layers))

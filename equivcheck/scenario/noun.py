@@ -1,4 +1,4 @@
-"""What all nouns are: frozen dataclasses that print as code, without what has its default, and refuse values out of range."""
+"""Helpers for scenario dataclasses: frozen, printed as code without default fields, with checked ranges."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equivcheck.system.printable import in_short
 T = TypeVar("T")
 
 SHOWN_CHARACTERS = 60
-"""Of a value that is refused, at most this much is shown."""
+"""Longest value that an error message quotes, in characters."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def noun(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass with slots and keywords only, whose repr evaluates to an equal value.
+    """Make a class a frozen, slotted, keyword-only dataclass whose repr evaluates to an equal value.
 
-    Rich breaks it over lines by ``__rich_repr__``, Hypothesis and IPython by ``_repr_pretty_``.
+    Rich formats it over several lines with ``__rich_repr__``, Hypothesis and IPython with ``_repr_pretty_``.
     """
     cls.__repr__ = _repr  # type: ignore[method-assign]
     cls.__rich_repr__ = changed  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def noun(cls: type[T]) -> type[T]:
 
 
 def changed(value: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of each field of a noun that has not its default."""
+    """Yield name and value for each field that differs from its default."""
     for each in fields(value):
         found = getattr(value, each.name)
         if _default(each) is MISSING or found != _default(each):
@@ -57,31 +57,31 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
 
 
 def refuse(noun: object, field: str, allowed: str) -> InvalidScenario:
-    """The error for a field of a noun whose value is not allowed."""
+    """Error for an invalid field: `allowed` describes valid values, `why` says what is wrong."""
     return InvalidScenario(f"{type(noun).__name__}.{field} is {shown(getattr(noun, field))}; allowed: {allowed}")
 
 
 def shown(value: object) -> str:
-    """A value in the text of an error."""
+    """Shortened repr for error messages."""
     return in_short(repr(value), SHOWN_CHARACTERS)
 
 
 def require_between(noun: object, field: str, low: float, high: float) -> None:
-    """Refuse a number outside ``[low, high]``, NaN included."""
+    """Raise `InvalidScenario` if a number is outside ``[low, high]`` or NaN."""
     value: Any = getattr(noun, field)
     if not low <= value <= high:
         raise refuse(noun, field, f"{low} to {high}")
 
 
 def require_positive(noun: object, *names: str) -> None:
-    """Refuse numbers that are not finite and above zero."""
+    """Raise `InvalidScenario` if a number is not finite or not above zero."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) > 0):
             raise refuse(noun, name, "a finite number above 0")
 
 
 def require_not_negative(noun: object, *names: str) -> None:
-    """Refuse numbers that are not finite and at least zero."""
+    """Raise `InvalidScenario` if a number is not finite or is negative."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) >= 0):
             raise refuse(noun, name, "a finite number of at least 0")

@@ -1,7 +1,7 @@
-"""The optimizers of `torch.optim`, a noun each, fields named as torch names them.
+"""One class per optimizer in `torch.optim`, with torch's field names.
 
-Left out: LBFGS, whose `step` calls the model as often as its line search asks for, and SparseAdam, as no model here has sparse
-gradients.
+LBFGS is left out because its `step` calls the model repeatedly during line search. SparseAdam is left out because no model here
+has sparse gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from equivcheck.system.choice import Choice
 
 
 class Implementation(Choice):
-    """Which of torch's implementations of the same update runs."""
+    """Implementation of the update in torch."""
 
     FOR_LOOP = "for_loop"
     FOREACH = "foreach"
@@ -23,42 +23,42 @@ class Implementation(Choice):
 
 @noun
 class Optimizer:
-    """What every optimizer has; the class name is that of `torch.optim`."""
+    """Base class for optimizers; each subclass is named like its class in `torch.optim`."""
 
     fusable: ClassVar[bool] = False
     """Whether torch has a fused implementation on CPU."""
     foreachable: ClassVar[bool] = True
     """Whether torch has a foreach implementation."""
     maximizable: ClassVar[bool] = True
-    """Whether it can ascend."""
+    """Whether the optimizer supports `maximize`."""
     elementwise: ClassVar[bool] = True
-    """Whether the update of an element depends on nothing but that element's gradients and values."""
+    """Whether each element's update depends only on that element's gradient and value."""
     takes_vectors: ClassVar[bool] = True
-    """Whether it updates parameters of one dim; else it refuses them."""
+    """Whether it accepts one-dimensional parameters."""
     decays: ClassVar[bool] = True
-    """Whether it has weight decay."""
+    """Whether it supports weight decay."""
     without_dtensor: ClassVar[tuple[Implementation, ...]] = ()
-    """Implementations with an operation that DTensor has no sharding strategy for."""
+    """Implementations that use an operation without a DTensor sharding strategy."""
     traceable: ClassVar[tuple[Implementation, ...]] = ()
-    """Implementations that a graph of a whole step can hold: they read no step count as a number."""
+    """Implementations that can be traced into a whole-step graph because they never read the step count as a number."""
     counts_in_float32: ClassVar[bool] = False
-    """Whether it counts steps in state of type float32, whatever the type of the parameters."""
+    """Whether its step count is a float32 tensor regardless of the parameters' dtype."""
     keeps_state_of_frozen: ClassVar[bool] = False
-    """Whether it makes state when it is built, for frozen parameters as well."""
+    """Whether it creates state at construction, also for parameters with `requires_grad=False`."""
     scales_addends: ClassVar[tuple[Implementation, ...]] = ()
-    """Implementations that scale a gradient element by what depends on it where DTensor has yet to sum it over ranks."""
+    """Implementations that scale a Partial DTensor gradient nonlinearly before DTensor sums it over ranks."""
     takes_signs: ClassVar[bool] = False
-    """Whether an update goes by the sign of each element of a gradient, which rounding may turn where that is next to nothing."""
+    """Whether the update uses the sign of each gradient element. Rounding may flip the sign of an element close to zero."""
     rounds_to: ClassVar[str] = ""
-    """Element type, named as torch does, that an update is computed in whatever that of the parameters; empty for theirs."""
+    """Dtype that it computes updates in regardless of the parameters' dtype, named as in torch; empty for the parameters' own."""
     lr: float = 0.05
     """Learning rate, above 0."""
     weight_decay: float = 0.0
-    """Weight decay, at least 0; each optimizer couples it as torch does."""
+    """Weight decay, at least 0; applied as the torch optimizer does."""
     maximize: bool = False
-    """Whether it ascends."""
+    """Whether to maximize the loss."""
     implementation: Implementation = Implementation.FOR_LOOP
-    """Which implementation runs; `FUSED` only where torch has one on CPU."""
+    """Implementation to use; `FUSED` only if torch has one on CPU."""
 
     def __post_init__(self) -> None:
         require_positive(self, "lr")
@@ -72,18 +72,18 @@ class Optimizer:
 
     @classmethod
     def implementations(cls) -> tuple[Implementation, ...]:
-        """What torch has on CPU, simplest first."""
+        """Implementations that torch has on CPU, simplest first."""
         there = {Implementation.FOREACH: cls.foreachable, Implementation.FUSED: cls.fusable}
         return tuple(implementation for implementation in Implementation if there.get(implementation, True))
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print as code: Hypothesis would write class variables as if they were arguments."""
+        """Print as code, because Hypothesis would print class variables like arguments."""
         printer.text(repr(self))
 
 
 @noun
 class SGD(Optimizer):
-    """`torch.optim.SGD`."""
+    """Options of `torch.optim.SGD`."""
 
     fusable: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
@@ -91,9 +91,9 @@ class SGD(Optimizer):
     momentum: float = 0.0
     """Momentum factor, 0 to 1."""
     dampening: float = 0.0
-    """Dampening of the momentum, 0 to 1."""
+    """Dampening for momentum, 0 to 1."""
     nesterov: bool = False
-    """Nesterov momentum; needs momentum above 0 and no dampening."""
+    """Whether to use Nesterov momentum; needs momentum above 0 and dampening 0."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -105,12 +105,12 @@ class SGD(Optimizer):
 
 @noun
 class _Adaptive(Optimizer):
-    """What the Adam family shares."""
+    """Common options in the Adam family."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of the running averages of the gradient and of its square, each in [0, 1)."""
+    """Decay rates for the running averages of the gradient and its square, each in [0, 1)."""
     eps: float = 1e-8
-    """Added to the denominator, above 0."""
+    """Term added to the denominator, above 0."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -121,33 +121,33 @@ class _Adaptive(Optimizer):
 
 @noun
 class Adam(_Adaptive):
-    """`torch.optim.Adam`."""
+    """Options of `torch.optim.Adam`."""
 
     fusable: ClassVar[bool] = True
     traceable: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
     amsgrad: bool = False
-    """Whether the largest second moment so far is used."""
+    """Whether to use the maximum of all second moments so far."""
 
 
 @noun
 class AdamW(Adam):
-    """`torch.optim.AdamW`: decoupled weight decay."""
+    """Options of `torch.optim.AdamW` (decoupled weight decay)."""
 
 
 @noun
 class Adamax(_Adaptive):
-    """`torch.optim.Adamax`."""
+    """Options of `torch.optim.Adamax`."""
 
 
 @noun
 class NAdam(_Adaptive):
-    """`torch.optim.NAdam`."""
+    """Options of `torch.optim.NAdam`."""
 
     counts_in_float32: ClassVar[bool] = True
     momentum_decay: float = 4e-3
-    """Decay of the momentum, at least 0."""
+    """Momentum decay, at least 0."""
     decoupled_weight_decay: bool = False
-    """Whether weight decay is applied as AdamW does."""
+    """Whether weight decay is decoupled, as in AdamW."""
 
     def __post_init__(self) -> None:
         _Adaptive.__post_init__(self)
@@ -156,26 +156,26 @@ class NAdam(_Adaptive):
 
 @noun
 class RAdam(_Adaptive):
-    """`torch.optim.RAdam`."""
+    """Options of `torch.optim.RAdam`."""
 
     decoupled_weight_decay: bool = False
-    """Whether weight decay is applied as AdamW does."""
+    """Whether weight decay is decoupled, as in AdamW."""
 
 
 @noun
 class Adagrad(Optimizer):
-    """`torch.optim.Adagrad`."""
+    """Options of `torch.optim.Adagrad`."""
 
     fusable: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
     scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
     keeps_state_of_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
-    """Decay of the learning rate, at least 0."""
+    """Learning rate decay, at least 0."""
     initial_accumulator_value: float = 0.0
-    """Where the sum of squares starts, at least 0."""
+    """Initial value of the accumulated squares, at least 0."""
     eps: float = 1e-10
-    """Added to the denominator, above 0."""
+    """Term added to the denominator, above 0."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -185,13 +185,13 @@ class Adagrad(Optimizer):
 
 @noun
 class Adadelta(Optimizer):
-    """`torch.optim.Adadelta`."""
+    """Options of `torch.optim.Adadelta`."""
 
     traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     rho: float = 0.9
-    """Decay of the running averages, 0 to 1."""
+    """Decay rate for the running averages, 0 to 1."""
     eps: float = 1e-6
-    """Added to the denominator, above 0."""
+    """Term added to the denominator, above 0."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -201,17 +201,18 @@ class Adadelta(Optimizer):
 
 @noun
 class RMSprop(Optimizer):
-    """`torch.optim.RMSprop`."""
+    """Options of `torch.optim.RMSprop`."""
 
     traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     alpha: float = 0.99
-    """Smoothing of the squared gradient, 0 to 1; strictly between where centered, or the variance would be rounding or 0."""
+    """Smoothing constant for the squared gradient, 0 to 1. If centered, 0 and 1 are excluded: the variance would be zero or
+    rounding."""
     eps: float = 1e-8
-    """Added to the denominator, above 0."""
+    """Term added to the denominator, above 0."""
     momentum: float = 0.0
     """Momentum factor, 0 to 1."""
     centered: bool = False
-    """Whether the gradient is normalised by an estimate of its variance."""
+    """Whether gradients are normalized by an estimate of their variance."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -224,15 +225,15 @@ class RMSprop(Optimizer):
 
 @noun
 class Rprop(Optimizer):
-    """`torch.optim.Rprop`; it has no weight decay."""
+    """Options of `torch.optim.Rprop`, without weight decay."""
 
     decays: ClassVar[bool] = False
     takes_signs: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     etas: tuple[float, float] = (0.5, 1.2)
-    """Factors by which a step shrinks, in (0, 1), and grows, above 1."""
+    """Factors for decreasing a step size, in (0, 1), and for increasing it, above 1."""
     step_sizes: tuple[float, float] = (1e-6, 50.0)
-    """Smallest and largest step, above 0."""
+    """Smallest and largest step size, above 0."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -244,13 +245,13 @@ class Rprop(Optimizer):
 
 @noun
 class ASGD(Optimizer):
-    """`torch.optim.ASGD`."""
+    """Options of `torch.optim.ASGD`."""
 
     counts_in_float32: ClassVar[bool] = True
     lambd: float = 1e-4
     """Decay term, at least 0."""
     alpha: float = 0.75
-    """Power of the learning rate's decay, at least 0."""
+    """Exponent in the learning rate update, at least 0."""
     t0: float = 1e6
     """Step at which averaging starts, at least 0."""
 
@@ -261,16 +262,16 @@ class ASGD(Optimizer):
 
 @noun
 class Adafactor(Optimizer):
-    """`torch.optim.Adafactor`: second moments by rows and columns, rates relative to the norm of a parameter."""
+    """Options of `torch.optim.Adafactor`: factored second moments, learning rates relative to the parameter's RMS."""
 
     elementwise: ClassVar[bool] = False
     scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOR_LOOP, Implementation.FOREACH)
     beta2_decay: float = -0.8
-    """Exponent of the decay of second moments over steps, at most 0."""
+    """Exponent for the second-moment decay over steps, at most 0."""
     eps: tuple[float | None, float] = (None, 1e-3)
-    """Smallest second moment (None for the element type's eps), at least 0, and smallest norm of a parameter, above 0."""
+    """Smallest second moment, at least 0 (None for the dtype's eps), and smallest parameter RMS, above 0."""
     d: float = 1.0
-    """Largest root mean square of an update, at least 1."""
+    """Clipping threshold for the update's RMS, at least 1."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -283,7 +284,7 @@ class Adafactor(Optimizer):
 
 
 class AdjustLR(Choice):
-    """How Muon fits the learning rate to the shape of a matrix."""
+    """How Muon adapts the learning rate to a matrix's shape."""
 
     ORIGINAL = "original"
     MATCH_RMS_ADAMW = "match_rms_adamw"
@@ -294,7 +295,7 @@ MAX_NS_STEPS = 20
 
 @noun
 class Muon(Optimizer):
-    """`torch.optim.Muon`: momentum made orthogonal by Newton-Schulz iterations; takes matrices only."""
+    """Options of `torch.optim.Muon`: momentum, orthogonalized by Newton-Schulz iterations, for matrices only."""
 
     foreachable: ClassVar[bool] = False
     maximizable: ClassVar[bool] = False
@@ -302,15 +303,15 @@ class Muon(Optimizer):
     takes_vectors: ClassVar[bool] = False
     rounds_to: ClassVar[str] = "bfloat16"
     lr: float = 0.02
-    """Learning rate, above 0; an update is about as large as the rate, whatever the gradient."""
+    """Learning rate, above 0. Updates have about this size regardless of the gradient."""
     momentum: float = 0.95
     """Momentum factor, 0 to 1."""
     nesterov: bool = True
-    """Nesterov momentum."""
+    """Whether to use Nesterov momentum."""
     ns_steps: int = 5
     """Newton-Schulz iterations, 1 to 20."""
     adjust_lr_fn: AdjustLR = AdjustLR.ORIGINAL
-    """How the learning rate depends on the shape of a matrix."""
+    """How the learning rate adapts to a matrix's shape."""
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
@@ -333,4 +334,4 @@ OPTIMIZERS: tuple[type[Optimizer], ...] = (
     Adafactor,
     Muon,
 )
-"""Every optimizer noun, simplest first."""
+"""All optimizers, simplest first."""

@@ -1,4 +1,4 @@
-"""What happens along the axes of a mesh: one noun for each kind of parallelism."""
+"""Parallelisms: one class for each kind that a mesh axis can have."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from equivcheck.scenario.tensor_parallel import LocalTensorParallel, TensorParal
 from equivcheck.system.choice import Choice
 
 DEFAULT_BUCKET_MB = 25.0
-"""Largest bucket of gradients in MiB where nothing else is said."""
+"""Default bucket size for DDP in MiB."""
 MAX_BUCKET_MB = 2.0**20
-"""What torch reckons with as a number of bytes."""
+"""Largest bucket size that torch can convert to bytes, in MiB."""
 
 
 class Wrapping(Choice):
-    """What becomes a unit of sharding."""
+    """Modules that `fully_shard` or FSDP wraps."""
 
     WHOLE = "whole"
     PER_LAYER = "per_layer"
 
 
 class ShardingStrategy(Choice):
-    """The strategies of `torch.distributed.fsdp.ShardingStrategy`."""
+    """Members of `torch.distributed.fsdp.ShardingStrategy`."""
 
     FULL_SHARD = "FULL_SHARD"
     SHARD_GRAD_OP = "SHARD_GRAD_OP"
@@ -39,12 +39,12 @@ class ShardingStrategy(Choice):
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether it shards along one axis and replicates along another."""
+        """Whether it shards along one mesh axis and replicates along another."""
         return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
 class Distribution(Choice):
-    """How SPMD data parallelism places parameters, gradients and optimizer state; what has no dim to shard is replicated."""
+    """Placement of parameters, gradients and optimizer state under SPMD; tensors without dims are replicated."""
 
     REPLICATE = "replicate"
     FULLY_SHARD = "fully_shard"
@@ -52,30 +52,30 @@ class Distribution(Choice):
 
 @noun
 class DDP(Parallelism):
-    """`torch.nn.parallel.DistributedDataParallel`."""
+    """Options of `torch.nn.parallel.DistributedDataParallel`."""
 
     tag: ClassVar[str] = "ddp"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
-    """Largest bucket in MiB, above 0; 0.0001 is 104 bytes."""
+    """Bucket size in MiB, above 0; 0.0001 is 104 bytes."""
     gradient_as_bucket_view: bool = False
     """Whether gradients are views into the buckets."""
     static_graph: bool = False
-    """Whether the graph is promised to be the same at every step."""
+    """Whether the autograd graph is declared to be the same at every step."""
     find_unused_parameters: bool = False
-    """Whether parameters that take no part in a step are looked for."""
+    """Whether DDP searches the graph for parameters without gradient."""
     no_sync: bool = False
-    """Whether all microbatches but the last run under `no_sync`, rather than each being reduced."""
+    """Whether all microbatches except the last run under `no_sync`; otherwise each one is reduced."""
     zero_redundancy: bool = False
-    """Whether each parameter is updated by one rank alone (`ZeroRedundancyOptimizer`), which sends it to the others."""
+    """Whether `ZeroRedundancyOptimizer` assigns each parameter to one rank, which updates and broadcasts it."""
     parameters_as_bucket_view: bool = False
-    """Whether the parameters that a rank updates are views into one tensor, sent whole; only with `zero_redundancy`."""
+    """Whether the parameters that a rank updates are views into one tensor, broadcast as a whole. Only with `zero_redundancy`."""
     autocast: LowPrecision | None = None
-    """What `torch.autocast` casts to around forward and loss; None for no autocast."""
+    """Dtype for `torch.autocast` around forward and loss; None disables it."""
     compression: Compression = Compression.NONE
-    """Which hook compresses gradients for their reduction."""
+    """Communication hook that compresses gradients for the all-reduce."""
     unequal_start: bool = False
-    """Whether ranks have different parameters and buffers until they are wrapped, which makes them those of the first."""
+    """Whether ranks start with different parameters and buffers until DDP broadcasts those on rank 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
@@ -89,7 +89,7 @@ class DDP(Parallelism):
 
 
 class Replicator(Choice):
-    """The two functions named `replicate` in `torch.distributed._composable`."""
+    """The two `replicate` functions in `torch.distributed._composable`."""
 
     DDP = "ddp"
     FSDP = "fsdp"
@@ -97,20 +97,21 @@ class Replicator(Choice):
 
 @noun
 class Replicate(Parallelism):
-    """Composable replicated data parallelism: the model keeps its class and names, hooks on it average gradients."""
+    """Composable replicated data parallelism: hooks on the unwrapped model average gradients."""
 
     tag: ClassVar[str] = "replicate"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
     implementation: Replicator = Replicator.DDP
-    """`replicate`, with a `DistributedDataParallel` inside, or `replicate_with_fsdp`, which is `fully_shard` without shards."""
+    """`replicate`, which uses `DistributedDataParallel` internally, or `replicate_with_fsdp`, which is `fully_shard` without
+    sharding."""
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
-    """Largest bucket in MiB, above 0, at most 1,048,576; with `Replicator.DDP` only."""
+    """Bucket size in MiB, above 0, at most 1,048,576. Only with `Replicator.DDP`."""
     wrapping: Wrapping = Wrapping.WHOLE
-    """Whether each layer is a unit of its own inside the root's; with `Replicator.FSDP` only."""
+    """Whether each layer is wrapped inside the root. Only with `Replicator.FSDP`."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     compression: Compression = Compression.NONE
-    """Which hook compresses gradients for their reduction; with `Replicator.DDP` only."""
+    """Communication hook that compresses gradients for the all-reduce. Only with `Replicator.DDP`."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
@@ -129,20 +130,20 @@ class Replicate(Parallelism):
 
 @noun
 class FSDP1(Parallelism):
-    """`torch.distributed.fsdp.FullyShardedDataParallel`."""
+    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`."""
 
     tag: ClassVar[str] = "fsdp1"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
     strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD
-    """What is sharded; a hybrid strategy exactly on a mesh of two axes."""
+    """Sharding strategy; a hybrid strategy needs a mesh with two axes."""
     use_orig_params: bool = True
-    """Whether the optimizer sees the original parameters rather than flat ones."""
+    """Whether the optimizer gets the original parameters instead of flat ones."""
     wrapping: Wrapping = Wrapping.WHOLE
-    """Whether each layer is a unit of its own inside the root's."""
+    """Whether each layer is wrapped inside the root."""
     no_sync: bool = False
-    """Whether all microbatches but the last run under `no_sync`."""
+    """Whether all microbatches except the last run under `no_sync`."""
     mixed_precision: MixedPrecision | None = None
-    """What is cast, outputs excepted; None for nothing."""
+    """Dtypes for mixed precision, without `output`; None disables it."""
 
     def __post_init__(self) -> None:
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
@@ -155,56 +156,60 @@ class FSDP1(Parallelism):
 
 @noun
 class FSDP2(Parallelism):
-    """`torch.distributed.fsdp.fully_shard`; on a mesh of two axes it is HSDP."""
+    """Options of `torch.distributed.fsdp.fully_shard`; on a mesh with two axes it is HSDP."""
 
     tag: ClassVar[str] = "fsdp2"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
     wrapping: Wrapping = Wrapping.WHOLE
-    """Whether each layer is a unit of its own inside the root's."""
+    """Whether each layer is wrapped inside the root."""
     layers_per_unit: int = 1
-    """How many layers in turn are one unit (`fully_shard` of a list of modules), at least 1; more than 1 with
-    `Wrapping.PER_LAYER`. The last unit has those that are left."""
-    reshard_after_forward: bool = True
-    """Whether parameters are freed between forward and backward."""
-    reshard_to: int | None = None
-    """How many ranks share out the parameters that are freed (`reshard_after_forward` as an integer), at least 2.
+    """Number of consecutive layers that share a unit (`fully_shard` on a list of modules), at least 1.
 
-    They are neighbours along the axis of shards, and backward gathers over them alone. None for all along that axis."""
+    More than 1 needs `Wrapping.PER_LAYER`. The last unit may have fewer layers."""
+    reshard_after_forward: bool = True
+    """Whether parameters are resharded after forward."""
+    reshard_to: int | None = None
+    """Number of ranks to reshard to after forward (`reshard_after_forward` as an integer), at least 2.
+
+    Backward then gathers only over that many neighbours on the sharding axis. None reshards to the whole axis."""
     reshard_after_backward: bool = True
-    """Whether parameters are freed after the backward of each microbatch, rather than of the last alone
+    """Whether parameters are resharded after every microbatch's backward instead of only after the last
     (`set_reshard_after_backward`)."""
     explicit_prefetch: bool = False
-    """Whether each unit of a layer is told to gather the next one ahead of time in forward, and the one before in backward
+    """Whether layers prefetch explicitly: the next one in forward, the previous one in backward
     (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""
     no_sync: bool = False
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     all_reduce_once: bool = False
-    """Whether only the last microbatch reduces gradients over replicas, of all that shards have added up by then
-    (`set_requires_all_reduce`); without replicas it changes nothing."""
+    """Whether only the last microbatch all-reduces the accumulated gradient shards over replicas (`set_requires_all_reduce`).
+    Without replicas it has no effect."""
     mixed_precision: MixedPrecision | None = None
-    """What is cast; None for nothing."""
+    """Dtypes for mixed precision; None disables it."""
     cpu_offload: bool = False
-    """Whether shards, gradients and optimizer state stay in the host's memory (`CPUOffloadPolicy`, not pinned).
+    """Whether parameter shards, gradients and optimizer state are offloaded to host memory (`CPUOffloadPolicy` without pinning).
 
-    `FSDP1` has no such option here: its offloading needs an accelerator."""
+    `FSDP1` has no such option here because its offloading needs an accelerator."""
     gradient_divide_factor: float | None = None
-    """What sums of gradients over ranks are divided by (`set_gradient_divide_factor`), above 0; None for the number of ranks.
+    """Divisor for gradient sums over ranks (`set_gradient_divide_factor`), above 0; None for the number of ranks.
 
-    Backward begins with so much more or less of the loss that gradients are what they would be."""
+    The training scales the loss before backward to compensate, so that gradients keep their values."""
     sum_reductions: bool = False
-    """Whether reductions sum and division is apart where the backend could average (`set_force_sum_reduction_for_comms`)."""
+    """Whether reductions use SUM and a separate division even if the backend supports AVG
+    (`set_force_sum_reduction_for_comms`)."""
     separate_reduce_group: bool = False
-    """Whether gradients are reduced over a process group of their own (`set_separate_reduce_scatter_group`).
+    """Whether gradients are reduced over a separate process group (`set_separate_reduce_scatter_group`).
 
-    torch 2.13 names that group by how many a rank has, so that ranks which have unequal numbers of groups wait in it for ever
-    (pytorch/pytorch#173608); no layout leaves ranks so, but a script may."""
+    torch 2.13 names that group by the number of groups on the rank, so ranks with unequal numbers wait forever
+    (pytorch/pytorch#173608). No layout here has such ranks, but a script may."""
     shard_last_dim: bool = False
-    """Whether parameters are cut along their last dim rather than the first (`shard_placement_fn`)."""
+    """Whether parameters are sharded along their last dim instead of dim 0 (`shard_placement_fn`)."""
     ignore_frozen: bool = False
-    """Whether every rank keeps frozen parameters whole (`ignored_params`)."""
+    """Whether frozen parameters are replicated (`ignored_params`)."""
     muon_owners: bool = False
-    """Whether a rank owns each matrix that `Muon` updates, and orthogonalises it whole: an all-to-all brings it the shards of all
-    ranks, and another one the update to them. With other optimizers it changes nothing."""
+    """Distributed Muon: whether each matrix is owned by one rank for the update.
+
+    The owner collects the shards by all-to-all, orthogonalizes the full matrix, and returns the update by another all-to-all.
+    With other optimizers it has no effect."""
 
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
@@ -222,7 +227,7 @@ class FSDP2(Parallelism):
 
 @noun
 class SPMD(Parallelism):
-    """Data parallelism by DTensor propagation: parameters distributed, the batch sharded by rows, nothing else said."""
+    """Data parallelism by DTensor propagation alone: distributed parameters, and a batch sharded by rows."""
 
     tag: ClassVar[str] = "spmd"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
@@ -230,9 +235,9 @@ class SPMD(Parallelism):
     distribution: Distribution = Distribution.REPLICATE
     """Placement of parameters."""
     redistribute_gradients: bool = True
-    """Whether a hook on each parameter redistributes its gradient to the parameter's placements before it is accumulated.
+    """Whether a hook on each parameter redistributes its gradient to the parameter's placements before accumulation.
 
-    DTensor does not do that by itself: it leaves a gradient as propagation does, pending a sum, or cut along another dim."""
+    DTensor does not redistribute by itself: propagation may leave a gradient Partial or sharded along another dim."""
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
@@ -251,4 +256,4 @@ PARALLELISMS: tuple[type[Parallelism], ...] = (
     ExpertParallel,
     LocalDataParallel,
 )
-"""Every parallelism that ships with the package, simplest first."""
+"""All built-in parallelisms, simplest first."""

@@ -1,4 +1,4 @@
-"""What every kind of parallelism has."""
+"""Base class for all kinds of parallelism."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.system.choice import Choice
 
 
 class Owner(Choice):
-    """What part of a model a parameter belongs to."""
+    """Part of the model that owns a parameter."""
 
     MODEL = "model"
     SOURCE = "source"
@@ -18,15 +18,15 @@ class Owner(Choice):
 
 
 class ParameterFacts(Protocol):
-    """What a parallelism asks about a parameter."""
+    """Parameter properties that a parallelism depends on."""
 
     @property
     def owner(self) -> Owner:
-        """What part of the model it belongs to."""
+        """Part of the model that owns it."""
 
     @property
     def layer(self) -> int | None:
-        """Index of the layer that owns it; None for a parameter of the model itself."""
+        """Index of the layer that owns it; None if the model itself does."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -34,56 +34,56 @@ class ParameterFacts(Protocol):
 
     @property
     def trained(self) -> bool:
-        """Whether it requires a gradient."""
+        """Whether it has `requires_grad=True`."""
 
     @property
     def column_dim(self) -> int | None:
-        """The dim that a column-parallel layer cuts; None for what it leaves whole."""
+        """Dim that colwise sharding splits; None if it is replicated then."""
 
     @property
     def row_dim(self) -> int | None:
-        """The dim that a row-parallel layer cuts; None for what it leaves whole."""
+        """Dim that rowwise sharding splits; None if it is replicated then."""
 
     @property
     def within_dim(self) -> int | None:
-        """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
+        """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
 
     @property
     def expert_dim(self) -> int | None:
-        """The dim along which experts lie; None for what belongs to none of them."""
+        """Dim that indexes experts; None if it belongs to no expert."""
 
 
 @noun
 class Parallelism:
-    """Base of every kind of parallelism; third parties subclass it and register a layout for it."""
+    """Base class for all kinds of parallelism. Third parties subclass it and register a layout for it."""
 
     tag: ClassVar[str]
-    """Its name in JSON, on the command line and in reports."""
+    """Name in JSON, on the command line and in reports."""
     axes: ClassVar[tuple[tuple[str, ...], ...]]
-    """The mesh axes that it may spread over, as alternatives."""
+    """Alternative sets of mesh axes that it can use."""
 
     traceable: ClassVar[bool] = False
-    """Whether a step under it can be traced as one graph: operations do all that it does, no hooks outside them."""
+    """Whether a step can be traced as one graph because no hooks run outside its operations."""
     cuts_positions: ClassVar[bool] = False
-    """Whether ranks along its axes have different positions of the same sequences, so that it runs nothing but sequences."""
+    """Whether ranks along its axes hold different positions in the same sequences, so that rows must be sequences."""
     shares_units: ClassVar[bool] = False
-    """Whether ranks along its axes share out the units, such as experts, of layers that give rows to some."""
+    """Whether ranks along its axes share out a layer's experts or similar units."""
 
     @property
     def trains_local_tensors(self) -> bool:
-        """Whether it puts local tensors in the place of DTensors, so that an optimizer sees plain tensors only."""
+        """Whether it replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
         return False
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
-        """The dim along which it cuts a parameter into the parts of `torch.chunk`; None for one that it leaves whole.
+        """Dim along which it shards a parameter (chunks like `torch.chunk`); None if it is replicated.
 
-        Flat parameters, which are cut anywhere, do not count.
+        Flat parameters do not count because they are split anywhere.
         """
         return None
 
     def require_ranks(self, count: int) -> None:
-        """Raise `InvalidScenario` where it cannot spread over that many ranks; any number will do unless a subclass says so."""
+        """Raise `InvalidScenario` if it cannot use this number of ranks. By default any number is allowed."""
 
     def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print as code: Hypothesis would write class variables as if they were arguments."""
+        """Print as code, because Hypothesis would print class variables like arguments."""
         printer.text(repr(self))

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: consecutive layers in stages, a rank for each stage or for several."""
+"""Pipeline parallelism: consecutive layers form stages, and each rank runs one or several stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_CHUNKS = 16
 
 
 class PipelineSchedule(Choice):
-    """The schedules of `torch.distributed.pipelining`: in which order a rank runs its stages forward and backward."""
+    """Schedules in `torch.distributed.pipelining`."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
@@ -26,33 +26,33 @@ class PipelineSchedule(Choice):
 
     @property
     def is_single(self) -> bool:
-        """Whether a rank has one stage."""
+        """Whether each rank has exactly one stage."""
         return self in (PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B)
 
     @property
     def is_v(self) -> bool:
-        """Whether stages go down the ranks and up again, so that the first rank has the first and the last stage."""
+        """Whether stages run down the ranks and back up, so that rank 0 has the first and the last stage."""
         return self in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V)
 
 
 @noun
 class Pipeline(Parallelism):
-    """`torch.distributed.pipelining`, stages made by hand."""
+    """Options for `torch.distributed.pipelining` with explicit `PipelineStage`s."""
 
     tag: ClassVar[str] = "pipeline"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)
     schedule: PipelineSchedule = PipelineSchedule.GPIPE
-    """What runs when."""
+    """Pipeline schedule."""
     num_chunks: int = 1
-    """Equal parts (torch's ``n_microbatches``) that the rows of each microbatch are cut into, 1 to 16."""
+    """Number of equal chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
     stages_per_rank: int = 1
-    """1 where a schedule gives each rank one stage, 2 where stages make a V, else 1 to 8."""
+    """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
-    """First layer of each stage but the first, rising; empty for stages as even as can be."""
+    """First layer in each stage except stage 0, strictly increasing; empty for balanced stages."""
     scale_grads: bool = False
-    """Whether torch divides gradients by the number of chunks after each microbatch, rather than the loss before."""
+    """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before."""
     static_shapes: bool = False
-    """Whether stages are told the shapes of activations, rather than finding out in a pass of their own."""
+    """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
 
     def __post_init__(self) -> None:
         require_between(self, "num_chunks", 1, MAX_CHUNKS)
@@ -65,7 +65,7 @@ class Pipeline(Parallelism):
             raise refuse(self, "boundaries", "rising numbers from 1")
 
     def require_ranks(self, count: int) -> None:
-        """Raise `InvalidScenario` for a number of ranks that stages, boundaries or the schedule do not allow."""
+        """Raise `InvalidScenario` if stages, boundaries or schedule do not allow this number of ranks."""
         num_stages = count * self.stages_per_rank
         if num_stages > MAX_LAYERS:
             raise refuse(self, "stages_per_rank", f"with {count} ranks at most {MAX_LAYERS // count}: a layer for each stage")
@@ -76,7 +76,7 @@ class Pipeline(Parallelism):
 
 
 def runs_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:
-    """Whether torch runs a schedule with that many chunks on that many ranks."""
+    """Whether torch can run a schedule with this number of chunks on this number of ranks."""
     if schedule is PipelineSchedule.ONE_F_ONE_B:
         return num_chunks >= ranks
     if schedule is PipelineSchedule.DUAL_PIPE_V:

@@ -1,4 +1,4 @@
-"""Element types that a layout computes or communicates in instead of the training's own."""
+"""Lower-precision dtypes in computation and communication."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.system.choice import Choice
 
 
 class ElementType(Choice):
-    """A floating-point type, by its name in torch."""
+    """Floating-point dtype, by its name in torch."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -17,14 +17,14 @@ class ElementType(Choice):
 
 
 class LowPrecision(Choice):
-    """What `torch.autocast` can cast to."""
+    """Dtypes that `torch.autocast` supports."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
 class Compression(Choice):
-    """Which hook of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks` compresses gradients for their reduction."""
+    """Hook from `torch.distributed.algorithms.ddp_comm_hooks.default_hooks` that compresses gradients."""
 
     NONE = "none"
     FP16 = "fp16"
@@ -33,15 +33,15 @@ class Compression(Choice):
 
 @noun
 class MixedPrecision:
-    """What fully sharded data parallelism casts; the parameters that the optimizer steps keep the training's precision."""
+    """Dtypes for FSDP's mixed precision. The optimizer still updates parameters in the training's precision."""
 
     param: ElementType | None = None
-    """What parameters and inputs are cast to for forward and backward; None leaves them."""
+    """Dtype for parameters and inputs in forward and backward; None for no cast."""
     reduce: ElementType | None = None
-    """What gradients are reduced in; None for the type that they are computed in, or that of parameters under `fully_shard` of
-    torch 2.15 and later."""
+    """Dtype for gradient reduction; None for the dtype of the gradients. Under `fully_shard` in torch 2.15 and later, None means
+    the parameters' dtype."""
     output: ElementType | None = None
-    """What the model's output is cast to; None leaves it."""
+    """Dtype for the model's output; None for no cast."""
 
     def __post_init__(self) -> None:
         if self.param is self.reduce is self.output is None:

@@ -1,4 +1,4 @@
-"""Training x Layout: the only thing that a failure needs."""
+"""Scenario: a training, its layout, and everything else needed to reproduce a failure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from equivcheck.scenario.training import Training
 
 @noun
 class Resume:
-    """A checkpoint that a scenario resumes from: it is saved after first steps under another layout."""
+    """Checkpoint that a scenario resumes from, saved after the first steps under another layout."""
 
     layout: Layout
-    """How the steps before the checkpoint are spread, over any number of ranks."""
+    """Layout for the steps before the checkpoint, with any number of ranks."""
     steps: int = 1
-    """Steps before the checkpoint, at least 1 and fewer than the training has."""
+    """Steps before the checkpoint: at least 1, fewer than the training has."""
     flatten_optimizer_state_dict: bool = False
-    """Whether optimizer state and settings are saved by parameter on one level, as `StateDictOptions` calls it."""
+    """`flatten_optimizer_state_dict` in `StateDictOptions`: whether optimizer state is saved flat, keyed by parameter name."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -31,16 +31,16 @@ class Resume:
 
 @noun
 class Scenario:
-    """One training, one way to spread it, one interleaving of the ranks."""
+    """A training, its layout, and the order in which simulated ranks run."""
 
     training: Training
-    """What is trained."""
+    """Training to run."""
     layout: Layout
-    """How it is spread."""
+    """Distribution over ranks."""
     schedule_seed: int = 0
-    """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
+    """Seed for the order in which simulated ranks run, 0 to 2**32 - 1. With 0 the lowest rank runs first."""
     resume: Resume | None = None
-    """The checkpoint that it resumes from; None where one layout runs all steps."""
+    """Checkpoint to resume from; None if one layout runs all steps."""
 
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
@@ -49,28 +49,28 @@ class Scenario:
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layouts in the order in which they run."""
+        """Layouts in the order in which they run."""
         return (self.layout,) if self.resume is None else (self.resume.layout, self.layout)
 
     @property
     def name(self) -> str:
-        """The names of the layouts in that order: ``ddp`` or ``ddp -> fsdp2``."""
+        """Names of the layouts in the order in which they run: ``ddp`` or ``ddp -> fsdp2``."""
         return " -> ".join(layout.name for layout in self.layouts)
 
     @property
     def counted_by(self) -> tuple[str, str]:
-        """Its last layout and its optimizer."""
+        """Name of the last layout, and the optimizer's class name."""
         return self.layout.name, type(self.training.optimizer).__name__
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the layout that ends it."""
+        """Number of ranks in the last layout."""
         return self.layout.mesh.num_ranks
 
 
 @singledispatch
 def in_words(case: Case) -> str:
-    """For people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
+    """Description for people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
     raise TypeError(f"{type(case).__name__} is no case")
 
 
@@ -105,7 +105,7 @@ def _training(training: Training) -> str:
 
 
 def _model(model: Model) -> Iterator[str]:
-    """``sequences of 3 out of 5 tokens``, ``attention-gated_mlp``, ``widths 4-4-4``; of a perceptron its widths alone."""
+    """Yield ``sequences of 3 out of 5 tokens``, ``attention-gated_mlp``, ``widths 4-4-4``; an MLP has only widths."""
     if model.length is not None:
         yield f"sequences of {model.length}" + (
             "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
@@ -115,5 +115,5 @@ def _model(model: Model) -> Iterator[str]:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Number and noun: ``1 rank``, ``2 ranks``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of `torch.optim.lr_scheduler`, stepped once after each optimizer step."""
+"""Learning rate schedules from `torch.optim.lr_scheduler`, stepped after each optimizer step."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from equivcheck.scenario.noun import noun, require_between, require_positive
 
 @noun
 class Schedule:
-    """What every schedule has in common: its class name is that of `torch.optim.lr_scheduler`."""
+    """Base class; each subclass is named like its class in `torch.optim.lr_scheduler`."""
 
 
 @noun
 class StepLR(Schedule):
-    """`torch.optim.lr_scheduler.StepLR`."""
+    """Options of `torch.optim.lr_scheduler.StepLR`."""
 
     step_size: int = 1
     """Steps between two decays, 1 to 5."""
     gamma: float = 0.5
-    """Factor of a decay, above 0."""
+    """Factor for each decay, above 0."""
 
     def __post_init__(self) -> None:
         require_between(self, "step_size", 1, 5)
@@ -26,10 +26,10 @@ class StepLR(Schedule):
 
 @noun
 class ExponentialLR(Schedule):
-    """`torch.optim.lr_scheduler.ExponentialLR`."""
+    """Options of `torch.optim.lr_scheduler.ExponentialLR`."""
 
     gamma: float = 0.5
-    """Factor of each step, above 0."""
+    """Factor for each step, above 0."""
 
     def __post_init__(self) -> None:
         require_positive(self, "gamma")
@@ -37,12 +37,12 @@ class ExponentialLR(Schedule):
 
 @noun
 class LinearLR(Schedule):
-    """`torch.optim.lr_scheduler.LinearLR`: a warm-up."""
+    """Options of `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
 
     start_factor: float = 0.25
-    """Factor at the first step, above 0 to 1."""
+    """Factor at the first step, above 0, at most 1."""
     total_iters: int = 3
-    """Steps until the factor is 1, 1 to 5."""
+    """Steps until the factor reaches 1, 1 to 5."""
 
     def __post_init__(self) -> None:
         require_positive(self, "start_factor")
@@ -52,14 +52,14 @@ class LinearLR(Schedule):
 
 @noun
 class CosineAnnealingLR(Schedule):
-    """`torch.optim.lr_scheduler.CosineAnnealingLR`."""
+    """Options of `torch.optim.lr_scheduler.CosineAnnealingLR`."""
 
     T_max: int = 5
-    """Steps of half a period, 1 to 10."""
+    """Steps in half a period, 1 to 10."""
 
     def __post_init__(self) -> None:
         require_between(self, "T_max", 1, 10)
 
 
 SCHEDULES: tuple[type[Schedule], ...] = (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)
-"""Every schedule noun, simplest first."""
+"""All schedules, simplest first."""

@@ -1,4 +1,4 @@
-"""Tensor parallelism: which layer is shared out how, by DTensors or by plain tensors and collectives."""
+"""Tensor parallelism plans, for DTensors or for plain tensors with explicit collectives."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from equivcheck.system.choice import Choice
 
 
 class Split(Choice):
-    """How tensor parallelism shares out a layer, as its kind says that it can; a layer outside the plan keeps plain tensors."""
+    """How tensor parallelism shards a layer. A layer that is not in the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
     COLUMN = "column"
-    """By outputs; of an embedding, by features."""
+    """Colwise: linears by output features, embeddings by embedding dim."""
     ROW = "row"
-    """By inputs; of an embedding, by tokens."""
+    """Rowwise: linears by input features, embeddings by vocabulary."""
     WITHIN = "within"
-    """By what it has within, such as heads, or features between two linears: the first linears by outputs, the last by inputs.
+    """By heads or hidden features: the first linears are colwise, the last one is rowwise.
 
-    Of experts, by the features within each, on plain tensors alone: the router is whole on every rank."""
+    Experts are sharded by the hidden features in each, on plain tensors only, and their router is replicated."""
     OUTSIDE = "outside"
 
 
 class ActivationSharding(Choice):
-    """How an activation lies over the ranks of an axis: whole on each, by its rows (sequence parallel), or by its features.
+    """Placement of an activation along the axis: replicated, sharded by rows (sequence parallel), or sharded by features.
 
-    Where rows are sequences, it lies by their positions instead of by rows.
+    If rows are sequences, `ROWS` shards positions instead.
     """
 
     WHOLE = "whole"
@@ -41,12 +41,12 @@ class ActivationSharding(Choice):
 
 @noun
 class LayerPlan:
-    """What tensor parallelism does to one layer."""
+    """Tensor parallelism for one layer."""
 
     split: Split = Split.REPLICATED
-    """How ranks share out its linears."""
+    """How the layer's linears are sharded."""
     output: ActivationSharding = ActivationSharding.WHOLE
-    """How the layer leaves its output, and so how the next one finds its input."""
+    """Placement of the layer's output, and so of the next layer's input."""
 
     def __post_init__(self) -> None:
         if self.split in (Split.REPLICATED, Split.WITHIN) and self.output is ActivationSharding.FEATURES:
@@ -59,21 +59,24 @@ class LayerPlan:
 
 @noun
 class PlannedParallelism(Parallelism):
-    """Shares out embedding, layers and head over the ranks of an axis, and activations between them, by a plan."""
+    """Base class for tensor parallelism: a plan shards embedding, layers and head, and places the activations between them."""
 
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((TP,),)
     plan: tuple[LayerPlan, ...] = (LayerPlan(),)
-    """One entry a layer, 1 to 8; one before a layer outside the plan leaves its output whole, as the last does unless a head that
-    is within the plan follows."""
+    """One entry per layer, 1 to 8.
+
+    An entry before a layer that is not in the plan must replicate its output. So must the last entry, unless a head in the plan
+    follows."""
     source: Split = Split.OUTSIDE
-    """How ranks share out the embedding of tokens; of no effect on a model without tokens. Positions are whole on every rank."""
+    """How the token embedding is sharded; no effect on a model without tokens. Position embeddings are replicated."""
     source_output: ActivationSharding = ActivationSharding.WHOLE
-    """How what tokens are embedded as is left, whole or by positions; whole where the source is outside the plan."""
+    """Placement of the embedding's output: replicated or sharded by positions. It is replicated if the embedding is not in the
+    plan."""
     head: Split = Split.OUTSIDE
-    """How ranks share out the linear of the head; of no effect on a model without one."""
+    """How the head's linear is sharded; no effect on a model without a head."""
     loss_parallel: bool = False
-    """Whether each rank keeps the logits of its own classes, and the loss reduces what the softmax needs of all, as the context
-    `loss_parallel` does for DTensors; only with a head by `Split.COLUMN`."""
+    """Whether logits stay sharded by class and the loss reduces the softmax statistics over ranks, like torch's `loss_parallel`
+    context. Only with a colwise head."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -105,7 +108,7 @@ class PlannedParallelism(Parallelism):
         return dims.get(self.split_of(parameter))
 
     def split_of(self, parameter: ParameterFacts) -> Split:
-        """How ranks share out what a parameter belongs to; a parameter of the model itself is outside any plan."""
+        """How a parameter's module is sharded. Parameters that the model itself owns are never in the plan."""
         if parameter.layer is not None:
             # A plan that does not fit the model has a limit of its own.
             return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.OUTSIDE
@@ -119,26 +122,27 @@ class TensorParallel(PlannedParallelism):
     tag: ClassVar[str] = "tensor_parallel"
     traceable: ClassVar[bool] = True
     redistribute_gradients: bool = True
-    """As `SPMD.redistribute_gradients`. Parallelisms around this one put other parameters in the place of those with hooks, and
-    redistribute gradients themselves."""
+    """Whether hooks redistribute gradients, as in `SPMD.redistribute_gradients`.
+
+    Outer parallelisms replace the parameters with hooks and redistribute gradients themselves."""
 
 
 class Collectives(Choice):
-    """What moves activations between modules of plain tensors."""
+    """Collectives that move activations between plain-tensor modules."""
 
     FUNCTIONAL = "functional"
-    """torch's functional collectives, within functions that have the derivatives."""
+    """torch's functional collectives inside autograd functions."""
     TYPED = "typed"
-    """Those of the package spmd_types, as torchtitan has them."""
+    """Collectives from the package spmd_types, which torchtitan uses."""
 
 
 @noun
 class LocalTensorParallel(PlannedParallelism):
-    """Tensor parallelism on plain tensors, as Megatron and torchtitan write it.
+    """Tensor parallelism on plain tensors, as in Megatron and torchtitan.
 
-    Each rank has parts of parameters as plain tensors, and collectives with a derivative move activations between modules.
+    Each rank holds parameter shards as plain tensors. Differentiable collectives move activations between modules.
     """
 
     tag: ClassVar[str] = "local_tensor_parallel"
     collectives: Collectives = Collectives.FUNCTIONAL
-    """What moves activations; `Collectives.TYPED` needs spmd_types."""
+    """Collectives that move activations; `Collectives.TYPED` needs spmd_types."""

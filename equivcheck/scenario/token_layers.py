@@ -1,4 +1,4 @@
-"""What token models have beside linear layers: embedded tokens, attention, gated multi-layer perceptrons, a head."""
+"""Modules for token models: embedding, attention, gated MLP, head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""More than are drawn: a training that goes from 4 ranks to 7 may need a multiple of 28."""
+"""More than generated scenarios use: a training that resumes on 7 ranks after 4 may need a multiple of 28."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
@@ -20,17 +20,17 @@ MAX_DROPOUT = 0.9
 
 @noun
 class Tokens:
-    """The source of a model that is fed sequences of tokens: an embedding, whose width is the model's number of features."""
+    """Token embedding before the layers. The embedding dim is the model's `features`."""
 
     tag: ClassVar[str] = "tokens"
     vocabulary: int
-    """How many tokens there are, 2 to 64."""
+    """Vocabulary size, 2 to 64."""
     padding: int | None = None
-    """The token whose row of the embedding gets no gradient (`padding_idx`); None for no such token."""
+    """Token whose embedding gets no gradient (`padding_idx`); None for no such token."""
     learned_positions: bool = False
-    """Whether a learnt vector for each position is added."""
+    """Whether a learned position embedding is added."""
     frozen: bool = False
-    """Whether what is embedded by requires no gradient; the weight of a tied head is part of that."""
+    """Whether the embeddings have `requires_grad=False`, including the weight that a tied head shares."""
 
     def __post_init__(self) -> None:
         require_between(self, "vocabulary", 2, MAX_VOCABULARY)
@@ -38,7 +38,7 @@ class Tokens:
             raise refuse(self, "padding", f"None, or a token: 0 to {self.vocabulary - 1}")
 
     def rounded(self, multiple: int) -> Tokens:
-        """A vocabulary rounded up to a multiple; where that is too much, the multiple."""
+        """Round the vocabulary up to a multiple; if that exceeds the limit, use the multiple itself."""
         up = -(-self.vocabulary // multiple) * multiple
         vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
         return replace(self, vocabulary=vocabulary, padding=None if self.padding is None else self.padding % vocabulary)
@@ -46,14 +46,14 @@ class Tokens:
 
 @noun
 class Head:
-    """What maps the features of each position to a number for each token: ``linear(norm(x))``."""
+    """Output projection from features to vocabulary logits: ``linear(norm(x))``."""
 
     tied: bool = False
-    """Whether its weight is that of the embedding."""
+    """Whether it shares the embedding's weight."""
     bias: bool = False
     """Whether it has a bias."""
     norm: Norm | None = None
-    """What normalises its input, with learnt weights; None for nothing."""
+    """Normalization before the linear, with learned weights; None disables it."""
 
 
 @noun
@@ -63,27 +63,28 @@ class Attention(AnyLayer):
     tag: ClassVar[str] = "attention"
     needs_length: ClassVar[bool] = True
     heads: int = 1
-    """Heads of the query, 1 to 32."""
+    """Query heads, 1 to 32."""
     kv_heads: int = 1
-    """Heads of key and value, each for as many heads of the query; divides their number."""
+    """Key and value heads (grouped-query attention); must divide the number of query heads."""
     head_width: int = 2
-    """Features of a head, 1 to 8; even with rotary positions."""
+    """Features in each head, 1 to 8; even with rotary embeddings."""
     causal: bool = True
-    """Whether a position sees itself and earlier ones only."""
+    """Whether attention is causal."""
     rotary: bool = False
-    """Whether query and key are turned by their position (rotary positions)."""
+    """Whether rotary position embeddings are applied to query and key."""
     fused: bool = False
-    """Whether `scaled_dot_product_attention` computes it; else products and a softmax."""
+    """Whether to use `scaled_dot_product_attention` instead of explicit matmuls and a softmax."""
     bias: bool = False
     """Whether the four linears have a bias."""
     norm: Norm | None = None
-    """What normalises the input, with learnt weights; None for nothing."""
+    """Normalization before the linears, with learned weights; None disables it."""
     residual: bool = True
-    """Whether the layer's input is added to its output."""
+    """Whether the layer adds its input to its output."""
     dropout: float = 0.0
-    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data: the same on one device and on many."""
+    """Probability of zeroing an output element, 0 to 0.9. Masks are drawn with the data, so all ranks and the single-device run
+    agree."""
     frozen: bool = False
-    """Whether the parameters of this layer require no gradient."""
+    """Whether this layer's parameters have `requires_grad=False`."""
 
     def __post_init__(self) -> None:
         require_between(self, "heads", 1, MAX_HEADS)
@@ -96,9 +97,10 @@ class Attention(AnyLayer):
             raise refuse(self, "head_width", "an even number with rotary positions")
 
     def rounded(self, multiple: int) -> Attention:
-        """The least heads and widths of these and more whose product is a multiple; all heads apart where it must be so.
+        """Smallest number and size of heads, not below the current ones, whose product is a multiple.
 
-        Where these are too many, the least of all.
+        If none fits the limits, the smallest fitting sizes overall. Key and value heads stay grouped if their product is a
+        multiple too.
         """
         step = 1 + self.rotary
         sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]
@@ -111,29 +113,30 @@ class Attention(AnyLayer):
 
 @noun
 class GatedMLP(AnyLayer):
-    """A gated multi-layer perceptron: ``residual(dropout(down(activation(gate(norm(x))) * up(norm(x)))))``."""
+    """Gated MLP: ``residual(dropout(down(activation(gate(norm(x))) * up(norm(x)))))``."""
 
     tag: ClassVar[str] = "gated_mlp"
     hidden: int
-    """Features between, 1 to 32."""
+    """Hidden features, 1 to 32."""
     activation: Activation = Activation.SILU
-    """What follows the gate."""
+    """Activation on the gate projection."""
     bias: bool = False
     """Whether the three linears have a bias."""
     norm: Norm | None = None
-    """What normalises the input, with learnt weights; None for nothing."""
+    """Normalization before the linears, with learned weights; None disables it."""
     residual: bool = True
-    """Whether the layer's input is added to its output."""
+    """Whether the layer adds its input to its output."""
     dropout: float = 0.0
-    """Probability of zeroing an output, 0 to 0.9; the mask belongs to the data: the same on one device and on many."""
+    """Probability of zeroing an output element, 0 to 0.9. Masks are drawn with the data, so all ranks and the single-device run
+    agree."""
     frozen: bool = False
-    """Whether the parameters of this layer require no gradient."""
+    """Whether this layer's parameters have `requires_grad=False`."""
 
     def __post_init__(self) -> None:
         require_between(self, "hidden", 1, MAX_HIDDEN)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
     def rounded(self, multiple: int) -> GatedMLP:
-        """As many features between as the next multiple; where that is too many, the multiple."""
+        """Round the hidden features up to a multiple; if that exceeds the limit, use the multiple itself."""
         up = -(-self.hidden // multiple) * multiple
         return replace(self, hidden=up if up <= MAX_HIDDEN else min(multiple, MAX_HIDDEN))

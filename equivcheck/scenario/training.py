@@ -1,4 +1,4 @@
-"""What is trained; no word of ranks."""
+"""Training: model, data, optimizer and loop options, without any distribution."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MAX_STEPS = 10
 
 
 class Precision(Choice):
-    """The element type of parameters, inputs and arithmetic."""
+    """Dtype of parameters, inputs and arithmetic."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
 
 
 class ZeroGrad(Choice):
-    """What gradients are set to before a step."""
+    """Value that `zero_grad` sets gradients to: None or zero."""
 
     NONE = "none"
     ZERO = "zero"
 
 
 class Select(Choice):
-    """Which parameters a group takes."""
+    """Parameters that a group contains."""
 
     VECTORS = "vectors"
     FIRST_LAYER = "first_layer"
@@ -39,14 +39,17 @@ class Select(Choice):
 
 @noun
 class Group:
-    """A parameter group with settings of its own; a parameter goes to the first that selects it, else to the optimizer's own."""
+    """Parameter group with its own settings.
+
+    A parameter belongs to the first group that selects it, else to the default group.
+    """
 
     select: Select = Select.VECTORS
-    """Which parameters: all with one dim (biases, norms), those of layer 0, or those of layers 1, 3 ..."""
+    """Parameters in the group: all with one dim (biases, norms), those in layer 0, or those in layers 1, 3, 5 and so on."""
     lr_factor: float = 1.0
-    """Its learning rate as a multiple of the optimizer's, above 0."""
+    """Learning rate relative to the optimizer's, above 0."""
     weight_decay: float = 0.0
-    """Its weight decay, at least 0; 0 with an optimizer that has none."""
+    """Weight decay, at least 0; must be 0 if the optimizer has none."""
 
     def __post_init__(self) -> None:
         require_positive(self, "lr_factor")
@@ -55,30 +58,30 @@ class Group:
 
 @noun
 class Training:
-    """A whole training run on one device."""
+    """Complete training run on one device."""
 
     model: Model
-    """What is trained."""
+    """Model to train."""
     data: Data
-    """What one step consumes."""
+    """Batch for each step."""
     optimizer: Optimizer = SGD()
-    """What updates the parameters."""
+    """Optimizer for all parameters."""
     loss: Loss | CrossEntropy = Loss.MSE_MEAN
-    """What is minimised."""
+    """Loss to minimize."""
     groups: tuple[Group, ...] = ()
-    """Parameter groups beside the optimizer's own."""
+    """Additional parameter groups."""
     schedule: Schedule | None = None
-    """Learning-rate schedule; None for a constant rate."""
+    """Learning rate schedule; None for a constant rate."""
     clipping: Clipping | None = None
-    """Gradient clipping; None for none."""
+    """Gradient clipping; None disables it."""
     zero_grad: ZeroGrad = ZeroGrad.NONE
-    """What gradients are set to before a step."""
+    """Value that `zero_grad` sets gradients to."""
     precision: Precision = Precision.FLOAT64
-    """Element type."""
+    """Dtype of parameters, inputs and arithmetic."""
     steps: int = 1
     """Optimizer steps, 1 to 10."""
     seed: int = 0
-    """Draws initial parameters and data, 0 to 2**32 - 1."""
+    """Seed for initial parameters and data, 0 to 2**32 - 1."""
 
     def __post_init__(self) -> None:
         require_between(self, "steps", 1, MAX_STEPS)
