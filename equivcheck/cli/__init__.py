@@ -37,7 +37,6 @@ _COMMANDS = _Commands(
         "export": "findings.export",
         "dry-run": "dry_run",
         "doctor": "doctor",
-        "bench": "bench",
         "selftest": "selftest",
         "sweep": "sweep",
     }

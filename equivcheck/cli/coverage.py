@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.options import console, html_option, json_option, layouts_option, output_file, print_json, write_page
+from equivcheck.cli.options import console, json_option, layouts_option, output_file, print_json
 from equivcheck.cli.shell import ExitCode
 from equivcheck.system.output_file import replace_text
 
 if TYPE_CHECKING:
     from equivcheck.campaign.coverage.legality import Examples
-    from equivcheck.report.coverage_text import Measured
 
 
 @click.command()
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     help="Then find which other pairs are legal, by constructing scenarios, and write all to this file (minutes).",
 )
 @json_option
-@html_option
 def coverage(  # noqa: PLR0913, PLR0917 - options
     seconds: float,
     seed: int | None,
@@ -38,15 +36,14 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     programs: bool,
     legal: Path | None,
     as_json: bool,
-    html: Path | None,
 ) -> ExitCode:
     """Generate scenarios as fuzz does, without checking them, and report which pairs of features occur together.
 
     A feature is a field of a scenario with one of its values; a pair is legal if some supported scenario has both.
     """
     if programs:
-        if layouts or legal is not None or html is not None:
-            raise click.UsageError("--programs takes neither --layout, --legal nor --html; allowed: --seconds, --seed, --json.")
+        if layouts or legal is not None:
+            raise click.UsageError("--programs takes neither --layout nor --legal; allowed: --seconds, --seed, --json.")
         return _of_programs(seconds, seed, as_json=as_json)
     from equivcheck.campaign.batches import draw
     from equivcheck.campaign.coverage.legality import Examples
@@ -71,7 +68,6 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
         print_json(coverage_object(measured))
     else:
         print_coverage(console(), measured)
-    write_page(html, lambda file: _write_page(file, measured))
     return ExitCode.NOTHING_FOUND
 
 
@@ -91,12 +87,6 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
     else:
         print_program_coverage(console(), reach, found, plan.seed)
     return ExitCode.NOTHING_FOUND
-
-
-def _write_page(file: Path, measured: Measured) -> None:
-    from equivcheck.report.pages import coverage
-
-    coverage.write_page(file, measured)
 
 
 def write_legal(examples: Examples, file: Path) -> None:

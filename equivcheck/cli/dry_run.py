@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from equivcheck.cli.check import read_scenario
-from equivcheck.cli.options import console, html_option, json_option, print_json, write_page
+from equivcheck.cli.options import console, json_option, print_json
 from equivcheck.cli.shell import ExitCode
 
 
@@ -15,8 +13,7 @@ from equivcheck.cli.shell import ExitCode
 @click.argument("file", type=click.Path(path_type=str))
 @click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, by growing its outermost data axis.")
 @json_option
-@html_option
-def dry_run(file: str, ranks: int | None, as_json: bool, html: Path | None) -> ExitCode:
+def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     """Build the layout of the scenario in FILE on any number of ranks, and report shards and communication.
 
     The first and the last rank train, each without the others. Their shards are compared with computed ones, and their calls
@@ -26,7 +23,6 @@ def dry_run(file: str, ranks: int | None, as_json: bool, html: Path | None) -> E
     from equivcheck.checking.dry_run.grow import grown
     from equivcheck.checking.dry_run.run import dry_run as run
     from equivcheck.report.dry_run_text import print_dry_run
-    from equivcheck.report.pages import dry_run as page
     from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.failure import RanksFailed
 
@@ -42,5 +38,4 @@ def dry_run(file: str, ranks: int | None, as_json: bool, html: Path | None) -> E
         print_json(encode(found))
     else:
         print_dry_run(console(), found)
-    write_page(html, lambda file: page.write_page(file, found))
     return ExitCode.FINDINGS if found.problems else ExitCode.NOTHING_FOUND

@@ -107,11 +107,11 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
 
 def _write_page(file: Path, matrix: Matrix, issues: tuple[KnownIssue, ...]) -> None:
     from equivcheck.quality.versions.table import wrong_in
-    from equivcheck.report.pages import versions
+    from equivcheck.report.versions import page
     from equivcheck.scenario.file_format.codec import encode
 
     wrong = {version: list(wrong_in(found, issues)) for version, found in matrix.versions.items()}
-    versions.write_page(file, encode(matrix), issues, wrong, is_bad=matrix.is_bad(issues))
+    page.write_page(file, encode(matrix), issues, wrong, is_bad=matrix.is_bad(issues))
 
 
 def _save(matrix: Matrix, output: Path) -> None:

@@ -153,8 +153,6 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "workers": (("fuzz", "--seconds", "1", "--workers", "0"), None, "--workers"),
     "unknown finding": (("replay", "abc", "--store", "nowhere"), None, "nowhere"),
     "finding that is a missing folder": (("replay", "nowhere/abc"), None, "does not exist"),
-    "bench of nothing": (("bench", "--scenarios", "0"), None, "--scenarios"),
-    "bench of an unknown layout": (("bench", "--layout", "nope"), None, "spmd"),
 }
 
 

@@ -52,21 +52,6 @@ def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
     assert f"{NAME} had no effect in 1 example" in result.stdout
 
 
-@pytest.mark.slow
-def test_a_race_tells_when_each_mutant_is_caught() -> None:
-    """One object on stdout with the CPU seconds and checks of each campaign, one line each on stderr; without --json a table."""
-    arguments = ("--race", "1000", "--campaigns", "1", "--seed", "4", "--mutants", NAME, "--workers", "1")
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    (mutant,) = found["mutants"]
-    (campaign,) = found["campaigns"]
-    assert (mutant["name"], mutant["caught"], mutant["checks"]) == (NAME, 1, [campaign["checks"]])
-    assert 0 < mutant["mean_seconds"] == found["median_seconds"] == found["p90_seconds"] == found["total_seconds"]
-    assert "1/1 seed 4: 1 mutant caught in" in result.stderr
-    assert "CPU seconds to the first catch, of 1 mutant: median" in run(*arguments).stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -75,9 +60,6 @@ def test_a_race_tells_when_each_mutant_is_caught() -> None:
         (("--seconds-per-mutant", "0"), "--seconds-per-mutant"),
         (("--workers", "0"), "--workers"),
         (("--seed", "-1"), "--seed"),
-        (("--race", "0"), "--race"),
-        (("--race", "1", "--campaigns", "0"), "--campaigns"),
-        (("--race", "1", "--html", "page.html"), "--html"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

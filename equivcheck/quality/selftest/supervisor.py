@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from equivcheck.mutants.mutant import Mutant
-from equivcheck.quality.selftest.examine import Effort
-from equivcheck.quality.selftest.jobs import Work, run_jobs
+from equivcheck.mutants.registry import mutant
+from equivcheck.quality.selftest.examine import Effort, examine
+from equivcheck.quality.selftest.jobs import Work, run_jobs, serve
 from equivcheck.quality.selftest.row import Row, Selftest
 
 _GRACE_SECONDS = 120.0
@@ -22,7 +23,7 @@ def selftest(
     """Examine mutants; the first SIGINT or SIGTERM ends it with what is known by then, the second raises `KeyboardInterrupt`."""
     by_name = {mutant.name: mutant for mutant in mutants}
     work: Work[str, Row] = Work(
-        module="equivcheck.quality.selftest.examiner",
+        module=__name__,
         effort=effort,
         blank=lambda name: Row.of(by_name[name]),
         limit=effort.seconds + effort.shrink_seconds + _GRACE_SECONDS,
@@ -31,3 +32,8 @@ def selftest(
     return Selftest(
         rows=found.results, asked=len(mutants), seed=effort.seed, seconds=found.seconds, interrupted=found.interrupted
     )
+
+
+def main(fd: int) -> None:
+    """Serve the supervisor at the other end of `fd`; jobs are names of mutants."""
+    serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: Row.of(mutant(name)))

@@ -15,10 +15,10 @@ from equivcheck.campaign.history.standing import records
 from equivcheck.oracle.known_issues.known import issues_on_file
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame import charts
-from equivcheck.report.frame.pairs import pair_rows
 from equivcheck.report.frame.templates import rendered
 from equivcheck.report.run_page.findings import shown_findings
 from equivcheck.report.run_page.headline import facts, headline, moment, tiles
+from equivcheck.report.run_page.pairs import pair_rows
 from equivcheck.report.run_page.tables import all_layouts, layout_rows
 from equivcheck.report.standing_text import where_seen
 from equivcheck.scenario.scenario import count

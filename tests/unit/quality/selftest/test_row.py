@@ -13,8 +13,7 @@ from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.selftest.examine import Effort
 from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
-from equivcheck.report.selftest.object import selftest_object
-from equivcheck.report.selftest.text import in_a_line, print_selftest
+from equivcheck.report.selftest_text import in_a_line, print_selftest, selftest_object
 from unit.campaign import fakes
 
 SHRUNK = Shrunk(

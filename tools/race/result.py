@@ -1,4 +1,4 @@
-"""What a race says of each campaign, each mutant, and all."""
+"""Results of a race: campaigns, and the first catch of each mutant."""
 
 from __future__ import annotations
 
@@ -10,68 +10,68 @@ from equivcheck.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far each campaign of a race goes."""
+    """Length of each campaign. Raises `UsageError` if `seconds` is not above 0."""
 
     seconds: float = 300.0
-    """CPU time of each campaign, above 0, after which mutants that it has not caught count as not caught."""
+    """CPU time of each campaign. A mutant without a catch by then counts as not caught."""
     mutants: tuple[str, ...]
-    """Names of the mutants that take part."""
+    """Names of the mutants in the race."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
-            raise UsageError(f"Distance.seconds is {self.seconds}; allowed: above 0")
+            raise UsageError(f"Distance.seconds {self.seconds} is not valid. Expected a number above 0.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catch:
-    """The first catch of a mutant in a campaign."""
+    """First catch of a mutant in a campaign."""
 
     seconds: float
-    """CPU time that the campaign had spent by then, its start excepted."""
+    """CPU time of the campaign up to the catch, without its start."""
     checks: int
-    """Checks that it had made by then, the one of the catch among them."""
+    """Number of checks up to the catch, including the one that caught it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CampaignRun:
-    """One campaign with every mutant."""
+    """One campaign, checked with every mutant."""
 
     seed: int
-    """What it drew by."""
+    """Seed of the generated scenarios."""
     seconds: float = 0.0
     """CPU time that it spent."""
     checks: int = 0
-    """Checks that it made."""
+    """Number of checks."""
     catches: tuple[tuple[str, Catch], ...] = ()
-    """First catches by name of the mutant, in their order."""
+    """Mutants with their first catches, in the order of the catches."""
     broken: str = ""
-    """Why it ended early; empty if it did not."""
+    """Reason why it ended early; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """What came of all campaigns."""
+    """Results of all campaigns."""
 
     campaigns: tuple[CampaignRun, ...]
-    """By seed."""
+    """One for each seed."""
     distance: Distance
-    """How far they were to go."""
+    """Planned length of the campaigns."""
     interrupted: bool = False
-    """Whether it was stopped before the end."""
+    """Whether a signal ended the race early."""
 
     def catches(self, name: str) -> tuple[Catch, ...]:
-        """Those of one mutant."""
+        """First catches of one mutant, at most one for each campaign."""
         return tuple(catch for campaign in self.campaigns for other, catch in campaign.catches if other == name)
 
     def seconds(self, name: str) -> float:
-        """Mean CPU time to the first catch of a mutant; at least that, where a campaign has not caught it."""
+        """Mean CPU time to the first catch of a mutant. A campaign without a catch counts with all its time."""
         caught = [catch.seconds for catch in self.catches(name)]
         missed = [campaign.seconds for campaign in self.campaigns if name not in dict(campaign.catches)]
         return statistics.fmean((*caught, *missed)) if self.campaigns else 0.0
 
     @property
     def all_seconds(self) -> list[float]:
-        """Those of all mutants, the least first."""
+        """Mean CPU times of all mutants, sorted."""
         return sorted(map(self.seconds, self.distance.mutants))
 
     @property
@@ -80,13 +80,13 @@ class Race:
         return statistics.median(self.all_seconds)
 
     @property
-    def most_of_nine_in_ten(self) -> float:
+    def p90(self) -> float:
         """CPU seconds in which nine of ten mutants are caught."""
         return self.all_seconds[max(0, -(-9 * len(self.all_seconds) // 10) - 1)]
 
     @property
     def total(self) -> float:
-        """CPU seconds of all mutants together."""
+        """Sum of the mean CPU times of all mutants."""
         return sum(self.all_seconds)
 
     @property
@@ -96,5 +96,5 @@ class Race:
 
     @property
     def is_passed(self) -> bool:
-        """Whether every mutant was caught by some campaign."""
+        """Whether some campaign caught every mutant, and no campaign ended early."""
         return not self.never_caught and not any(campaign.broken for campaign in self.campaigns)

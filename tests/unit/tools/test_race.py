@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from json import loads
 
 import pytest
+from click.testing import CliRunner
 
 from equivcheck.errors import UsageError
-from equivcheck.quality.selftest.race import campaign
-from equivcheck.quality.selftest.race.campaign import run_campaign
-from equivcheck.quality.selftest.race.result import CampaignRun, Catch, Distance, Race
+from tools.race import campaign
+from tools.race.__main__ import main
+from tools.race.campaign import run_campaign
+from tools.race.result import CampaignRun, Catch, Distance, Race
 
 SOON, LATE, NEVER = "gradients_summed", "reduction_missing", "state_lost"
 
@@ -65,7 +68,7 @@ def test_a_campaign_ends_when_its_time_is_spent(num_checks: int, monkeypatch: py
 def test_a_campaign_that_does_not_catch_a_mutant_counts_with_all_it_spent() -> None:
     """The mean over campaigns, at least that of those that caught it, and what none caught is named."""
     assert [RACE.seconds(name) for name in (SOON, LATE, NEVER)] == [3.0, 55.0, 100.0]
-    assert (RACE.median, RACE.most_of_nine_in_ten, RACE.total) == (55.0, 100.0, 158.0)
+    assert (RACE.median, RACE.p90, RACE.total) == (55.0, 100.0, 158.0)
     assert RACE.never_caught == (NEVER,)
     assert not RACE.is_passed
 
@@ -79,5 +82,20 @@ def test_a_race_passes_if_every_mutant_is_caught_and_no_campaign_breaks() -> Non
 
 def test_a_distance_of_no_time_is_refused() -> None:
     """It is above 0."""
-    with pytest.raises(UsageError, match="allowed: above 0"):
+    with pytest.raises(UsageError, match=r"seconds 0\.0 is not valid"):
         Distance(seconds=0.0, mutants=(SOON,))
+
+
+@pytest.mark.slow
+def test_the_command_prints_when_each_mutant_was_caught() -> None:
+    """One object on stdout with the CPU seconds and checks of each campaign, one line each on stderr; without --json a table."""
+    arguments = ("--seconds", "1000", "--campaigns", "1", "--seed", "4", "--mutants", SOON, "--workers", "1")
+    result = CliRunner().invoke(main, [*arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    found = loads(result.stdout)
+    (mutant,) = found["mutants"]
+    (only,) = found["campaigns"]
+    assert (mutant["name"], mutant["caught"], mutant["checks"]) == (SOON, 1, [only["checks"]])
+    assert 0 < mutant["mean_seconds"] == found["median_seconds"] == found["p90_seconds"] == found["total_seconds"]
+    assert "1/1 seed 4: 1 mutant caught in" in result.stderr
+    assert "CPU seconds to the first catch of 1 mutant: median" in CliRunner().invoke(main, arguments).stdout

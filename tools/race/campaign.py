@@ -1,7 +1,7 @@
-"""One campaign as `fuzz` runs it, in which every mutant is looked for in each scenario that is checked.
+"""A campaign as `fuzz` runs it, with a search for each mutant in each checked scenario.
 
-The campaign draws, chooses and checks what it would without mutants; so one campaign tells of every mutant when it would have
-been caught, had it been the one that is in torch. What the search for mutants costs is not counted.
+The campaign draws, chooses and checks as it would without mutants. One campaign therefore tells for every mutant after how much
+CPU time it would have been caught. The search for mutants does not count.
 """
 
 from __future__ import annotations
@@ -18,22 +18,38 @@ from equivcheck.campaign.worker import Worker
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.quality.selftest.race.result import CampaignRun, Catch, Distance
-from equivcheck.quality.selftest.worker import serve
+from equivcheck.quality.selftest.jobs import Work, run_jobs, serve
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.work_clock import WorkClock
+from tools.race.result import CampaignRun, Catch, Distance, Race
 
-Tell = Callable[[CampaignRun], None]
-"""Told of a campaign as it goes on."""
+_SILENT_SECONDS = 600.0
+"""A process without a message for so long is stuck. No scenario takes as long, even with all mutants."""
+
+
+def race(
+    distance: Distance,
+    *,
+    seed: int = 0,
+    num_campaigns: int = 2,
+    num_workers: int = 1,
+    listener: Callable[[CampaignRun, int], None] = lambda _run, _count: None,
+) -> Race:
+    """Run campaigns with consecutive seeds, each in its own process. SIGINT or SIGTERM ends the race with its results so far."""
+    work: Work[int, CampaignRun] = Work(
+        module=__name__, effort=distance, blank=lambda one: CampaignRun(seed=one), limit=_SILENT_SECONDS
+    )
+    found = run_jobs(range(seed, seed + num_campaigns), work, num_workers=num_workers, listener=listener)
+    return Race(campaigns=found.results, distance=distance, interrupted=found.interrupted)
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd` until it ends: jobs are seeds."""
+    """Serve the supervisor at the other end of `fd`; jobs are seeds."""
     serve(fd, run_campaign, lambda seed: CampaignRun(seed=seed))
 
 
-def run_campaign(seed: int, distance: Distance, tell: Tell = lambda _run: None) -> CampaignRun:
-    """Check until every mutant is caught, or the CPU time is spent."""
+def run_campaign(seed: int, distance: Distance, tell: Callable[[CampaignRun], None] = lambda _run: None) -> CampaignRun:
+    """Check until every mutant is caught or the CPU time is spent; `tell` gets the campaign after each check."""
     course = _Course(CampaignRun(seed=seed), distance, tell)
     plan = Plan(seconds=distance.seconds, seed=seed, frontier=frontier_scenarios, check=course.check, shrink_seconds=0.0)
     recorder = Recorder.create()
@@ -45,44 +61,41 @@ def run_campaign(seed: int, distance: Distance, tell: Tell = lambda _run: None) 
 
 
 class _Course:
-    """Checks what the campaign chooses, looks for mutants in it, and is what the campaign reports to."""
+    """Check and supervisor of the campaign's worker: it looks for mutants after each check of the campaign."""
 
-    def __init__(self, run: CampaignRun, distance: Distance, tell: Tell) -> None:
+    def __init__(self, run: CampaignRun, distance: Distance, tell: Callable[[CampaignRun], None]) -> None:
         self.run, self._distance, self._tell = run, distance, tell
         self._left: dict[str, Mutant] = {name: mutant(name) for name in distance.mutants}
         self._clock, self._not_counted = WorkClock(), 0.0
         self.stopped = threading.Event()
 
     def send(self, _message: object) -> None:
-        """Counts and findings are of no interest here."""
+        """Ignore counts and findings."""
 
     def next(self) -> Any:
-        """What is found without a mutant is not shrunk."""
+        """Refuse to shrink."""
         return MayShrink(yes=False)
 
     def pending(self) -> list[Any]:
-        """No machine is lost."""
+        """Order nothing."""
         return []
 
     def check(self, scenario: Scenario, /, *, alter: Any = None, beyond: bool = False, **options: Any) -> CaseVerdict:
-        """The check of the campaign; after it, one for each mutant that may show here and was not caught yet."""
+        """Check a scenario, then check it once for each mutant that applies to it and is not caught yet."""
         verdict = oracle_check(scenario, alter=alter, beyond=beyond, **options)
         self._count(checks=self.run.checks + 1)
         if not beyond and verdict.outcome is not Outcome.UNSUPPORTED and not verdict.outcome.is_finding:
             clock = WorkClock()
             caught = [each for each in self._left.values() if _may_show(each, scenario) and _shows(each, scenario, options)]
             self._not_counted += clock.seconds
-            self._note(caught)
+            catch = Catch(seconds=self.run.seconds, checks=self.run.checks)
+            for each in caught:
+                del self._left[each.name]
+            self._count(catches=(*self.run.catches, *((each.name, catch) for each in caught)))
         self._tell(self.run)
         if not self._left or self.run.seconds >= self._distance.seconds:
             self.stopped.set()
         return verdict
-
-    def _note(self, caught: list[Mutant]) -> None:
-        catch = Catch(seconds=self.run.seconds, checks=self.run.checks)
-        for each in caught:
-            del self._left[each.name]
-        self._count(catches=(*self.run.catches, *((each.name, catch) for each in caught)))
 
     def _count(self, **changes: Any) -> None:
         self.run = replace(self.run, seconds=self._clock.seconds - self._not_counted, **changes)

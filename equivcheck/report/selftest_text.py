@@ -1,21 +1,25 @@
-"""A selftest, for people."""
+"""Results of a selftest, as text and as JSON values."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
+from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 
 
 def print_selftest(console: Console, found: Selftest) -> None:
     """A line for each mutant, what survived or was not reached, and the rates."""
-    for part in _parts(found):
-        console.print(part, soft_wrap=isinstance(part, Text))
+    console.print(_table(found.rows))
+    for line in (*(line for row in found.rows for line in _remarks(row)), *_totals(found)):
+        console.print(line, soft_wrap=True)
 
 
 def in_a_line(row: Row) -> str:
@@ -30,13 +34,6 @@ def in_a_line(row: Row) -> str:
     return f"{row.name}: caught in {row.caught} of {row.reachable}, {first}; shrunk to {_size(row.shrunk)}"
 
 
-def _parts(found: Selftest) -> Iterator[RenderableType]:
-    yield _table(found.rows)
-    for row in found.rows:
-        yield from _remarks(row)
-    yield from _totals(found)
-
-
 def _table(rows: tuple[Row, ...]) -> Table:
     table = Table("mutant", box=None, pad_edge=False, header_style="bold")
     for heading in ("reached", "caught", "undecided", "examples", "seconds"):
@@ -44,15 +41,14 @@ def _table(rows: tuple[Row, ...]) -> Table:
     for heading in ("shrunk to", "options", "diagnosis"):
         table.add_column(heading)
     for row in rows:
-        left = (Text("-"), "-") if row.shrunk is None else (_left(row.shrunk), "; ".join(row.shrunk.options) or "none")
+        left: tuple[Text | str, str] = "-", "-"
+        if row.shrunk is not None:
+            size = Text(_size(row.shrunk), style="" if row.shrunk.is_small else "yellow")
+            left = size, "; ".join(row.shrunk.options) or "none"
         numbers = (row.reachable, row.caught, row.undecided, row.examples or "-")
         style = "" if row.is_killed and not row.broken else "red"
         table.add_row(Text(row.name, style=style), *map(str, numbers), f"{row.seconds:.1f}", *left, _diagnosis(row))
     return table
-
-
-def _left(shrunk: Shrunk) -> Text:
-    return Text(_size(shrunk), style="" if shrunk.is_small else "yellow")
 
 
 def _size(shrunk: Shrunk) -> str:
@@ -95,3 +91,67 @@ def _totals(found: Selftest) -> Iterator[Text]:
         f"right diagnosis for {found.diagnosis_rate:.0%} of those killed; {found.num_small} shrunk to at most one rank, "
         "one layer and one step more than the known minimum"
     )
+
+
+def selftest_object(found: Selftest) -> dict[str, Any]:
+    """One object; rates are shares from 0 to 1."""
+    return {
+        "mutants": [_row_object(row) for row in found.rows],
+        "kill_rate": round(found.kill_rate, 4),
+        "reached_rate": round(found.reached_rate, 4),
+        "diagnosis_rate": round(found.diagnosis_rate, 4),
+        "caught_rate": round(found.caught_rate, 4),
+        "median_examples": found.median_examples,
+        "worst_examples": found.worst_examples,
+        "small": found.num_small,
+        "asked": found.asked,
+        "examined": len(found.rows),
+        "reached": found.num_reached,
+        "killed": found.num_killed,
+        "seed": found.seed,
+        "seconds": round(found.seconds, 3),
+        "interrupted": found.interrupted,
+    }
+
+
+def _row_object(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "family": row.family.value,
+        "drawn": row.drawn,
+        "reachable": row.reachable,
+        "caught": row.caught,
+        "undecided": row.undecided,
+        "survived": row.survived,
+        "layouts": {
+            each.name: {"reachable": each.reachable, "caught": each.caught, "undecided": each.undecided} for each in row.layouts
+        },
+        "examples": row.examples or None,
+        "seconds": round(row.seconds, 3),
+        "survivor": None if row.survivor is None else json.loads(to_json(row.survivor)),
+        "shrunk": None if row.shrunk is None else _shrunk_object(row.shrunk),
+        "diagnosis_expected": row.expected[0].value,
+        "diagnosis_accepted": [cause.value for cause in row.expected],
+        "diagnosis_given": None if row.given is None else row.given.cause.value,
+        "diagnosis_sentence": None if row.given is None else row.given.sentence,
+        "diagnosis_right": row.is_explained,
+        "broken": row.broken or None,
+    }
+
+
+def _shrunk_object(shrunk: Shrunk) -> dict[str, Any]:
+    least = shrunk.minimum
+    return {
+        "ranks": shrunk.ranks,
+        "layers": shrunk.layers,
+        "widths": list(shrunk.widths),
+        "steps": shrunk.steps,
+        "options": list(shrunk.options),
+        "outcome": shrunk.outcome.value,
+        "repr": repr(shrunk.scenario),
+        "scenario": json.loads(to_json(shrunk.scenario)),
+        "minimum": {"ranks": least.ranks, "layers": least.layers, "steps": least.steps, "because": least.because},
+        "small": shrunk.is_small,
+        "seconds": round(shrunk.seconds, 3),
+        "checks": shrunk.checks,
+    }

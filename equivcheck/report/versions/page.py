@@ -42,7 +42,7 @@ def write_page(
         "scripts": list(_scripts(versions, issues)),
         "wrong": {version: lines for version, lines in wrong.items() if lines},
     }
-    replace_text(file, rendered("pages/versions.html.jinja", **values))
+    replace_text(file, rendered("versions/versions.html.jinja", **values))
 
 
 def _outcomes(versions: Mapping[str, Any]) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""How much CPU time campaigns take to catch each mutant."""

@@ -1,1 +1,0 @@
-"""Selftests and races for people and as data."""
