@@ -169,7 +169,7 @@ def test_dtensors_cut_no_experts() -> None:
     layout = replace(
         case.layout, parallelisms=(TensorParallel(plan=plan, head=Split.COLUMN, source=Split.ROW, source_output=ROWS),)
     )
-    assert "addends of its output" in (unsupported(case.training, layout) or "")
+    assert "partial sums of its output" in (unsupported(case.training, layout) or "")
     (layer,) = repaired(case.training, layout).model.layers
     assert isinstance(layer, GatedMLP)
 

@@ -112,7 +112,7 @@ def test_uneven_features_within_equal_one_device(heads: int, groups: int, width:
     parallelism = a_plan()
     if (heads, ranks) == (3, 2):
         reason = unsupported(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
-        assert "end within one" in (reason or "")  # 3 heads of 2 features: torch.chunk makes 3 and 3 of them
+        assert "ends within a head" in (reason or "")  # 3 heads of 2 features: torch.chunk makes 3 and 3 of them
         layers = (attention, *layers[1:])
     verdict = check(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers)))
     verdict.assert_equivalent()
@@ -207,7 +207,7 @@ def test_flat_parameters_are_not_clipped_by_norm() -> None:
     """Parts and what each rank has whole lie in one of them: the limit is ours, and holds beyond those of torch as well."""
     verdict = check(a_scenario(a_plan(), FSDP1()), beyond=True)
     assert verdict.outcome is Outcome.UNSUPPORTED
-    assert "whose norms are not told apart" in verdict.reason
+    assert "does not count their norms differently" in verdict.reason
 
 
 @pytest.mark.parametrize("wrapping", Wrapping)

@@ -32,11 +32,12 @@ MODELLED: dict[type, frozenset[str]] = {
 
 UNMODELLED_EXECUTION = (
     Unmodelled(
-        reason="a step traced to one graph communicates what the graph says, not what wrappers and hooks would",
+        reason="whole_step: communication is not predicted: the graph of the step decides it, not wrappers and hooks",
         applies=lambda _training, layout: layout.execution.whole_step,
     ),
     Unmodelled(
-        reason="what is compiled may communicate in another order and in other pieces",
+        reason="torch.compile: communication is not predicted: compiled code may communicate in another order and in other "
+        "pieces",
         applies=lambda _training, layout: layout.execution.is_compiled,
     ),
 )

@@ -59,28 +59,30 @@ def _explicitly(_index: int, layer: AnyLayer) -> AnyLayer:
 
 
 NO_FUSED_ATTENTION_OF_NO_HEADS = Limit(
-    reason="fused attention on CPU: of a rank without heads it divides by zero, which ends the process (SIGFPE)",
+    reason="fused attention on CPU: a rank without heads is not supported: the kernel divides by zero, which ends the process "
+    "(SIGFPE)",
     applies=_leaves_no_head,
     repair=lambda training, _layout: each_layer(training, _explicitly),
     torch="<2.12",
 )
 
 NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
-    reason="a graph: it holds no shapes that depend on values, as of the positions that have chosen an expert",
+    reason="torch.compile or whole_step: shapes that depend on values, such as the number of positions routed to an expert, "
+    "are not supported: a graph cannot hold them",
     applies=_has_shapes_of_values,
     repair=lambda training, _layout: each_layer(training, _with_known_shapes),
 )
 
 NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
-    reason="a router under a layout that rounds to other element types: scores are often equal then but for how something was "
-    "rounded, and whether ranks choose the experts of one device is chance",
+    reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "
+    "equal, so it is chance whether ranks choose the same experts as the single-device run",
     applies=_rounds_choices,
     repair=lambda training, _layout: without_routing(training),
 )
 
 NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(
-    reason="compiled autograd over a layer of experts that is recomputed: its graph breaks at each of them, and what comes after "
-    "a break is compiled as one: half a minute for two experts, two for four, and no end for eight",
+    reason="compiled autograd: recomputing a layer of experts is not supported: each expert breaks the graph; compiling takes "
+    "0.5 min with two experts, 2 min with four, and does not finish with eight",
     applies=_compiles_recomputed_routes,
     repair=_without_recomputed_routes,
 )

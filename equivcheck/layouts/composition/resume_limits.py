@@ -85,30 +85,32 @@ def _in_one_precision(layout: Layout) -> Layout:
 
 CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
-        reason="checkpoint: the reference rounds as one layout does, and cannot change that in the middle",
+        reason="checkpoint: a layout that rounds to other element types is not supported: the single-device run rounds like "
+        "one layout, and cannot change that at the checkpoint",
         applies=rounds,
         repair=_in_one_precision,
     ),
     LayoutLimit(
-        reason="checkpoint: ZeroRedundancyOptimizer has a state_dict only on ranks that it was consolidated to, and "
-        "torch.distributed.checkpoint asks every rank",
+        reason="checkpoint: ZeroRedundancyOptimizer is not supported: torch.distributed.checkpoint asks every rank for its "
+        "state_dict, but only ranks that the state was consolidated to have one",
         applies=_shares_updates,
         repair=lambda layout: with_options(layout, DDP, zero_redundancy=False, parameters_as_bucket_view=False),
     ),
     LayoutLimit(
-        reason="checkpoint: FullyShardedDataParallel.optim_state_dict, on replicas of a single shard, broadcasts from rank 0 in "
-        "groups that are without it",
+        reason="checkpoint: FullyShardedDataParallel with replicas of a single shard is not supported: optim_state_dict "
+        "broadcasts from rank 0 in groups that do not contain it",
         applies=_has_replicas_of_one_shard,
         repair=_on_dtensors,
     ),
     LayoutLimit(
-        reason="checkpoint: over tensor parallelism, or experts that are DTensors, DistributedDataParallel, replicate and "
-        "FullyShardedDataParallel train local tensors, and torch.distributed.checkpoint does not know where they lie",
+        reason="checkpoint: DistributedDataParallel, replicate or FullyShardedDataParallel over tensor parallelism or DTensor "
+        "experts is not supported: they train local tensors, and torch.distributed.checkpoint does not know their placements",
         applies=_is_localized,
         repair=_on_dtensors,
     ),
     LayoutLimit(
-        reason="checkpoint: torch.distributed.checkpoint takes plain tensors for whole ones, of which every rank has the same",
+        reason="checkpoint: plain tensors that hold a rank's part, from local_tensor_parallel or expert parallelism, are not "
+        "supported: torch.distributed.checkpoint takes plain tensors for full ones that are the same on every rank",
         applies=lambda layout: (
             layout.has(LocalTensorParallel) or (layout.has(ExpertParallel) and not has_dtensor_experts(layout))
         ),
@@ -129,47 +131,50 @@ def _drops_gradients(training: Training, layout: Layout) -> bool:
 
 CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
-        reason="checkpoint: an optimizer makes state for every trained parameter before state is loaded into it, and a "
-        "checkpoint has none for one that took no part",
+        reason="checkpoint: a trained parameter that takes no part in a step is not supported: the optimizer creates state for "
+        "it before it loads, and the checkpoint has none",
         applies=lambda training, _layout: may_skip_parameters(training),
         repair=lambda training, _layout: without_auxiliary(training),
     ),
     Limit(
-        reason="checkpoint: zero-bubble schedules give no gradient to a stage behind frozen layers, so that a checkpoint has no "
-        "state for its parameters, and an optimizer asks for it",
+        reason="checkpoint: a zero-bubble schedule with a stage behind frozen layers is not supported: the stage gets no "
+        "gradients, so the checkpoint lacks state that its optimizer asks for",
         applies=_drops_gradients,
         repair=lambda training, _layout: without_frozen(training),
         torch=">=2.13",
     ),
     Limit(
-        reason="checkpoint: state of frozen parameters, which Adagrad makes when it is built, is neither asked for nor kept",
+        reason="checkpoint: Adagrad with frozen parameters is not supported: Adagrad creates state for them when it is built, "
+        "which is neither saved nor loaded",
         applies=lambda training, _layout: training.optimizer.keeps_state_of_frozen and has_frozen(training.model),
         repair=lambda training, _layout: without_frozen(training),
     ),
     Limit(
-        reason="checkpoint: SequenceParallel makes frozen norms trainable, so that one layout has optimizer state for them and "
-        "the other none",
+        reason="checkpoint: SequenceParallel with frozen norms is not supported: it makes them trainable, so one layout has "
+        "optimizer state for them and the other has none",
         applies=lambda training, layout: bool(unfrozen_norms(training.model, layout)),
         repair=lambda training, _layout: each_layer(
             training, lambda _index, layer: layer.having(norm=None) if layer.frozen else layer
         ),
     ),
     Limit(
-        reason="checkpoint: parallelize_module makes frozen parameters trainable, so that one layout has optimizer state for "
-        "them and the other none",
+        reason="checkpoint: parallelize_module with frozen parameters is not supported: it makes them trainable, so one layout "
+        "has optimizer state for them and the other has none",
         applies=lambda training, layout: bool(frozen_splits(training.model, layout)),
         repair=lambda training, _layout: without_frozen(training),
         torch=UNFREEZES,
     ),
     Limit(
-        reason="checkpoint: SGD's momentum begins as a copy of the gradient, and is not saved where that is left pending a sum "
-        "('Any checkpointing related operations are not supported for DTensor with partial placements!')",
+        reason="checkpoint: SGD with momentum and partial gradients is not supported: momentum begins as a copy of the "
+        "gradient, and a partial tensor is not saved ('Any checkpointing related operations are not supported for DTensor with "
+        "partial placements!')",
         applies=lambda training, layout: _keeps_momentum(training) and not layout.redistributes_gradients,
         repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
         torch="!=2.12.*,!=2.13.*",  # these two redistribute a gradient that is copied
     ),
     Limit(
-        reason="checkpoint: Optimizer.load_state_dict casts to the parameter's element type what ASGD and NAdam count in float32",
+        reason="checkpoint: ASGD or NAdam in a precision other than float32 is not supported: they count in float32, and "
+        "Optimizer.load_state_dict casts the counts to the parameter's element type",
         applies=lambda training, _layout: training.optimizer.counts_in_float32 and training.precision is not Precision.FLOAT32,
         repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     ),
@@ -190,6 +195,10 @@ def wrong_flattening(scenario: Scenario) -> str | None:
         return None
     if scenario.resume.flatten_optimizer_state_dict:
         return (
-            "checkpoint: FullyShardedDataParallel without use_orig_params takes no flattened state of optimizers that have none"
+            "checkpoint: flattened optimizer state with FullyShardedDataParallel(use_orig_params=False) is not supported: it "
+            "cannot load flattened state of an optimizer that keeps none"
         )
-    return "checkpoint: stages of a pipeline have parameter groups of their own under one name unless their state is flattened"
+    return (
+        "checkpoint: nested optimizer state with pipeline stages is not supported: stages have different parameter groups under "
+        "the same name; flatten the state"
+    )

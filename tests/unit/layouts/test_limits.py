@@ -153,7 +153,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (UNUSED, DDP(), "find_unused_parameters"),
         (CHANGING, DDP(), "find_unused_parameters"),
         (CHANGING, DDP(static_graph=True), "static_graph promises"),
-        (PLAIN, DDP(autocast=LowPrecision.BFLOAT16), "leaves float64 alone"),
+        (PLAIN, DDP(autocast=LowPrecision.BFLOAT16), "does not cast float64"),
         (CLIPPED, FSDP1(), "refuses float64"),
         (SHARED, PER_LAYER_1, "share a weight"),
         (FROZEN, FLAT, "both frozen and trained"),
@@ -170,33 +170,33 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (RPROP, WHOLE_PLAN, "Rprop"),
         (PLAIN, TensorParallel(), "one entry for each layer"),
         (SHARED, WHOLE_PLAN, "unties shared weights"),
-        (with_layer(norm=Norm.RMS), FEATURES_PLAN, "a norm needs all features"),
-        (with_layer(residual=True), FEATURES_PLAN, "a residual adds"),
+        (with_layer(norm=Norm.RMS), FEATURES_PLAN, "needs all features of a row"),
+        (with_layer(residual=True), FEATURES_PLAN, "a residual around"),
         (with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "counts features"),
-        (with_layer(index=0, width=3), FEATURES_PLAN, "features cut between layers"),
-        (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows cut between layers"),
+        (with_layer(index=0, width=3), FEATURES_PLAN, "features that are sharded between layers"),
+        (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows, or positions of sequences"),
         (_with_layers(1), Pipeline(), "at least one layer"),
         (_with_layers(2), Pipeline(boundaries=(2,)), "at least one layer"),
         (SHARED_FAR, replace(SCALED, schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2), "of two stages of one rank"),
         (replace(PLAIN, data=Data(microbatches=(4, 3))), Pipeline(num_chunks=2), "a multiple of the chunks"),
         (replace(PLAIN, data=Data(microbatches=(4,), batch_dim=1)), Pipeline(), "along dim 0"),
         (replace(PLAIN, model=replace(PLAIN.model, counter=True)), Pipeline(), "counts forward passes"),
-        (replace(PLAIN, data=Data(microbatches=(4, 4))), SCALED, "what earlier ones have accumulated"),
-        (replace(PLAIN, loss=Loss.MSE_SUM), SCALED, "wrong for a sum loss"),
-        (replace(PLAIN, loss=Loss.LINEAR_SUM), SCALED, "wrong for a sum loss"),
+        (replace(PLAIN, data=Data(microbatches=(4, 4))), SCALED, "gradients accumulated before"),
+        (replace(PLAIN, loss=Loss.MSE_SUM), SCALED, "a sum loss"),
+        (replace(PLAIN, loss=Loss.LINEAR_SUM), SCALED, "a sum loss"),
         (ADAFACTOR, FSDP1(), "lost the shapes"),
         (ADAFACTOR, FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False), "lost the shapes"),
-        (ADAFACTOR, FSDP2(), "Adafactor squares norms in place"),
-        (ADAFACTOR, FULLY_SHARD, "Adafactor squares norms in place"),
-        (ADAFACTOR, FEATURES_PLAN, "Adafactor squares norms in place"),
+        (ADAFACTOR, FSDP2(), "Adafactor on sharded parameters"),
+        (ADAFACTOR, FULLY_SHARD, "Adafactor on sharded parameters"),
+        (ADAFACTOR, FEATURES_PLAN, "Adafactor on sharded parameters"),
         (MUON, FSDP1(), "lost the shapes"),
         (SCALED_OUTPUTS, FSDP1(), "FSDP doesn't support scalar parameters"),
         (SCALED_OUTPUTS, FSDP1(strategy=ShardingStrategy.NO_SHARD), "FSDP doesn't support scalar parameters"),
         (SCALED_OUTPUTS, FSDP2(), "fully_shard doesn't support scalar parameters"),
-        (SCALED_OUTPUTS, REPLICATED, "replicate_with_fsdp: a parameter of shape []"),
-        (SHORT_MUON, FSDP2(), "keeps no cut through Muon's products"),
-        (SHORT_MUON, FULLY_SHARD, "keeps no cut through Muon's products"),
-        (SHORT_MUON, ROW_PLAN, "keeps no cut through Muon's products"),
+        (SCALED_OUTPUTS, REPLICATED, "replicate_with_fsdp: a scalar parameter"),
+        (SHORT_MUON, FSDP2(), "Muon on a dim that is shorter"),
+        (SHORT_MUON, FULLY_SHARD, "Muon on a dim that is shorter"),
+        (SHORT_MUON, ROW_PLAN, "Muon on a dim that is shorter"),
     ],
 )
 @pytest.mark.usefixtures("of_torch_213")
@@ -212,7 +212,7 @@ def test_one_feature_of_one_position_is_not_cut(hidden: int, length: int, is_lim
     """Over one rank as over more: DTensor takes the dim of features for that of positions."""
     training = replace(PLAIN, model=Model(features=4, length=length, layers=(GatedMLP(hidden=hidden),)))
     layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), size=1)
-    assert ("where one of one is cut" in (unsupported(training, layout) or "")) == is_limit
+    assert ("below 2 with one position" in (unsupported(training, layout) or "")) == is_limit
     assert unsupported(repaired(training, layout), layout) is None
 
 
@@ -233,7 +233,7 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
     ("training", "layout", "reason"),
     [
         (replace(PLAIN, data=Data(microbatches=(3,))), _over_tp(FSDP2(), WHOLE_PLAN), "split evenly"),
-        (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows cut between layers"),
+        (replace(PLAIN, data=Data(microbatches=(2,))), _over_tp(DDP(), ROWS_PLAN), "rows, or positions of sequences"),
         (with_layer(auxiliary=AuxiliaryLinear.NEVER, frozen=True), _over_tp(DDP(), WHOLE_PLAN), "find_unused_parameters"),
         (
             with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True),
@@ -299,7 +299,7 @@ def test_options_that_do_not_go_together_have_a_reason(
 ) -> None:
     """A layout beyond a limit supports no training, and its repair changes that option alone."""
     layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
-    assert ("over tensor parallelism: with use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
+    assert ("over tensor parallelism: use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
     assert repaired_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
     assert unsupported(PLAIN, repaired_layout(layout)) is None
 
@@ -369,7 +369,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     """Ranks round their parts of a sum, so the layout is beyond its limits until the option is off."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
-    assert "rounds its part of a sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
+    assert "rounds its partial sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
     assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
@@ -413,7 +413,7 @@ def test_a_compiled_model_keeps_its_precision() -> None:
     """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)
     layout = replace(layout_of(FSDP2(mixed_precision=BF16)), execution=compiled)
-    assert "need not round where" in (unsupported(PLAIN, layout) or "")
+    assert "may round at other places" in (unsupported(PLAIN, layout) or "")
     assert repaired_layout(layout) == replace(layout_of(FSDP2()), execution=compiled)
     assert unsupported(PLAIN, replace(layout_of(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
@@ -428,7 +428,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("width", "outer", "reason"),
-    [(4, DDP(), "no whole"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "keeps no cut")],
+    [(4, DDP(), "never sees a full one"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "Muon on a dim")],
 )
 def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
     """Muon goes with FSDP2 over tensor parallelism where each rank has a part, and not with what trains local tensors."""
@@ -477,7 +477,7 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
 def test_hooks_are_in_no_graph() -> None:
     """A step is traced only where operations do everything."""
     layout = replace(layout_of(FSDP2()), execution=TRACED)
-    assert "no graph holds" in (unsupported(PLAIN, layout) or "")
+    assert "parallelisms with hooks" in (unsupported(PLAIN, layout) or "")
     assert repaired_layout(layout) == layout_of(FSDP2())
     assert repaired_layout(replace(layout_of(SPMD()), execution=TRACED)).execution == TRACED
 

@@ -102,7 +102,7 @@ FULLY_SHARDED = layout_of(SPMD(distribution=Distribution.FULLY_SHARD))
 NORMED = replace(with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
 
 
-@pytest.mark.parametrize(("installed", "reason"), [("2.9.1", "rms_norm of features"), ("2.10.0", None)])
+@pytest.mark.parametrize(("installed", "reason"), [("2.9.1", "rms_norm of sharded features"), ("2.10.0", None)])
 def test_cut_features_are_not_normalised(installed: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))

@@ -138,7 +138,7 @@ def test_the_rest_is_right_and_redistributing_makes_no_difference(parallelism: T
 
     for verdict in verdicts:
         verdict.assert_no_finding()
-    assert ("pending a sum" in verdicts[0].unmodelled) == (parallelism not in (BY_COLUMNS, SHARDED))
+    assert ("partial gradients" in verdicts[0].unmodelled) == (parallelism not in (BY_COLUMNS, SHARDED))
     assert (verdicts[1].unmodelled == "") == (parallelism != SHARDED)
 
 

@@ -106,9 +106,9 @@ def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
 @pytest.mark.parametrize(
     ("training", "reason"),
     [
-        (replace(PLAIN, model=with_last_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)), "took no part"),
+        (replace(PLAIN, model=with_last_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)), "takes no part"),
         (replace(PLAIN, optimizer=ASGD()), "count in float32"),
-        (replace(FROZEN, optimizer=Adagrad()), "Adagrad makes"),
+        (replace(FROZEN, optimizer=Adagrad()), "Adagrad with frozen"),
         (replace(FROZEN, model=with_last_layer(frozen=True, norm=Norm.RMS)), "SequenceParallel"),
     ],
 )

@@ -66,18 +66,30 @@ def test_a_decoder_is_shared_out_whole() -> None:
 
 
 LIMITS = [
-    (with_layers(Attention(heads=2, kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "as heads of key and value"),
+    (with_layers(Attention(heads=2, kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "heads of key and value"),
     (with_layers(Attention(heads=2, kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
     (with_layers(Attention(heads=8, kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
-    (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "as its kind says that it can be"),
-    (DECODER, over(2, TensorParallel(plan=(LayerPlan(split=Split.COLUMN), WITHIN))), "as its kind says that it can be"),
-    (replace(DECODER, source=Tokens(vocabulary=5)), over(4, replace(BY_ALL, plan=(LayerPlan(),) * 2)), "cannot look any up"),
+    (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "split that the layer's kind does not declare"),
+    (
+        DECODER,
+        over(2, TensorParallel(plan=(LayerPlan(split=Split.COLUMN), WITHIN))),
+        "split that the layer's kind does not declare",
+    ),
+    (
+        replace(DECODER, source=Tokens(vocabulary=5)),
+        over(4, replace(BY_ALL, plan=(LayerPlan(),) * 2)),
+        "that rank cannot look anything up",
+    ),
     (replace(DECODER, head=Head(tied=True)), over(2, replace(BY_ALL, head=Split.ROW)), "tied to the embedding"),
     (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, DDP()), "unties them"),
     (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, FSDP1(use_orig_params=False)), "unties them"),
-    (replace(DECODER, length=3), over(2, BY_POSITIONS), "or positions where rows are sequences"),
+    (replace(DECODER, length=3), over(2, BY_POSITIONS), "positions of sequences"),
     (replace(DECODER, features=1), over(2, TensorParallel(plan=(WITHIN, WITHIN), source=Split.COLUMN)), "as one dim"),
-    (replace(DECODER, head=None), over(2, replace(BY_ALL, plan=(WITHIN, LayerPlan(output=ROWS)))), "needs a head after it"),
+    (
+        replace(DECODER, head=None),
+        over(2, replace(BY_ALL, plan=(WITHIN, LayerPlan(output=ROWS)))),
+        "not supported without a head",
+    ),
 ]
 
 

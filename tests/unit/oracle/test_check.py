@@ -114,7 +114,7 @@ def test_what_a_layout_cannot_run_is_unsupported() -> None:
     verdict = check(odd)
 
     assert verdict.outcome is Outcome.UNSUPPORTED
-    assert "rows are a multiple of the data-parallel ranks" in verdict.reason
+    assert "rows are not a multiple of the data-parallel ranks" in verdict.reason
 
 
 def test_a_reference_in_doubt_is_inconclusive() -> None:

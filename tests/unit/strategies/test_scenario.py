@@ -188,7 +188,7 @@ PLAN_FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "row plan": (0.1, has_plan(lambda entry: entry.split is Split.ROW)),
     "sequence parallel": (0.05, has_plan(lambda entry: entry.output is ActivationSharding.ROWS)),
     "outside the plan": (0.1, has_plan(lambda entry: entry.split is Split.OUTSIDE)),
-    "features cut": (0.02, has_plan(lambda entry: entry.output is ActivationSharding.FEATURES)),
+    "features that are sharded": (0.02, has_plan(lambda entry: entry.output is ActivationSharding.FEATURES)),
 }
 
 

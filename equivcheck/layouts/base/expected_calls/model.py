@@ -43,12 +43,12 @@ class CommunicationModel:
     """Whether it sends what others have cut, so that ranks along all axes may communicate differently."""
 
 
-UNSAID = Unmodelled(reason="this parallelism does not say what it communicates", applies=lambda _training, _layout: True)
+UNSAID = Unmodelled(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
 """For those that say nothing."""
 
 MIXED_ELEMENTS = Unmodelled(
-    reason="of DTensors, what an optimizer communicates that is not elementwise is left to propagation",
+    reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )
 """For those whose parameters are DTensors."""

@@ -21,7 +21,8 @@ from equivcheck.scenario import (
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 EVEN_ROWS = Limit(
-    reason="data parallelism: a microbatch can be split evenly only if its rows are a multiple of the data-parallel ranks",
+    reason="data parallelism: a microbatch whose rows are not a multiple of the data-parallel ranks is not supported: it "
+    "cannot be split evenly",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, layout.num_data_ranks),
     repair=lambda training, layout: with_rows(training, layout.num_data_ranks),
 )
@@ -43,8 +44,8 @@ def _without_casts(layout: Layout) -> Layout:
 
 
 WHOLE_SUMS = LayoutLimit(
-    reason="lower precision over tensor, context or expert parallelism: each rank rounds its part of a sum, which no single "
-    "device has",
+    reason="lower precision: mixed_precision, autocast or compression over tensor, context or expert parallelism is not "
+    "supported: each rank rounds its partial sum, which the single-device run does not have",
     applies=lambda layout: (
         (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
     ),
@@ -52,7 +53,8 @@ WHOLE_SUMS = LayoutLimit(
 )
 
 EAGER_ROUNDING = LayoutLimit(
-    reason="lower precision with torch.compile: a compiled graph need not round where an eager model does",
+    reason="torch.compile: mixed_precision or autocast is not supported: a compiled graph may round at other places than the "
+    "eager model",
     applies=lambda layout: layout.execution.is_compiled and _casts(layout),
     repair=_without_casts,
 )
@@ -78,14 +80,15 @@ def _has_small_buckets(layout: Layout) -> bool:
 
 
 NO_SMALL_BUCKETS = LayoutLimit(
-    reason="torch.compile of DistributedDataParallel: no bucket may be smaller than 1 MiB ('First bucket should be ...')",
+    reason="torch.compile of DistributedDataParallel: a bucket below 1 MiB is not supported: DDPOptimizer expects a first "
+    "bucket of 1 MiB ('First bucket should be ...')",
     applies=_has_small_buckets,
     repair=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
 )
 
 LOCAL_TENSORS_BY_LAYER = LayoutLimit(
-    reason="DistributedDataParallel over tensor parallelism: compiled as a whole, its swapping of DTensors and local tensors "
-    "makes a parameter that backward goes through twice; compile each layer",
+    reason="DistributedDataParallel over tensor parallelism: compiling the whole model is not supported: DDP swaps DTensors "
+    "and local tensors, so that backward goes through a parameter twice; compile each layer",
     applies=lambda layout: (
         _reduces_by_ddp(layout)
         and layout.has(TensorParallel)
@@ -97,7 +100,8 @@ LOCAL_TENSORS_BY_LAYER = LayoutLimit(
 
 LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
     # https://github.com/pytorch/pytorch/issues/127797
-    reason="DistributedDataParallel over tensor parallelism: compiled autograd cannot trace the backward of its DTensors",
+    reason="DistributedDataParallel over tensor parallelism: compiled autograd is not supported: it cannot trace the backward "
+    "of the DTensors",
     applies=lambda layout: _reduces_by_ddp(layout) and layout.has(TensorParallel) and layout.execution.compiled_autograd,
     repair=lambda layout: with_execution(layout, compiled_autograd=False),
 )
@@ -108,7 +112,7 @@ COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_
 
 FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
     # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
-    reason="FSDP: compiled autograd does not see its hooks, and gradients stay away",
+    reason="FSDP: compiled autograd is not supported: it does not run FSDP's hooks, so gradients are missing",
     applies=lambda layout: layout.execution.compiled_autograd,
     repair=lambda layout: with_execution(layout, compiled_autograd=False),
 )

@@ -28,7 +28,8 @@ def has_compiler() -> bool:
 
 
 NO_COMPILER = LayoutLimit(
-    reason="torch.compile with backend inductor: there is no C++ compiler here, neither that of CXX nor the system's",
+    reason="torch.compile with backend inductor: a machine without a C++ compiler is not supported: neither CXX nor the system "
+    "names one",
     applies=lambda layout: layout.execution.compile is Compile.INDUCTOR and not has_compiler(),
     repair=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
 )
@@ -54,20 +55,22 @@ def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
 
 
 STEPS_OF_OPERATIONS = LayoutLimit(
-    reason="a step as one graph: what hooks do outside of operations, as those of DDP and FSDP, no graph holds",
+    reason="whole_step: parallelisms with hooks, such as DDP and FSDP, are not supported: a graph of the step has only "
+    "operations, not what hooks do beside them",
     applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
     repair=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
 )
 
 NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
-    reason="a step as one graph: activation checkpointing runs a layer again on what it kept, which tracing takes for foreign",
+    reason="whole_step: activation checkpointing is not supported: it runs a layer again on saved tensors that the tracer does "
+    "not know",
     applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Recompute.NONE,
     repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
 )
 
 NO_COUNTS_IN_GRAPHS = Limit(
-    reason="a step as one graph: the optimizer reads its step count as a number, which a graph does not hold (`capturable` "
-    "computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not",
+    reason="whole_step: an optimizer that reads its step count as a number is not supported: a graph cannot hold the number "
+    "(`capturable` computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not read it",
     applies=_counts_in_python,
     repair=_with_graph_optimizer,
 )

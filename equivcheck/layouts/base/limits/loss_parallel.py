@@ -29,20 +29,20 @@ def _squares_sums(training: Training, _layout: Layout) -> bool:
 
 
 ENDS_IN_HEAD = Limit(
-    reason="loss_parallel: logits are those of a head, which the model lacks",
+    reason="loss_parallel: a model without a head is not supported: it has no logits to shard",
     applies=_where(lambda training, _layout: training.model.head is None),
     repair=lambda training, _layout: with_head(training),
 )
 
 CROSS_ENTROPY_ALONE = Limit(
-    reason="loss_parallel: it computes the cross-entropy of labels, and no other loss",
+    reason="loss_parallel: a loss other than the cross-entropy of labels is not supported: loss_parallel computes no other",
     applies=_where(lambda training, _layout: not isinstance(training.loss, CrossEntropy)),
     repair=lambda training, _layout: of_labels(training),
 )
 
 EVERY_RANK_HAS_CLASSES = Limit(
-    reason="loss_parallel: a rank that holds no class leaves out the maximum over ranks, in which the others wait for it, and "
-    "cannot look for a label ('index 0 is out of bounds for dimension 1 with size 0')",
+    reason="loss_parallel: a rank that holds no class is not supported: it leaves out the maximum over ranks, in which the "
+    "others wait for it, and cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
     applies=_where(_lacks_classes),
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
@@ -50,7 +50,7 @@ EVERY_RANK_HAS_CLASSES = Limit(
 )
 
 NO_SMOOTHING = Limit(
-    reason="loss_parallel: it does not support label_smoothing, as its documentation says: a sum over classes that is pending is "
+    reason="loss_parallel: label_smoothing is not supported: torch documents this limit; a partial sum over classes would be "
     "masked in place, which DTensor refuses",
     applies=_where(_smooths),
     repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
@@ -59,7 +59,7 @@ NO_SMOOTHING = Limit(
 )
 
 NO_Z_LOSS = Limit(
-    reason="loss_parallel: DTensor has no rule for logsumexp, of which a z-loss is the square",
+    reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",
     applies=_where(_squares_sums),
     repair=lambda training, _layout: with_loss(training, z_loss=0.0),
     upstream=True,
@@ -67,8 +67,8 @@ NO_Z_LOSS = Limit(
 )
 
 NO_SCALE_OF_LOGITS = Limit(
-    reason="loss_parallel: logits are DTensors, beside which a scale of shape [] counts as whole on every rank, and its gradient "
-    "comes out as a DTensor that is pending a sum, which optimizers do not take for a plain parameter",
+    reason="loss_parallel: a scalar scale of the logits is not supported: next to DTensor logits it counts as replicated, and "
+    "its gradient is a partial DTensor, which optimizers do not accept for a plain parameter",
     applies=_where(lambda training, _layout: training.model.scale),
     repair=lambda training, _layout: without_scale(training),
 )
@@ -81,8 +81,8 @@ def _compiles_for_any_rows(training: Training, layout: Layout) -> bool:
 
 
 EQUAL_ROWS_IN_GRAPHS = Limit(
-    reason="loss_parallel: compiled autograd does not trace the backward of logits whose rows are symbols, as those of unequal "
-    "microbatches are where a model is compiled as a whole ('SymInt ... is not tracked with proxy')",
+    reason="loss_parallel: unequal microbatches with compiled autograd are not supported if the model is compiled as a whole: "
+    "the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked with proxy')",
     applies=_where(_compiles_for_any_rows),
     repair=lambda training, _layout: with_equal_rows(training),
     upstream=True,

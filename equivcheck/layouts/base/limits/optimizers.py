@@ -41,15 +41,16 @@ def _is_adafactor_of_lists(training: Training, layout: Layout) -> bool:
 
 DTENSOR_OPTIMIZERS = (
     Limit(
-        reason="DTensor: no sharding strategy is registered for aten._fused_sgd_ and aten._fused_adagrad_, and none that works "
-        "in place for aten.index_put_ and aten._foreach_copy_, of which Rprop needs one",
+        reason="DTensor: fused SGD, fused Adagrad and Rprop are not supported: no sharding strategy is registered for "
+        "aten._fused_sgd_ and aten._fused_adagrad_, and none that works in place for aten.index_put_ and aten._foreach_copy_, "
+        "one of which Rprop needs",
         applies=_lacks_strategy,
         repair=_with_strategy,
         upstream=True,
     ),
     Limit(
-        reason="DTensor: no sharding strategy is registered for aten._foreach_lerp_.ScalarList, which Adafactor calls in its "
-        "implementation foreach",
+        reason="DTensor: foreach Adafactor is not supported: no sharding strategy is registered for "
+        "aten._foreach_lerp_.ScalarList",
         applies=_is_adafactor_of_lists,
         repair=with_loop,
         upstream=True,
@@ -94,22 +95,23 @@ def _sees_local_parts(training: Training, layout: Layout) -> bool:
 
 WHOLE_PARAMETERS = (
     Limit(
-        reason="DTensor: Adafactor squares norms in place, which is refused while they are pending a sum over shards; of sharded "
-        "vectors it takes the norm of the local shard alone, as DTensor.item() does not reduce (pytorch#144054)",
+        reason="DTensor: Adafactor on sharded parameters is not supported: it squares norms in place, which DTensor refuses "
+        "while they are partial over shards; for sharded vectors it takes the norm of the local shard only, because "
+        "DTensor.item() does not reduce (pytorch#144054)",
         applies=is_adafactor_of_cuts,
         repair=elementwise,
         upstream=True,
     ),
     Limit(
-        reason="DTensor: a dim cut over more ranks than it is long keeps no cut through Muon's products, which is refused in "
-        "place",
+        reason="DTensor: Muon on a dim that is shorter than the number of ranks it is sharded over is not supported: its "
+        "matrix products lose that sharding, and DTensor refuses to change placements in place",
         applies=_is_muon_of_short_dims,
         repair=elementwise,
         upstream=True,
     ),
     Limit(
-        reason="data parallelism over tensor parallelism: what tensor parallelism cuts is trained as plain local tensors, of "
-        "which an optimizer that is not elementwise sees no whole",
+        reason="data parallelism over tensor parallelism: an optimizer that is not elementwise is not supported: sharded "
+        "parameters are trained as plain local tensors, so it never sees a full one",
         applies=_sees_local_parts,
         repair=elementwise,
     ),

@@ -42,14 +42,15 @@ def limit_of(rule: PlanRule) -> Limit:
 
 
 ONE_ENTRY_A_LAYER = Limit(
-    reason="tensor parallelism: the plan must have one entry for each layer of the model",
+    reason="tensor parallelism: a plan without exactly one entry for each layer of the model is not supported: it does not say "
+    "how to split every layer",
     applies=lambda training, layout: not fits(training.model, parallelism_of(layout, PlannedParallelism).plan),
     repair=lambda training, layout: fitted(training, parallelism_of(layout, PlannedParallelism).plan),
 )
 
 APPLIED_FIRST = LayoutLimit(
-    reason="tensor parallelism is applied to modules that nothing has wrapped or sharded yet: it comes first in a layout's "
-    "parallelisms, the innermost",
+    reason="tensor parallelism: a parallelism before it in the layout is not supported: it is applied to modules that nothing "
+    "has wrapped or sharded yet, so it comes first, as the innermost",
     applies=lambda layout: not isinstance(layout.parallelisms[0], PlannedParallelism),
     repair=lambda layout: replace(layout, parallelisms=(*layout.of(PlannedParallelism), *_others(layout))),
 )
@@ -65,7 +66,8 @@ def _unties(training: Training, layout: Layout) -> bool:
 
 
 ENDS_WHOLE = Limit(
-    reason="tensor parallelism: what leaves a model is whole, so that a plan that ends by rows needs a head after it",
+    reason="tensor parallelism: a plan that ends sharded by rows is not supported without a head: the output of a model is "
+    "replicated, and only a head after the plan gathers it",
     applies=lambda training, layout: (
         inputs_of(training.model, parallelism_of(layout, PlannedParallelism))[-1] is ActivationSharding.ROWS
         and training.model.head is None
@@ -74,8 +76,8 @@ ENDS_WHOLE = Limit(
 )
 
 TIES_CUT_ALIKE = Limit(
-    reason="tensor parallelism: a head that is tied to the embedding uses the weight as that is cut, by outputs where the "
-    "embedding is cut by tokens, by inputs where it is by features",
+    reason="tensor parallelism: a head tied to the embedding but sharded along another dim is not supported: both use one "
+    "weight, so the head is sharded by outputs if the embedding is sharded by tokens, and by inputs if it is sharded by features",
     applies=_unties,
     repair=lambda training, _layout: untied(training),
 )

@@ -39,14 +39,14 @@ def limits_of_propagated_gradients(
         leaves_pending: Whether some gradient is left pending a sum, be it over one rank.
         cuts_parameters: Whether the parameters of such gradients are cut, all but a scale.
     """
-    option = f"{where} without redistribute_gradients"
+    option = f"{where}(redistribute_gradients=False)"
 
     def is_pending(training: Training, layout: Layout) -> bool:
         return leaves_pending(training, layout) and (ranks(layout) > 1 or torch_in(LOST_ON_ONE_RANK))
 
     short = Limit(
-        reason=f"{option}: of a dim cut over more ranks than it is long propagation leaves the gradient whole, and no "
-        "optimizer updates a cut parameter in place by a whole gradient",
+        reason=f"{option}: a dim that is shorter than the number of ranks it is sharded over is not supported: propagation "
+        "leaves its gradient replicated, and no optimizer updates a sharded parameter in place by a replicated gradient",
         applies=cuts_short,
         repair=lambda training, layout: with_widths(training, ranks(layout)),
         upstream=True,
@@ -58,15 +58,15 @@ def limits_of_propagated_gradients(
 def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     """What is done to gradients in place before an optimizer sees them."""
     clamps = Limit(
-        reason=f"{option}: clip_grad_value_ clamps in place, which is refused while a gradient is pending a sum over ranks",
+        reason=f"{option}: clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
         applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
         repair=lambda training, _layout: replace(training, clipping=None),
         upstream=True,
         torch=REFUSED_IN_PLACE,
     )
     zeroes = Limit(
-        reason=f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers zeroes in place, which is refused while "
-        "a gradient is pending a sum over ranks",
+        reason=f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it zeroes in place, "
+        "which DTensor refuses for a partial gradient",
         applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
         repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
         upstream=True,
@@ -74,11 +74,12 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     )
     return (
         clamps,
-        _done_wrongly(clamps, f"{option}: clip_grad_value_ clamps each rank's part of a gradient that is pending a sum"),
+        _done_wrongly(clamps, f"{option}: clip_grad_value_ is not supported: it clamps each rank's partial sum of a gradient"),
         zeroes,
         _done_wrongly(
             zeroes,
-            f"{option}: zero_grad(set_to_none=False) of foreach and fused optimizers leaves gradients that are pending a sum",
+            f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it does not zero partial "
+            "gradients",
         ),
     )
 
@@ -110,16 +111,16 @@ def _of_foreach(
 
     return (
         Limit(
-            reason=f"{option}: the foreach implementation of Adamax, with maximize or weight_decay, takes absolute values in "
-            "place, which is refused while they are pending a sum over ranks",
+            reason=f"{option}: foreach Adamax with maximize or weight_decay is not supported: it takes absolute values in "
+            "place, which DTensor refuses for partial gradients",
             applies=takes_absolute_values,
             repair=with_loop,
             upstream=True,
             torch=REFUSED_IN_PLACE,
         ),
         Limit(
-            reason=f"{option}: foreach implementations with maximize add weight decay in place to gradients that are pending a "
-            "sum over ranks, and DTensor cannot redistribute shards to a pending sum",
+            reason=f"{option}: a foreach optimizer with maximize that adds weight_decay to the gradients is not supported: it "
+            "adds in place to partial gradients, and DTensor cannot redistribute shards to Partial",
             applies=adds_shards,
             repair=with_loop,
             upstream=True,

@@ -163,52 +163,54 @@ def _unrouted(training: Training, place: LayerSite) -> Training:
 
 RULES: tuple[PlanRule, ...] = (
     PlanRule(
-        reason="tensor parallelism: a layer is shared out as its kind says that it can be, linear layers by outputs or inputs, "
-        "others by what they have within; one whose kind does not say which linears it has stays outside the plan",
+        reason="tensor parallelism: a split that the layer's kind does not declare is not supported: linear layers are split "
+        "by outputs or inputs, others by heads or hidden features, and a kind that does not declare its linears stays outside "
+        "the plan",
         broken=lambda place, plan: not place.can(plan.split),
         repair=lambda training, _layout, place: shared_out(training, place.index),
     ),
     PlanRule(
-        reason="tensor parallelism: a layer whose ranks compute addends of its output, as of experts cut within, runs on plain "
-        "tensors alone: parallelize_module has styles for modules that are linears",
+        reason="parallelize_module: a layer whose ranks compute partial sums of its output, such as experts split by hidden "
+        "features, is not supported: its parallel styles are for modules that are linears; use plain tensors",
         broken=lambda place, plan: weights_of_addends(place.layer, plan.split) is not None,
         repair=lambda training, _layout, place: _unrouted(training, place),
         of_dtensors=True,
     ),
     PlanRule(
-        reason="tensor parallelism: what a layer has within, as heads of key and value, or features between two linears, must be "
-        "a multiple of the ranks, as each is computed on one rank, and local tensors do not tell how they were cut "
-        "(pytorch#150336)",
+        reason="parallelize_module: heads of key and value, or hidden features, that are not a multiple of the ranks are not "
+        "supported: each is computed on one rank, and local tensors do not know how they were split (pytorch#150336)",
         broken=lambda place, plan: place.leaves_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
         of_dtensors=True,
     ),
     PlanRule(
-        reason="tensor parallelism: each thing that a layer has within, as a head of key and value, is computed on one rank, but "
-        "parts of its features, equal ones rounded up, end within one",
+        reason="tensor parallelism: a shard that ends within a head of key and value, or another unit, is not supported: each "
+        "unit is computed on one rank, but features are split into equal parts, rounded up",
         broken=lambda place, plan: place.cuts_through_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
     ),
     PlanRule(
-        reason="tensor parallelism: a norm needs all features of a row, but its layer finds its input cut by features",
+        reason="tensor parallelism: a norm of features that are sharded is not supported: it needs all features of a row",
         broken=lambda place, _plan: place.layer.norm is not None and place.input is ActivationSharding.FEATURES,
         repair=lambda training, _layout, place: _with_layer(training, place.index, norm=None),
     ),
     PlanRule(
-        reason="tensor parallelism: a residual adds a layer's input to its output, but the plan spreads them differently",
+        reason="tensor parallelism: a residual around a layer whose input and output are sharded differently is not supported: "
+        "the two cannot be added",
         broken=lambda place, plan: place.layer.residual and plan.output is not place.input,
         repair=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
     ),
     PlanRule(
-        reason="tensor parallelism: a layer counts features that its plan cuts, and a local tensor does not tell where it starts",
+        reason="tensor parallelism: a layer that counts features that its plan shards is not supported: a local tensor does "
+        "not know where it starts",
         broken=lambda place, plan: place.layer.shape_op is ShapeOp.ARANGE and plan.output is ActivationSharding.FEATURES,
         repair=lambda training, _layout, place: _with_layer(training, place.index, shape_op=None),
     ),
     PlanRule(
-        reason="tensor parallelism: rows cut between layers, or positions where rows are sequences, must be a multiple of the "
-        "ranks, as local tensors do not tell how they were cut",
+        reason="parallelize_module: rows, or positions of sequences, that are sharded between layers and not a multiple of the "
+        "ranks are not supported: local tensors do not know how they were split",
         broken=lambda place, plan: ActivationSharding.ROWS in (place.input, plan.output) and place.has_uneven_rows,
         repair=lambda training, layout, place: (
             with_rows(training, layout.num_data_ranks * place.tp)
@@ -219,8 +221,8 @@ RULES: tuple[PlanRule, ...] = (
         of_dtensors=True,
     ),
     PlanRule(
-        reason="tensor parallelism: features cut between layers must be a multiple of the ranks, as local tensors do not tell "
-        "how they were cut (pytorch#150336)",
+        reason="parallelize_module: features that are sharded between layers and not a multiple of the ranks are not "
+        "supported: local tensors do not know how they were split (pytorch#150336)",
         broken=lambda place, plan: plan.output is ActivationSharding.FEATURES and place.width % place.tp != 0,
         repair=lambda training, _layout, place: with_widths(training, place.tp),
         upstream=True,

@@ -31,7 +31,7 @@ def _of_sequences(training: Training, _layout: Layout) -> Training:
 
 
 SEQUENCES_ALONE = Limit(
-    reason="context parallel: what is cut is the positions of sequences, and a model over single rows has none",
+    reason="context parallelism: a model over single rows is not supported: it has no sequence positions to shard",
     applies=lambda training, _layout: training.model.length is None,
     repair=_of_sequences,
 )
@@ -49,8 +49,8 @@ def _without_them(training: Training, _layout: Layout) -> Training:
 
 
 LOOKING_BY_SEQUENCE = Limit(
-    reason="context parallel: a kind of layer that mixes positions must say how they look at those of other ranks "
-    "(`LayerKind.looking`)",
+    reason="context parallelism: a layer that mixes positions is not supported unless its kind defines `LayerKind.looking`: it "
+    "must say how positions look at those of other ranks",
     applies=lambda training, _layout: any(map(_keeps_sequences_whole, training.model.layers)),
     repair=_without_them,
 )
@@ -66,8 +66,9 @@ def _alone(layout: Layout) -> Layout:
 _AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="context parallel: gradients are summed over its ranks apart from what others do, which is written for what DDP, "
-    "replicate, fully_shard, data parallelism by hand and local tensor parallelism leave in `grad`",
+    reason="context parallelism: a parallelism other than DDP, replicate, fully_shard, local_data_parallel or "
+    "local_tensor_parallel next to it is not supported: the sum of gradients over its ranks is written for what these leave in "
+    "`grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=_alone,
 )

@@ -21,7 +21,8 @@ def _has_bf16_hook(layout: Layout) -> bool:
 
 
 NO_BF16_HOOK = LayoutLimit(
-    reason="DistributedDataParallel: bf16_compress_hook is refused without CUDA and NCCL (or XPU), and ranks here are on CPU",
+    reason="DistributedDataParallel: bf16_compress_hook on CPU ranks is not supported: it is refused without CUDA and NCCL (or "
+    "XPU)",
     applies=_has_bf16_hook,
     repair=lambda layout: with_options(layout, (DDP, Replicate), compression=Compression.FP16),
 )

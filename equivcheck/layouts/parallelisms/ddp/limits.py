@@ -43,22 +43,23 @@ def _changes_graph(training: Training, layout: Layout) -> bool:
 
 
 UNUSED_PARAMETERS = Limit(
-    reason="DistributedDataParallel: parameters that take no part in a step need find_unused_parameters or static_graph",
+    reason="DistributedDataParallel: a parameter that takes no part in a step is not supported without find_unused_parameters "
+    "or static_graph: the reduction of its bucket does not finish",
     applies=_may_miss_parameters,
     repair=lambda training, _layout: without_auxiliary(training),
     upstream=True,
 )
 
 CHANGING_GRAPH = Limit(
-    reason="DistributedDataParallel: static_graph promises the same parameters at every step, but an "
-    "auxiliary linear runs at even steps only; nothing checks the promise, and gradients are left unreduced",
+    reason="DistributedDataParallel: static_graph with an auxiliary linear that runs at even steps only is not supported: "
+    "static_graph promises the same parameters at every step; nothing checks the promise, and gradients are left unreduced",
     applies=_changes_graph,
     repair=lambda training, _layout: without_auxiliary(training),
 )
 
 
 AUTOCAST_OF_FLOAT32 = Limit(
-    reason="torch.autocast leaves float64 alone: with autocast the training's own precision must be float32",
+    reason="torch.autocast: a training precision other than float32 is not supported: autocast does not cast float64",
     applies=lambda training, layout: (
         parallelism_of(layout, DDP).autocast is not None and training.precision is not Precision.FLOAT32
     ),
@@ -74,9 +75,9 @@ def _shifts_buckets(training: Training, layout: Layout) -> bool:
 
 
 BUCKETS_OF_EQUAL_PARTS = Limit(
-    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: behind parts of unequal size a "
-    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and "
-    "replicas differ by one ulp; what is cut must be a multiple of the ranks",
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over tensor parallelism: sharded sizes that are not a "
+    "multiple of the ranks are not supported: parameters behind unequal shards are aligned differently on each rank, BLAS then "
+    "rounds products of the same values differently, and replicas differ by one ulp",
     applies=_shifts_buckets,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
 )

@@ -47,8 +47,8 @@ def _updates_parts(training: Training, layout: Layout) -> bool:
 
 
 WHOLE_PARAMETERS = Limit(
-    reason="expert parallelism: an optimizer that is not elementwise sees a rank's own experts, a part of a parameter, or a "
-    "DTensor, of which it takes norms in ways that DTensor does not know",
+    reason="expert parallelism: an optimizer that is not elementwise is not supported: it sees only a rank's own experts, or "
+    "it takes norms of DTensors in ways that DTensor does not know",
     applies=_updates_parts,
     repair=elementwise,
 )
@@ -75,8 +75,8 @@ def _shards_nothing(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_EXPERTS = Limit(
-    reason="fully_shard, or replicate_with_fsdp, over expert parallelism: each rank must hold an expert, as a gradient without "
-    "elements cannot be reduced ('_chunk_cat expects non-empty tensor'), and other ranks wait for the one that raises",
+    reason="fully_shard or replicate_with_fsdp over expert parallelism: a rank without experts is not supported: a gradient "
+    "without elements cannot be reduced ('_chunk_cat expects non-empty tensor'), and other ranks wait for the one that raises",
     applies=_shards_nothing,
     repair=_with_equal_parts,
 )
@@ -99,8 +99,8 @@ def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
 
 
 NO_MIXED_CALLS = Limit(
-    reason="expert parallelism with experts that are DTensors: foreach and fused optimizers refuse the plain parameters beside "
-    "them, and ASGD refuses DTensors of two meshes",
+    reason="expert parallelism with DTensor experts: foreach and fused optimizers are not supported: they refuse plain "
+    "parameters and DTensors in one call, and ASGD refuses DTensors of two meshes",
     applies=_mixes_tensors_in_one_call,
     repair=with_loop,
     upstream=True,
@@ -113,9 +113,9 @@ def _shifts_buckets(training: Training, layout: Layout) -> bool:
 
 
 BUCKETS_OF_EQUAL_PARTS = Limit(
-    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over expert parallelism: behind unequally many experts a "
-    "parameter is aligned otherwise on each rank, BLAS then rounds products of the same values otherwise, and replicas differ "
-    "by one ulp",
+    reason="ZeroRedundancyOptimizer with parameters_as_bucket_view over expert parallelism: unequal numbers of experts on "
+    "ranks are not supported: parameters behind them are aligned differently on each rank, BLAS then rounds products of the "
+    "same values differently, and replicas differ by one ulp",
     applies=_shifts_buckets,
     repair=_with_equal_parts,
 )
@@ -129,21 +129,23 @@ def _alone(layout: Layout) -> Layout:
 _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
-    reason="expert parallelism: gradients are averaged over its ranks apart from what others do, which is written for what DDP, "
-    "replicate, fully_shard, data parallelism by hand and local tensor parallelism leave in `grad`",
+    reason="expert parallelism: a parallelism other than DDP, replicate, fully_shard, local_data_parallel or "
+    "local_tensor_parallel next to it is not supported: averaging gradients over its ranks is written for what these leave in "
+    "`grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=_alone,
 )
 
 NO_PARTS_OF_DTENSORS = LayoutLimit(
-    reason="expert parallelism with experts that are DTensors: local tensor parallelism cuts plain tensors, and would cut what "
-    "is a shard along another axis",
+    reason="expert parallelism with DTensor experts: local_tensor_parallel is not supported: it splits plain tensors, and "
+    "would split a shard of another axis",
     applies=lambda layout: layout.has(LocalTensorParallel) and has_dtensor_experts(layout),
     repair=lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN),
 )
 
 EAGER = LayoutLimit(
-    reason="expert parallelism: how many rows are sent depends on values, and so do shapes, which no graph holds",
+    reason="expert parallelism: torch.compile is not supported: the number of rows that ranks exchange depends on values, and "
+    "a graph cannot hold such shapes",
     applies=lambda layout: layout.execution.is_compiled,
     repair=uncompiled,
 )

@@ -53,14 +53,16 @@ def _clips_float64(training: Training, layout: Layout) -> bool:
 
 
 NORM_IN_FLOAT32 = Limit(
-    reason="FullyShardedDataParallel: clip_grad_norm_ computes the norm of sharded gradients in float32 and refuses float64 ones",
+    reason="FullyShardedDataParallel: clip_grad_norm_ of sharded float64 gradients is not supported: it computes the norm in "
+    "float32 and refuses float64",
     applies=_clips_float64,
     repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
-    reason="FullyShardedDataParallel: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    reason="FullyShardedDataParallel: one unit per layer with layers that share a weight is not supported: such layers must be "
+    "in one unit",
     applies=lambda training, layout: parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
 )
@@ -78,15 +80,16 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
 
 
 UNIFORM_FROZEN = Limit(
-    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters",
+    reason="FullyShardedDataParallel without use_orig_params: a unit with both frozen and trained parameters is not supported: "
+    "one flat parameter holds them, and requires a gradient or does not",
     applies=_mixes_frozen,
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
 )
 
 UNFROZEN_LINEARS = Limit(
-    reason="FullyShardedDataParallel: without use_orig_params a unit cannot hold both frozen and trained parameters, and "
-    "parallelize_module makes frozen linears trainable (pytorch#171523)",
+    reason="FullyShardedDataParallel without use_orig_params: frozen linears under parallelize_module are not supported: they "
+    "become trainable (pytorch#171523), and a unit cannot hold both frozen and trained parameters",
     applies=lambda training, layout: (
         not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_splits(training.model, layout))
     ),
@@ -96,13 +99,15 @@ UNFROZEN_LINEARS = Limit(
 )
 
 NO_GROUPS_OF_FLAT_PARAMETERS = Limit(
-    reason="FullyShardedDataParallel: without use_orig_params a flat parameter holds parameters of several groups",
+    reason="FullyShardedDataParallel without use_orig_params: parameter groups are not supported: a flat parameter holds "
+    "parameters of several groups",
     applies=lambda training, layout: bool(training.groups) and not parallelism_of(layout, FSDP1).use_orig_params,
     repair=lambda training, _layout: replace(training, groups=()),
 )
 
 NO_UNUSED_PARAMETERS = Limit(
-    reason="FullyShardedDataParallel: a parameter that takes no part in a step gets a gradient of zeros, not None",
+    reason="FullyShardedDataParallel: a parameter that takes no part in a step is not supported: it gets a gradient of zeros "
+    "instead of None",
     applies=lambda training, _layout: may_skip_parameters(training),
     repair=lambda training, _layout: without_auxiliary(training),
 )
@@ -113,15 +118,15 @@ def _has_views_of_local_shards(layout: Layout) -> bool:
 
 
 FLAT_UNSHARDED_OVER_TP = LayoutLimit(
-    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params an unsharded flat parameter (NO_SHARD, or one "
-    "rank to shard over) cannot be written back from DTensors (pytorch#119937)",
+    reason="FullyShardedDataParallel over tensor parallelism: use_orig_params without sharding (NO_SHARD, or one rank to shard "
+    "over) is not supported: the flat parameter cannot be written back from DTensors (pytorch#119937)",
     applies=lambda layout: _has_views_of_local_shards(layout) and not is_sharded(layout),
     repair=lambda layout: with_options(layout, FSDP1, use_orig_params=False),
 )
 
 NO_SYNC_OVER_TP = LayoutLimit(
-    reason="FullyShardedDataParallel over tensor parallelism: with use_orig_params no_sync fails, as unsharded gradients become "
-    "DTensors ('invalid python storage')",
+    reason="FullyShardedDataParallel over tensor parallelism: use_orig_params with no_sync is not supported: unsharded "
+    "gradients become DTensors ('invalid python storage')",
     applies=lambda layout: _has_views_of_local_shards(layout) and parallelism_of(layout, FSDP1).no_sync,
     repair=lambda layout: with_options(layout, FSDP1, no_sync=False),
 )
@@ -135,8 +140,8 @@ def _clips_by_parts(training: Training, layout: Layout) -> bool:
 
 
 NORM_OF_ALL_SHARDS = Limit(
-    reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ reduces over the data-parallel ranks only, so each "
-    "tensor-parallel rank clips by another norm",
+    reason="FullyShardedDataParallel over tensor parallelism: clip_grad_norm_ is not supported: it reduces over the "
+    "data-parallel ranks only, so each tensor-parallel rank clips by another norm",
     applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(TensorParallel),
     repair=lambda training, _layout: replace(training, clipping=_by_value(training)),
     upstream=True,
@@ -144,8 +149,8 @@ NORM_OF_ALL_SHARDS = Limit(
 
 NORM_OF_FLAT_PARTS = replace(
     NORM_OF_ALL_SHARDS,
-    reason="FullyShardedDataParallel over local tensor parallelism: a flat parameter holds parts and what each tensor-parallel "
-    "rank has whole, whose norms are not told apart",
+    reason="FullyShardedDataParallel over local_tensor_parallel: clip_grad_norm_ is not supported: a flat parameter holds "
+    "sharded and replicated parameters, and clip_grad_norm_ does not count their norms differently",
     applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(LocalTensorParallel),
     upstream=False,
 )
@@ -160,8 +165,8 @@ def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
 
 
 NOTHING_TO_FLATTEN = Limit(
-    reason="FullyShardedDataParallel over tensor parallelism: a rank that holds nothing of a unit cannot wrap it "
-    "('unsharded_start_idx: 0 unsharded_end_idx: -1')",
+    reason="FullyShardedDataParallel over tensor parallelism: a unit of which some rank holds no element is not supported: the "
+    "rank cannot wrap it ('unsharded_start_idx: 0 unsharded_end_idx: -1')",
     applies=has_unit_of_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
@@ -174,7 +179,8 @@ def _by_value(training: Training) -> ClipValue:
 
 
 ELEMENTWISE_OPTIMIZERS = Limit(
-    reason="FullyShardedDataParallel: shards and flat parameters have lost the shapes of parameters, which the optimizer needs",
+    reason="FullyShardedDataParallel: an optimizer that is not elementwise is not supported with shards or flat parameters: "
+    "they have lost the shapes that it needs",
     applies=lambda training, layout: (
         not training.optimizer.elementwise and (is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
     ),
@@ -191,16 +197,17 @@ def _keeps_low_precision(training: Training, layout: Layout) -> bool:
 
 
 NO_SHARES_BETWEEN_MICROBATCHES = Limit(
-    reason="FullyShardedDataParallel: with use_orig_params and nothing sharded, a shared weight's gradient cannot be kept in "
-    "lower precision until the last microbatch ('attempting to assign a gradient with dtype')",
+    reason="FullyShardedDataParallel with use_orig_params: no_sync of a shared weight in lower precision is not supported if "
+    "nothing is sharded: its gradient cannot be kept in lower precision until the last microbatch ('attempting to assign a "
+    "gradient with dtype')",
     applies=lambda training, layout: has_ties(training.model) and _keeps_low_precision(training, layout),
     repair=lambda training, _layout: without_ties(training),
     upstream=True,
 )
 
 NO_SCALARS = Limit(
-    reason="FullyShardedDataParallel: a parameter of shape [] is refused, whatever the strategy ('FSDP doesn't support scalar "
-    "parameters')",
+    reason="FullyShardedDataParallel: a scalar parameter (shape []) is not supported: every sharding strategy refuses it "
+    "('FSDP doesn't support scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
     repair=lambda training, _layout: without_scale(training),
     upstream=True,

@@ -244,7 +244,8 @@ def _recomputes_units(training: Training, layout: Layout) -> bool:
 
 
 UNITS_GATHERED_AGAIN = Unmodelled(
-    reason="fully_shard: what is gathered of units of experts in layers that are computed again depends on which are free then",
+    reason="fully_shard: gathers of expert units in recomputed layers are not predicted: they depend on which units are freed "
+    "at that time",
     applies=_recomputes_units,
 )
 

@@ -26,7 +26,7 @@ from equivcheck.scenario.mesh import DP, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
-    reason="fully_shard: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    reason="fully_shard: one unit per layer with layers that share a weight is not supported: such layers must be in one unit",
     applies=lambda training, layout: parallelism_of(layout, FSDP2).wrapping is Wrapping.PER_LAYER and has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
     upstream=True,
@@ -43,8 +43,9 @@ def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
 
 
 NOTHING_TO_REDUCE = Limit(
-    reason="fully_shard over tensor parallelism: a rank that holds nothing of a parameter cannot reduce its gradient "
-    "('_chunk_cat expects non-empty tensor'), nor cut it along its last dim ('Shard(1) requires even sharding')",
+    reason="fully_shard over tensor parallelism: a parameter of which some rank holds no element is not supported: its "
+    "gradient cannot be reduced ('_chunk_cat expects non-empty tensor'), and it cannot be sharded along its last dim ('Shard(1) "
+    "requires even sharding')",
     applies=_some_rank_reduces_nothing,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
     upstream=True,
@@ -60,7 +61,9 @@ def _unfreezes_nothing(training: Training, layout: Layout) -> bool:
 
 NOTHING_UNFROZEN_TO_REDUCE = replace(
     NOTHING_TO_REDUCE,
-    reason=f"tensor parallelism makes frozen linears trainable (pytorch#171523): {NOTHING_TO_REDUCE.reason}",
+    reason="fully_shard over tensor parallelism: a frozen linear of which some rank holds no element is not supported: "
+    "parallelize_module makes it trainable (pytorch#171523), and its gradient cannot be reduced ('_chunk_cat expects non-empty "
+    "tensor')",
     applies=_unfreezes_nothing,
     torch=UNFREEZES,
 )
@@ -83,14 +86,16 @@ def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
 
 
 EVEN_LAST_DIMS = Limit(
-    reason="fully_shard: shard_placement_fn cuts only the first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
+    reason="fully_shard: uneven shards of a dim other than the first are not supported: shard_placement_fn shards only the "
+    "first dim unevenly ('FSDP does not support uneven sharding on dim 1')",
     applies=cuts_last_dims_unevenly,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(DP, SHARD, TP)),
     upstream=True,
 )
 
 CAST_WITH_THEIR_INPUTS = Limit(
-    reason="fully_shard: parameters that it ignores are not cast to the element type that their inputs are cast to",
+    reason="fully_shard: ignored frozen parameters with mixed precision are not supported: they are not cast to the element "
+    "type of their inputs",
     applies=lambda training, layout: _casts_inputs(parallelism_of(layout, FSDP2)) and has_frozen(training.model),
     repair=lambda training, _layout: without_frozen(training),
 )
@@ -109,9 +114,9 @@ def _multiplies_before_the_sum(layout: Layout) -> bool:
 
 
 NO_PREMULTIPLIED_SUM = LayoutLimit(
-    reason="fully_shard: by a gradient_divide_factor that is not the number of ranks that average, as units of experts that are "
-    "DTensors have, gradients that are reduced in float32 and bfloat16 are divided in a premultiplied sum, which gloo does not "
-    "have, unless sum_reductions is set",
+    reason="fully_shard: a gradient_divide_factor that is not the number of averaged ranks, as for units of DTensor experts, "
+    "is not supported without sum_reductions: float32 and bfloat16 gradients are then divided in a premultiplied sum, which "
+    "gloo does not have",
     applies=_multiplies_before_the_sum,
     repair=lambda layout: with_options(layout, FSDP2, sum_reductions=True),
 )
@@ -127,14 +132,15 @@ def _reshards_to_no_part(layout: Layout) -> bool:
 
 
 RESHARDED_TO_EQUAL_PARTS = LayoutLimit(
-    reason="fully_shard: parameters are resharded to a number of ranks that divides that of the shards and is smaller",
+    reason="fully_shard: resharding to a number of ranks that is not a smaller divisor of the number of shards is not "
+    "supported: parameters are resharded to equal groups of ranks",
     applies=_reshards_to_no_part,
     repair=_without_resharding,
 )
 
 RESHARDED_PLAIN_TENSORS = LayoutLimit(
-    reason="fully_shard over tensor parallelism, or experts that are DTensors: DTensors cannot be resharded to fewer ranks "
-    "('Resharding to smaller mesh is not supported for DTensor parameters yet')",
+    reason="fully_shard over tensor parallelism or DTensor experts: resharding to fewer ranks is not supported: DTensor "
+    "parameters cannot be resharded ('Resharding to smaller mesh is not supported for DTensor parameters yet')",
     applies=lambda layout: (
         parallelism_of(layout, FSDP2).reshard_to is not None and (layout.has(TensorParallel) or has_dtensor_experts(layout))
     ),
@@ -142,21 +148,23 @@ RESHARDED_PLAIN_TENSORS = LayoutLimit(
 )
 
 ONE_GROUP = LayoutLimit(
-    reason="fully_shard: gradients are reduced over the group that parameters are gathered over "
-    "(set_separate_reduce_scatter_group comes with torch 2.13)",
+    reason="fully_shard: a separate group for reductions is not supported: gradients are reduced over the group that gathers "
+    "parameters (set_separate_reduce_scatter_group comes with torch 2.13)",
     applies=lambda layout: parallelism_of(layout, FSDP2).separate_reduce_group,
     repair=lambda layout: with_options(layout, FSDP2, separate_reduce_group=False),
     torch="<2.13",
 )
 
 OWNERS_OF_SHARDS = LayoutLimit(
-    reason="fully_shard over tensor parallelism: owners of matrices put together shards along one axis, not along two",
+    reason="fully_shard over tensor parallelism: distributed Muon is not supported: the owner of a matrix gathers its shards "
+    "along one mesh axis, not along two",
     applies=lambda layout: parallelism_of(layout, FSDP2).muon_owners and layout.has(TensorParallel),
     repair=lambda layout: with_options(layout, FSDP2, muon_owners=False),
 )
 
 NO_SCALARS = Limit(
-    reason="fully_shard: a parameter of shape [] has no dim to shard ('fully_shard doesn't support scalar parameters')",
+    reason="fully_shard: a scalar parameter (shape []) is not supported: it has no dim to shard ('fully_shard doesn't support "
+    "scalar parameters')",
     applies=lambda training, _layout: training.model.scale,
     repair=lambda training, _layout: without_scale(training),
     upstream=True,

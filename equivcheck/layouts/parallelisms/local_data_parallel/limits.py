@@ -20,8 +20,8 @@ def _alone(layout: Layout) -> Layout:
 _OF_PLAIN_TENSORS = (LocalDataParallel, LocalTensorParallel, ContextParallel, ExpertParallel)
 
 OF_PLAIN_TENSORS = LayoutLimit(
-    reason="data parallelism by hand: it averages gradients that are plain tensors, of which each of its ranks has as many, "
-    "and goes with what leaves such: local tensor, context and expert parallelism",
+    reason="local_data_parallel: a parallelism other than local_tensor_parallel, context parallelism or expert parallelism "
+    "next to it is not supported: it averages gradients that are plain tensors, as many on each of its ranks",
     applies=lambda layout: not all(isinstance(each, _OF_PLAIN_TENSORS) for each in layout.parallelisms),
     repair=_alone,
 )

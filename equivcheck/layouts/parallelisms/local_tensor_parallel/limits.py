@@ -36,7 +36,8 @@ def _with_shares_alike(training: Training, layout: Layout) -> Training:
 
 
 SHARES_CUT_ALIKE = Limit(
-    reason="local tensor parallelism: layers that share a weight must need the same part of it, or all of it",
+    reason="local_tensor_parallel: layers that share a weight and need different shards of it are not supported: all of them "
+    "must use the same part of it, or all of it",
     applies=lambda training, layout: any(
         _shares_otherwise(training, layout, index) for index in range(len(training.model.layers))
     ),
@@ -50,7 +51,8 @@ def _updates_parts(training: Training, layout: Layout) -> bool:
 
 
 WHOLE_PARAMETERS = Limit(
-    reason="local tensor parallelism: an optimizer that is not elementwise sees parts of parameters, and no whole",
+    reason="local_tensor_parallel: an optimizer that is not elementwise is not supported: it sees shards of parameters, never "
+    "a full one",
     applies=_updates_parts,
     repair=elementwise,
 )
@@ -64,8 +66,8 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
-    reason="fully_shard, or replicate_with_fsdp, over local tensor parallelism: each rank must hold a row of an embedding "
-    "that is cut by tokens, as what has no elements cannot be sharded",
+    reason="fully_shard or replicate_with_fsdp over local_tensor_parallel: an embedding sharded by tokens of which some rank "
+    "holds no row is not supported: a tensor without elements cannot be sharded",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
@@ -74,8 +76,8 @@ EVERY_RANK_HAS_TOKENS = Limit(
 )
 
 ONLY_OF_LINEARS = Limit(
-    reason="local tensor parallelism with loss_parallel: a scale or an offset of the model's own is whole on every rank, beside "
-    "logits of which each has a part",
+    reason="local_tensor_parallel with loss_parallel: a scale or an offset of the model itself is not supported: it is "
+    "replicated, but each rank has only its part of the logits",
     applies=lambda training, layout: (
         parallelism_of(layout, LocalTensorParallel).loss_parallel and (training.model.scale or training.model.offset)
     ),
@@ -90,9 +92,10 @@ def _is_typed(layout: Layout) -> bool:
 
 
 NO_TYPED_GRAPHS_OF_EXPERTS = Limit(
-    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} asks a tensor for its grad_fn: there graphs end, "
-    "and a move of activations is compiled by itself; one that gathers them for experts is then taken for one whose gradient is "
-    "summed, as comparisons of enum members are folded without a guard (pytorch#196173)",
+    reason=f"local_tensor_parallel with Collectives.TYPED: torch.compile of experts is not supported: {TYPES_PACKAGE} asks "
+    "tensors for their grad_fn, which breaks the graph, so redistributions of activations are compiled separately; the one "
+    "that gathers them for experts is then taken for one whose gradient is summed, because comparisons of enum members are "
+    "folded without a guard (pytorch#196173)",
     applies=lambda training, layout: _is_typed(layout) and layout.execution.is_compiled and has_routing(training.model),
     repair=lambda training, _layout: without_routing(training),
     torch=">=2.12",
@@ -118,14 +121,15 @@ def _untyped(layout: Layout) -> Layout:
 
 
 WITH_ITS_PACKAGE = LayoutLimit(
-    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} is not installed (pip install {TYPES_PACKAGE})",
+    reason=f"local_tensor_parallel with Collectives.TYPED: running without {TYPES_PACKAGE} is not supported: it is not "
+    f"installed (pip install {TYPES_PACKAGE})",
     applies=lambda layout: _is_typed(layout) and find_spec(TYPES_PACKAGE) is None,
     repair=_untyped,
 )
 
 WITH_ITS_TORCH = LayoutLimit(
-    reason=f"local tensor parallelism with Collectives.TYPED: {TYPES_PACKAGE} cannot be imported, as it needs "
-    "torch.distributed._local_tensor",
+    reason=f"local_tensor_parallel with Collectives.TYPED: this version of torch is not supported: {TYPES_PACKAGE} cannot be "
+    "imported because it needs torch.distributed._local_tensor",
     applies=_is_typed,
     repair=_untyped,
     torch="<2.10",

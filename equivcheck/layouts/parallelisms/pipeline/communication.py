@@ -75,7 +75,8 @@ PIPELINE_COMMUNICATION = CommunicationModel(
     uneven=lambda _pipeline: True,
     unmodelled=(
         Unmodelled(
-            reason="pipeline: what stages send and receive depends on the schedule, which is not modelled; collectives are",
+            reason="pipeline: sends and receives of stages are not predicted: they depend on the schedule; collectives are "
+            "predicted",
             applies=lambda _training, _layout: True,
             ops=frozenset(("send", "recv")),
         ),

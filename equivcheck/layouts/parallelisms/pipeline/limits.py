@@ -32,7 +32,7 @@ def _least_layers(layout: Layout) -> int:
 
 
 A_LAYER_FOR_EACH_STAGE = Limit(
-    reason="pipeline: each stage needs at least one layer",
+    reason="pipeline: a stage without a layer is not supported: each stage needs at least one layer",
     applies=lambda training, layout: len(training.model.layers) < _least_layers(layout),
     repair=lambda training, layout: with_num_layers(training, _least_layers(layout)),
 )
@@ -49,7 +49,8 @@ def _scales_twice(training: Training, layout: Layout) -> bool:
 
 
 SCALED_BY_EACH_STAGE = Limit(
-    reason="pipeline: scale_grads divides the gradients of each stage, that of a weight of two stages of one rank twice",
+    reason="pipeline: scale_grads with a weight of two stages of one rank is not supported: each stage divides its gradient, "
+    "so it is divided twice",
     applies=_scales_twice,
     repair=lambda training, _layout: without_ties(training),
 )
@@ -60,14 +61,15 @@ def _row_multiple(layout: Layout) -> int:
 
 
 EVEN_CHUNKS = Limit(
-    reason="pipeline: every chunk is received into a buffer of the first one's shape, so rows must be a multiple of the chunks",
+    reason="pipeline: a microbatch whose rows are not a multiple of the chunks is not supported: every chunk is received into "
+    "a buffer of the first chunk's shape",
     applies=lambda training, layout: not all_multiples(training.data.microbatches, _row_multiple(layout)),
     repair=lambda training, layout: with_rows(training, _row_multiple(layout)),
 )
 
 
 NOTHING_BEHIND_FROZEN_LAYERS = Limit(
-    reason="pipeline: a stage that has no gradient to send, as all layers before it are frozen, is refused",
+    reason="pipeline: a stage behind frozen layers only is not supported: it has no gradient to send, which is refused",
     applies=lambda training, layout: bool(stages_behind_frozen_layers(training.model, layout)),
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
@@ -75,32 +77,36 @@ NOTHING_BEHIND_FROZEN_LAYERS = Limit(
 )
 
 ROWS_FIRST = Limit(
-    reason="pipeline: targets are cut into chunks along dim 0, whatever the inputs are cut along",
+    reason="pipeline: rows along a dim other than 0 are not supported: targets are split into chunks along dim 0, even if "
+    "inputs are split along another",
     applies=lambda training, _layout: training.data.batch_dim != 0,
     repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
 )
 
 NO_COUNTER = Limit(
-    reason="pipeline: a buffer that counts forward passes counts every chunk, and the pass that finds out shapes",
+    reason="pipeline: a buffer that counts forward passes is not supported: it counts every chunk, and the pass that infers "
+    "shapes",
     applies=lambda training, _layout: training.model.counter,
     repair=lambda training, _layout: with_model(training, counter=False),
 )
 
 NO_LOSS_OF_LAYERS = Limit(
-    reason="pipeline: an auxiliary loss of experts goes by how often all rows of a microbatch choose each, but the backward of "
-    "its first chunk may run before the forward of its last, and the last stage, which has the loss, has no layer of others",
+    reason="pipeline: an auxiliary loss of experts is not supported: it depends on how often all rows of a microbatch choose "
+    "each expert, but the backward of its first chunk may run before the forward of its last, and the last stage, which "
+    "computes the loss, has no layers of other stages",
     applies=lambda training, _layout: training.model.balances,
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.having(balance=0.0)),
 )
 
 ONE_MICROBATCH_SCALED = Limit(
-    reason="pipeline: scale_grads divides after each microbatch, also what earlier ones have accumulated",
+    reason="pipeline: scale_grads with several microbatches is not supported: it divides after each microbatch, including "
+    "gradients accumulated before",
     applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and len(training.data.microbatches) > 1,
     repair=lambda training, _layout: replace(training, data=replace(training.data, microbatches=training.data.microbatches[:1])),
 )
 
 MEAN_SCALED = Limit(
-    reason="pipeline: scale_grads averages over chunks, which is wrong for a sum loss",
+    reason="pipeline: scale_grads with a sum loss is not supported: it averages over chunks",
     applies=lambda training, layout: parallelism_of(layout, Pipeline).scale_grads and not training.loss.is_mean,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_linear else Loss.MSE_MEAN),
 )
@@ -112,13 +118,14 @@ def _alone(layout: Layout) -> Layout:
 
 
 NOTHING_AROUND_STAGES = LayoutLimit(
-    reason="pipeline: other parallelisms wrap the model as it is called, but a schedule calls stages",
+    reason="pipeline: a second parallelism is not supported: other parallelisms wrap the model's forward, but a schedule calls "
+    "stages",
     applies=lambda layout: len(layout.parallelisms) > 1,
     repair=_alone,
 )
 
 A_CHUNK_FOR_EACH_STAGE = LayoutLimit(
-    reason="pipeline: GPipe needs at least as many chunks as stages",
+    reason="pipeline: GPipe with fewer chunks than stages is not supported: the schedule needs at least as many chunks as stages",
     applies=lambda layout: (
         parallelism_of(layout, Pipeline).schedule is PipelineSchedule.GPIPE
         and parallelism_of(layout, Pipeline).num_chunks < num_stages(layout)
@@ -136,7 +143,8 @@ def _on_one_rank(layout: Layout) -> Layout:
 
 
 STAGES_OF_ONE_RANK = LayoutLimit(
-    reason="pipeline: stages greet each other by an int64 that is received as a float32, which gloo aborts",
+    reason="pipeline: stages on several ranks are not supported: they first exchange an int64 that is received as a float32, "
+    "which gloo aborts",
     applies=lambda layout: layout.mesh.size(PP) > 1,
     repair=_on_one_rank,
     torch="<2.10",
@@ -149,7 +157,7 @@ def _has_neighbours_on_one_rank(layout: Layout) -> bool:
 
 
 NO_NEIGHBOURS_ON_ONE_RANK = LayoutLimit(
-    reason="pipeline: between two neighbouring stages of one rank the rank sends to itself, which gloo refuses",
+    reason="pipeline: neighbouring stages on one rank are not supported: the rank would send to itself, which gloo refuses",
     applies=_has_neighbours_on_one_rank,
     repair=lambda layout: with_options(
         layout, Pipeline, schedule=PipelineSchedule.GPIPE, stages_per_rank=1, boundaries=(), num_chunks=layout.mesh.size(PP)
@@ -158,7 +166,7 @@ NO_NEIGHBOURS_ON_ONE_RANK = LayoutLimit(
 )
 
 NOTHING_COMPILED = LayoutLimit(
-    reason="pipeline: what is compiled is the model as it is called, but a schedule calls stages",
+    reason="pipeline: torch.compile is not supported: it compiles the model's forward, but a schedule calls stages",
     applies=lambda layout: layout.execution.is_compiled,
     repair=uncompiled,
 )

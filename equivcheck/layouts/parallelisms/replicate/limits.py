@@ -38,14 +38,16 @@ COMPILED_AUTOGRAD_WITH_DDP_ONLY = replace(
 )
 
 UNUSED_PARAMETERS = Limit(
-    reason="replicate: without find_unused_parameters every trained parameter must take part in every step",
+    reason="replicate: a trained parameter that does not take part in every step is not supported without "
+    "find_unused_parameters: the reduction of its bucket does not finish",
     applies=lambda training, layout: may_skip_parameters(as_reduced(training, layout)),
     repair=lambda training, _layout: without_auxiliary(training),
     upstream=True,
 )
 
 ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
-    reason="replicate_with_fsdp: layers that share a weight must be in one unit, but each layer is a unit of its own",
+    reason="replicate_with_fsdp: one unit per layer with layers that share a weight is not supported: such layers must be in "
+    "one unit",
     applies=lambda training, layout: (
         parallelism_of(layout, Replicate).wrapping is Wrapping.PER_LAYER and has_shares(training.model)
     ),
@@ -54,8 +56,8 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 )
 
 NO_SCALARS = Limit(
-    reason="replicate_with_fsdp: a parameter of shape [] is refused as by fully_shard, though nothing is sharded ('fully_shard "
-    "doesn't support scalar parameters')",
+    reason="replicate_with_fsdp: a scalar parameter (shape []) is not supported: it is refused like by fully_shard, although "
+    "nothing is sharded ('fully_shard doesn't support scalar parameters')",
     applies=NO_SHARDED_SCALARS.applies,
     repair=NO_SHARDED_SCALARS.repair,
     upstream=True,
@@ -69,7 +71,8 @@ LIMITS: tuple[Limit, ...] = (
 )
 
 NOT_YET_BY_FSDP = LayoutLimit(
-    reason="replicate_with_fsdp: it takes a mesh of two axes, and has no argument for the mesh",
+    reason="replicate_with_fsdp: this version of torch is not supported: the function takes a mesh of two axes, and has no "
+    "argument for the mesh",
     applies=lambda layout: parallelism_of(layout, Replicate).implementation is Replicator.FSDP,
     repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP, wrapping=Wrapping.WHOLE),
     torch="<2.10",

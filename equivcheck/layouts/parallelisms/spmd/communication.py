@@ -40,27 +40,30 @@ def _is_sharded(_training: Training, layout: Layout) -> bool:
 
 
 LEFT_TO_PROPAGATION = Unmodelled(
-    reason="SPMD: of sharded parameters, DTensor's propagation chooses what to gather for each operation, by sizes",
+    reason="SPMD: gathers of sharded parameters are not predicted: DTensor's propagation chooses them for each operation, by "
+    "sizes",
     applies=_is_sharded,
 )
 
 PENDING_GRADIENTS = Unmodelled(
-    reason="SPMD: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    reason="SPMD: reductions of partial gradients are not predicted: any operation on them may ask for one",
     applies=lambda _training, layout: any(not spmd.redistribute_gradients for spmd in layout.of(SPMD)),
 )
 
 UNKNOWN_BIASES = Unmodelled(
-    reason="SPMD: which gradients of a linear loss come out whole is known where there are linear layers over rows alone",
+    reason="SPMD: reductions of the gradients of a linear loss are not predicted: it is known only for linear layers over rows "
+    "which gradients are replicated",
     applies=lambda training, _layout: training.loss.is_linear and training.model.length is not None,
 )
 
 ROWS_BEHIND_POSITIONS = Unmodelled(
-    reason="SPMD: what is gathered to view rows along dim 1 together with positions is left to propagation",
+    reason="SPMD: gathers for a view of rows along dim 1 together with positions are not predicted: propagation decides them",
     applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
 )
 
 COUNTED_UNITS = Unmodelled(
-    reason="SPMD: how often experts are chosen is pending a sum over ranks, made wherever an operation asks for it",
+    reason="SPMD: reductions of expert counts are not predicted: the counts are partial over ranks, and any operation on them "
+    "may ask for one",
     applies=lambda training, _layout: training.model.balances,
 )
 

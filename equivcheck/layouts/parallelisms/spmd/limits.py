@@ -42,7 +42,7 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
 )
 
 NO_SQUARED_LOSS = Limit(
-    reason="DTensor: no sharding strategy is registered for aten.mse_loss",
+    reason="DTensor: a squared-error loss is not supported: no sharding strategy is registered for aten.mse_loss",
     applies=lambda training, _layout: not training.loss.is_linear,
     repair=lambda training, _layout: replace(training, loss=Loss.LINEAR_MEAN if training.loss.is_mean else Loss.LINEAR_SUM),
     upstream=True,
@@ -72,7 +72,8 @@ def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
 
 
 NO_SHARDED_LAYER_NORM = Limit(
-    reason="DTensor: layer_norm computes with the rank's shard of its weight, which is refused",
+    reason="DTensor: layer_norm with a sharded weight is not supported: it computes with the rank's shard of the weight, which "
+    "is refused",
     applies=lambda training, layout: _is_sharded(layout) and layout.num_data_ranks > 1 and Norm.LAYER in _norms(training.model),
     repair=_without(Norm.LAYER),
     upstream=True,
@@ -80,8 +81,8 @@ NO_SHARDED_LAYER_NORM = Limit(
 )
 
 NO_RMS_NORM_OF_CUT_FEATURES = Limit(
-    reason="DTensor: rms_norm of features that propagation has cut leaves out its epsilon, and takes the mean of the ranks' "
-    "means, however many features each has",
+    reason="DTensor: rms_norm of sharded features is not supported: it leaves out its epsilon, and takes the mean of the "
+    "ranks' means even if ranks have unequal numbers of features",
     applies=lambda training, layout: (
         _is_sharded(layout) and Norm.RMS in _norms(training.model)[1 if training.model.source is None else 0 :]
     ),
@@ -90,15 +91,16 @@ NO_RMS_NORM_OF_CUT_FEATURES = Limit(
 )
 
 UNFUSED_ATTENTION = Limit(
-    reason="SPMD: DTensor does not propagate every operation, as fused attention on CPU: it refuses causal attention, and takes "
-    "seconds for each shape of other; nor those whose shapes depend on values, as of positions that have chosen an expert",
+    reason="SPMD: fused attention on CPU and shapes that depend on values, such as the number of positions routed to an "
+    "expert, are not supported: DTensor refuses causal attention, takes seconds for each shape of other attention, and does not "
+    "propagate such shapes",
     applies=lambda training, _layout: any(kind_of(layer).propagated(layer) != layer for layer in training.model.layers),
     repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
 )
 
 NO_SELECTED_EXPERTS = Limit(
-    reason="DTensor: selecting along a dim writes the shape of what is selected into the spec of the tensor that it is selected "
-    "from, as of one expert into that of the weights of all, from which no other can be selected",
+    reason="DTensor: selecting along a dim, such as one expert from the weights of all, is not supported: it writes the shape "
+    "of the result into the spec of its input, from which no other expert can be selected",
     applies=lambda training, _layout: has_routing(training.model),
     repair=lambda training, _layout: without_routing(training),
     torch="<2.10",
@@ -112,8 +114,8 @@ def _has_uneven_units(training: Training, layout: Layout) -> bool:
 
 
 EVEN_UNITS = Limit(
-    reason="DTensor: features that propagation has cut cannot be viewed as units, such as heads, of which ranks have unequal "
-    "numbers ('Cannot unflatten unevenly sharded tensor')",
+    reason="DTensor: units, such as heads, that are not a multiple of the ranks are not supported: sharded features cannot be "
+    "viewed as unequal numbers of units ('Cannot unflatten unevenly sharded tensor')",
     applies=_has_uneven_units,
     repair=lambda training, layout: each_layer(
         training, lambda _index, layer: kind_of(layer).with_even_units(layer, layout.num_data_ranks)
@@ -128,23 +130,23 @@ def _has_tables_of_nothing(training: Training, layout: Layout) -> bool:
 
 
 TABLES_OF_NOTHING = Limit(
-    reason="DTensor: a rank that holds no row of an embedding cannot look anything up ('index_select(): self indexing axis dim "
-    "should be positive'), and the others wait for it",
+    reason="DTensor: an embedding of which some rank holds no row is not supported: that rank cannot look anything up "
+    "('index_select(): self indexing axis dim should be positive'), and the others wait for it",
     applies=_has_tables_of_nothing,
     repair=lambda training, layout: with_tables(training, layout.num_data_ranks),
 )
 
 NO_SINGLE_SEQUENCE = Limit(
-    reason="DTensor: a single row that is cut along its dim cannot be viewed together with its positions ('would remove or "
-    "reshape sharded dimension 0')",
+    reason="DTensor: a microbatch of one sequence is not supported: a sharded dim of one row cannot be viewed together with "
+    "positions ('would remove or reshape sharded dimension 0')",
     applies=lambda training, _layout: training.model.length is not None and 1 in training.data.microbatches,
     repair=lambda training, _layout: with_rows(training, 2),
     upstream=True,
 )
 
 ROWS_BEFORE_POSITIONS = Limit(
-    reason="DTensor: a linear views rows and positions as one dim, which is refused where rows lie along dim 1 ('view size is "
-    "not compatible')",
+    reason="DTensor: sequences with rows along dim 1 are not supported: a linear views rows and positions as one dim ('view "
+    "size is not compatible')",
     applies=lambda training, _layout: training.model.length is not None and training.data.batch_dim != 0,
     repair=lambda training, _layout: replace(training, data=replace(training.data, batch_dim=0)),
     upstream=True,

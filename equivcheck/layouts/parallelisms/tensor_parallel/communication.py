@@ -114,7 +114,8 @@ def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held)
 
 
 PENDING_GRADIENTS = Unmodelled(
-    reason="tensor parallelism: gradients that are left pending a sum are reduced wherever an operation on them asks for it",
+    reason="TensorParallel(redistribute_gradients=False): reductions of partial gradients are not predicted: any operation on "
+    "them may ask for one",
     applies=lambda training, layout: any(
         not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism)
         for parallelism in layout.of(TensorParallel)

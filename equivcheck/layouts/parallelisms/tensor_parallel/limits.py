@@ -51,7 +51,8 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 
 NO_SHARED_WEIGHTS = Limit(
-    reason="tensor parallelism: parallelize_module makes a new parameter for each module, which unties shared weights",
+    reason="parallelize_module: layers that share a weight are not supported: it creates a new parameter for each module, "
+    "which unties shared weights",
     applies=lambda training, _layout: has_shares(training.model),
     repair=lambda training, _layout: without_shares(training),
     upstream=True,
@@ -69,8 +70,8 @@ def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
 
 
 NO_MIXED_CALLS = Limit(
-    reason="tensor parallelism: foreach and fused optimizers refuse plain parameters, those of layers outside the plan, beside "
-    "DTensors, and ASGD refuses DTensors of two meshes",
+    reason="parallelize_module: foreach and fused optimizers with layers outside the plan are not supported: they refuse plain "
+    "parameters and DTensors in one call, and ASGD refuses DTensors of two meshes",
     applies=_mixes_tensors_in_one_call,
     repair=lambda training, _layout: replace(
         training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP)
@@ -94,7 +95,7 @@ def _leaves_pending(training: Training, layout: Layout) -> bool:
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
-    "tensor parallelism",
+    "TensorParallel",
     ranks=lambda layout: layout.mesh.size(TP),
     cuts_short=_cuts_short,
     leaves_pending=_leaves_pending,
@@ -102,8 +103,8 @@ GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
 )
 
 HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
-    reason="tensor parallelism inside another parallelism: that one puts parameters of its own in the place of those with hooks, "
-    "and redistributes their gradients whether redistribute_gradients says so or not",
+    reason="TensorParallel(redistribute_gradients=False): another parallelism around it is not supported: it replaces the "
+    "parameters that have hooks, and redistributes their gradients anyway",
     applies=lambda layout: _leaves_gradients(layout) and len(layout.parallelisms) > 1,
     repair=lambda layout: with_options(layout, TensorParallel, redistribute_gradients=True),
 )
@@ -116,8 +117,9 @@ def _compiles_after_pending_sum(layout: Layout) -> bool:
 
 
 NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
-    reason="tensor parallelism: what an embedding by tokens returns is still to be waited for, and a layer that is compiled by "
-    "itself takes the tensor out of it, without its graph: the embedding has no gradient, or backward raises (pytorch#179849)",
+    reason="parallelize_module: compiling each layer after an embedding sharded by tokens is not supported: the embedding "
+    "returns an asynchronous tensor, and a compiled layer takes the tensor out of it without its graph; the embedding then has "
+    "no gradient, or backward raises (pytorch#179849)",
     applies=_compiles_after_pending_sum,
     repair=uncompiled,
 )
@@ -125,8 +127,8 @@ NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS, NO_PENDING_SUM_BEFORE_COMPILED_LAYERS)
 
 ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
-    reason="tensor parallelism makes frozen linears trainable (pytorch#171523), and Adafactor squares norms of what it cuts in "
-    "place, which is refused while they are pending a sum",
+    reason="parallelize_module: Adafactor with frozen linears is not supported: they become trainable (pytorch#171523), and "
+    "Adafactor squares norms in place, which DTensor refuses while they are partial",
     applies=lambda training, layout: (
         isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_splits(training.model, layout))
     ),
@@ -142,9 +144,9 @@ def _ties_local_tensors(training: Training, layout: Layout) -> bool:
 
 
 NO_TIES_OF_LOCAL_TENSORS = Limit(
-    reason="tensor parallelism inside another parallelism: DistributedDataParallel, replicate and FullyShardedDataParallel put "
-    "local tensors in the place of DTensors in one of the modules that share a weight, which unties them: FSDP1 then leaves "
-    "gradients of one half alone, and others raise",
+    reason="parallelize_module inside DistributedDataParallel, replicate or FullyShardedDataParallel: a head tied to the "
+    "embedding is not supported: local tensors replace DTensors in only one of the two modules, which unties them; FSDP1 then "
+    "leaves out the gradients of one of them, and the others raise",
     applies=_ties_local_tensors,
     repair=lambda training, _layout: untied(training),
 )
@@ -159,9 +161,8 @@ def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
 
 
 NO_SHORT_CUTS_OF_SEQUENCES = Limit(
-    reason="tensor parallelism: DTensor cannot view rows and positions as one dim where some rank has none of their features "
-    "('would remove or reshape sharded dimension 2'), or where one of one is cut and there is one position: what is cut is at "
-    "least as long as there are ranks, and as two",
+    reason="parallelize_module: sequences with a sharded size below the number of ranks, or below 2 with one position, are not "
+    "supported: DTensor cannot view rows and positions as one dim ('would remove or reshape sharded dimension 2')",
     applies=_cuts_sequences_short,
     repair=lambda training, layout: with_widths(training, max(layout.mesh.size(TP), 2)),
     upstream=True,
@@ -175,8 +176,8 @@ def _lacks_tokens(training: Training, layout: Layout) -> bool:
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
-    reason="tensor parallelism: a rank that holds no row of an embedding that is cut by tokens cannot look any up ('self "
-    "indexing axis dim should be positive'), while the others wait for it",
+    reason="parallelize_module: an embedding sharded by tokens of which some rank holds no row is not supported: that rank "
+    "cannot look anything up ('self indexing axis dim should be positive'), and the others wait for it",
     applies=_lacks_tokens,
     repair=lambda training, layout: with_model(
         training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
