@@ -1,4 +1,4 @@
-"""Does this parallel training compute what one device computes?"""
+"""Check whether a parallel training computes the same as one device."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name at first use (PEP 562): `import equivcheck` alone costs nothing and imports no torch."""
+    """Import a public name at first use (PEP 562), so that `import equivcheck` is fast and does not import torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)

@@ -1,6 +1,6 @@
-"""The pytest face: Hypothesis profiles, and a summary of the scenarios checked by layout and outcome.
+"""pytest plugin: it registers Hypothesis profiles and prints how many scenarios each layout passed.
 
-It costs a run that checks nothing nothing: neither torch nor Hypothesis is imported here.
+pytest loads this module in every run, so it imports neither torch nor Hypothesis.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 from equivcheck.system.tally import Row, take
 
 PROPERTY = "equivcheck"
-"""The user property that carries a test's counts from the process that ran it to the one that sums up, and into JUnit files."""
+"""Name under which a test report carries the counts of its test, also from pytest-xdist workers and into JUnit files."""
 
 
 class ScenarioSummary:
-    """Adds up what tests checked, wherever they ran, and prints it at the end."""
+    """Sums the counts in all test reports and prints them when pytest ends."""
 
     def __init__(self) -> None:
         self.checked: Counter[Row] = Counter()
@@ -33,7 +33,7 @@ class ScenarioSummary:
                 self.checked.update({(layout, world, outcome): count for layout, world, outcome, count in json.loads(str(value))})
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print a table, if anything was checked."""
+        """Print the table if any test checked a scenario."""
         if self.checked:
             terminalreporter.section(f"equivcheck: {self.checked.total()} scenarios")
             for line in table(self.checked):
@@ -42,7 +42,10 @@ class ScenarioSummary:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Start counting; register the profiles if one is asked for, before Hypothesis's plugin loads it."""
+    """Register the summary, and the Hypothesis profiles if `--hypothesis-profile` names one.
+
+    It runs first because Hypothesis's own plugin loads the profile in the same hook.
+    """
     config.pluginmanager.register(ScenarioSummary(), "equivcheck-summary")
     if str(config.getoption("--hypothesis-profile", None)).startswith("equivcheck-"):
         from equivcheck.system.profiles import register_profiles
@@ -52,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Attach to each test what it has checked, passed or failed."""
+    """Attach the counts of a test to its report, even if the test fails."""
     try:
         return (yield)
     finally:
@@ -63,14 +66,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """Close the worlds that checks have opened, if any."""
+    """Close the worlds that checks opened."""
     pool = sys.modules.get("equivcheck.worlds.pool")
     if pool is not None:
         pool.close_worlds()
 
 
 def table(checked: Counter[Row]) -> list[str]:
-    """A row for each layout in each world with a column for each outcome that occurred, then the share of what is equivalent."""
+    """Return one line per layout and world with a column for each outcome, then the share of equivalent scenarios."""
     outcomes = sorted({outcome for _, _, outcome in checked}, key=lambda outcome: (outcome != "equivalent", outcome))
     places = sorted({(layout, world) for layout, world, _ in checked})
     rows = [["layout", "world", *outcomes]]

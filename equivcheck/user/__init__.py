@@ -1,1 +1,1 @@
-"""Models, parallelisations and data that users bring."""
+"""Checks for models, parallelizations and data that users bring."""

@@ -1,4 +1,4 @@
-"""Batches of users: tensors in tuples, lists and dicts."""
+"""Batches: tensors nested in tuples, lists and dicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.user.task import Task
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with every tensor changed; what is no tensor, tuple, list or dict stays as it is."""
+    """Return the same structure with `change` applied to every tensor. Other values stay unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):
@@ -30,36 +30,39 @@ def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def converted(batch: Any, dtype: torch.dtype | None) -> Any:
-    """A batch whose numbers, but for integers, have another precision; always of tensors of its own."""
+    """Return a copy of a batch with floating-point and complex tensors converted to `dtype`."""
     return mapped(batch, lambda tensor: as_type(tensor, dtype))
 
 
 def moved(batch: Any, eps: float, generator: np.random.Generator) -> Any:
-    """A batch whose real numbers are off by up to one unit in the last place."""
+    """Return a batch whose floating-point values are perturbed by up to one unit in the last place."""
     return mapped(batch, lambda tensor: tensor * factors(tensor, eps, generator) if tensor.is_floating_point() else tensor)
 
 
 def factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) -> torch.Tensor:
-    """``1 + eps * U(-1, 1)`` for each element."""
+    """Return random factors ``1 + eps * U(-1, 1)`` in the shape and type of `tensor`."""
     return torch.from_numpy(np.asarray(1.0 + eps * generator.uniform(-1.0, 1.0, tuple(tensor.shape)))).to(tensor.dtype)
 
 
 def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
-    """What this rank computes on: what the user says, or its rows of every tensor, in row-major order over the data axes."""
+    """Return this rank's part of a batch: the result of the user's `shard`, or an equal part of the rows.
+
+    Parts are numbered in row-major order over the data axes.
+    """
     if task.shard is not None:
         return task.shard(mapped(batch, torch.clone), mesh)
     return part_of(batch, data_number(task, mesh), task.num_data_ranks)
 
 
 def data_number(task: Task, mesh: DeviceMesh) -> int:
-    """Which part of the rows is this rank's."""
+    """Return the number of this rank's part of the rows."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     return number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
 
 
 def number_at(task: Task, indices: Mapping[str, int]) -> int:
-    """Which part of the rows is that of the rank with these indices along the axes."""
+    """Return the number of the part for the rank at these mesh indices."""
     number = 0
     for name, size in task.mesh:
         number = number * size + indices[name] if name in task.data_axes else number
@@ -67,17 +70,20 @@ def number_at(task: Task, indices: Mapping[str, int]) -> int:
 
 
 def part_of(batch: Any, number: int, count: int) -> Any:
-    """One of equal parts of the rows of every tensor, copied; numbers without dims are whole in every part."""
+    """Return a copy of one of `count` equal parts of the rows. Tensors without dims are copied to every part."""
     return mapped(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
 
 
 def split(batch: Any, count: int) -> list[Any]:
-    """The microbatches of a step, each in equal parts."""
+    """Split each microbatch of a step into `count` equal parts."""
     return [part_of(microbatch, number, count) for microbatch in microbatches(batch) for number in range(count)]
 
 
 def microbatches(batch: Any) -> list[Any]:
-    """The microbatches of a step; a list that is no list of pairs is one pair, as a `DataLoader` gives it."""
+    """Return the microbatches of a step.
+
+    A list ``[inputs, targets]``, as a `DataLoader` returns it, is one pair and not two microbatches.
+    """
     if not isinstance(batch, list):
         return [batch]
     return [tuple(batch)] if len(batch) == 2 and not all(map(_is_pair, batch)) else batch
@@ -88,7 +94,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def require_parts(task: Task) -> None:
-    """Raise `UsageError` for batches that are no pairs, or whose rows the data axes cannot share out."""
+    """Raise `UsageError` if a batch is not a pair, or if its rows cannot be split evenly over the data axes."""
     for number, batch in enumerate(task.batches):
         if task.step is None or task.rank_step is None:
             for microbatch in microbatches(batch):

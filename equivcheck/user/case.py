@@ -1,4 +1,4 @@
-"""A user's training as a case of the judge, and what explains that its ranks differ."""
+"""A user's training in the form that the judge compares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ABOUT_SHARDS = (
 
 
 class UserCase:
-    """The run on one device, as far as what the ranks left can be held against it."""
+    """The single-device run, limited to tensors that the ranks' traces contain."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
         self._run, self._traces = run, traces
@@ -32,7 +32,7 @@ class UserCase:
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
 
     def case(self) -> Case:
-        """What the judge asks for: users ask about every step."""
+        """Return the case for the judge; every step is required."""
         return Case(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
@@ -41,18 +41,18 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """What decides, as far as ranks could be read."""
+        """The reference that decides, limited to tensors that ranks could read."""
         return self.case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:
-        """What may explain a divergence; empty where nothing is known."""
+        """Return a possible explanation for a divergence; empty if none is known."""
         if first.difference is Difference.SHAPE:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
         return self.apart_in_parts
 
     @property
     def apart_in_parts(self) -> str:
-        """That the parts of the ranks do not make the whole on one device either, in words for people; empty if they do."""
+        """A sentence if one device also diverges when it processes the ranks' parts one by one; else empty."""
         if self._far is None:
             return ""
         return (
@@ -61,18 +61,18 @@ class UserCase:
         )
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
-        """What people look at first; None where one device's gradients are lost in rounding at once."""
+        """Return loss, gradient norm and call counts; None if rounding dominates the first gradients."""
         gradients = first_gradients(self._quick.moments)
         return None if gradients is None else measures_of(self._run.trace, gradients, self._traces, calls)
 
     @property
     def other_settings(self) -> Divergence | None:
-        """Where the optimizer of a rank ends with other settings than that of one device, by half of the digits."""
+        """The first optimizer setting on a rank that differs from one device in the first half of its digits."""
         return other_settings(self._run.trace, self._traces, self._quick.noise_limit)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Optimizer state that no rank could hand over, where users read tensors themselves."""
+        """Optimizer state that no rank could read; empty without `full_tensors`."""
         if self._run.task.full_tensors is None:
             return ()
         states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)
@@ -88,11 +88,11 @@ class UserCase:
 
     @cached_property
     def _far(self) -> Expected | None:
-        """Where the parts of the ranks, taken one after the other, are no second estimate of the same training."""
+        """The first moment at which the run over the ranks' parts differs by more than rounding; None if it agrees."""
         return self._run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
-        """The reference without optimizer state that no rank could hand over, where users read tensors themselves."""
+        """The reference without optimizer state that no rank could read. Only `full_tensors` leaves state unread."""
         if self._run.task.full_tensors is None:
             return reference
         return replace(reference, moments=tuple(map(self._without_unread, reference.moments)))

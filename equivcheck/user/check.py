@@ -1,4 +1,4 @@
-"""`check_training`: a user's training and how they spread it, one verdict."""
+"""`check_training`: compare a user's parallel training with one device."""
 
 from __future__ import annotations
 
@@ -48,32 +48,57 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     deadline: float = 60.0,
     explain: bool = True,
 ) -> UserVerdict:
-    """Say whether a training spread over ranks computes what one device computes: loss, gradients, parameters at every step.
+    """Check whether a parallel training computes the same losses, gradients and parameters as one device.
 
-    `model` builds the same model at each call: torch, numpy and random are seeded; a module is copied. ``parallelize(model,
-    mesh)`` returns what is called, or None where it changes the model in place; `mesh` gives the sizes of the named axes. Each of
-    `batches` is a step's ``(inputs, targets)``, or a list of microbatches; a rank gets its equal part of the rows (dim 0) over
-    `data_axes` (default: those named dp, fsdp, replicate, shard ...), or what ``shard(batch, mesh)`` returns. `loss` takes
-    outputs and targets and is the mean over their rows, which data ranks average; with ``reduction="sum"`` it sums, and is
-    multiplied by the number of data ranks before backward, as they average gradients. `optimizer` takes a list of parameters,
-    `scheduler` the optimizer.
+    The training runs once on one device and once on all ranks. The verdict compares every step, then optimizer state and
+    buffers::
 
-    ``step(model, batch, optimizer, loss)`` replaces forward, backward and update and returns the loss; `rank_step` does so on
-    ranks alone, where it may return None. Of parameters that are shards, but neither DTensors nor those of FSDP, ``cuts={name:
-    ((dim, axis), ...)}`` says how they lie (names may be patterns, the first that fits counts; parts are those of `torch.chunk`,
-    by outer axes first), or ``full_tensors(module)`` returns whole tensors by name. Model and batches are converted to `dtype`;
-    None leaves them as they are, with tolerances to match. `precision` says what ranks round to fewer digits, so that one device
-    rounds alike: a `LowPrecision` for autocast (around forward and loss where there is no `step`), a `MixedPrecision` for the
-    policy of FSDP. `keep_dtype` gives float64 to all that asks for float32, on one device and on ranks. `dropout_masks` draws the
-    masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, of which each rank gets its part. Ranks that are idle, or compute
-    without communicating, for `deadline` seconds count as hung. Where ranks diverge, the verdict says why and where, as far as
-    can be found out; not so with ``explain=False``, which is faster, and under `precision`.
+        verdict = check_training(
+            model=lambda: nn.Linear(4, 2),
+            parallelize=lambda model, mesh: DistributedDataParallel(model),
+            mesh={"dp": 2},
+            batches=[(torch.randn(8, 4), torch.randn(8, 2))],
+            loss=nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )
+        verdict.assert_equivalent()
 
-    In world ``torchrun`` every process of the world calls this; what rank 0 passes is sent to all, that process judges, and all
-    return what it finds.
+    A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
+    ``torchrun`` every process calls this function with the same arguments; rank 0 sends its arguments to all, and all return its
+    verdict.
 
-    Failures of the ranks are verdicts. Raises `UsageError` for arguments that make no sense, and for a model or training that is
-    not the same each time; what the run on one device raises is left as it is.
+    :param model: A function that builds the same model at each call, or a module, which is copied. torch, numpy and random are
+        seeded before each call.
+    :param parallelize: Called on each rank as ``parallelize(model, mesh)``. Returns the module to train, or None if it changes
+        the model in place.
+    :param mesh: Axis names and sizes, outermost first.
+    :param batches: One entry per step: a pair ``(inputs, targets)``, or a list of such microbatches. Each rank gets an equal part
+        of the rows (dim 0).
+    :param loss: Called as ``loss(outputs, targets)``. Returns the mean over the rows, or their sum with ``reduction="sum"``.
+    :param optimizer: Called with a list of parameters.
+    :param reduction: ``"mean"`` or ``"sum"``. A sum is multiplied by the number of data ranks before backward, because data ranks
+        average gradients.
+    :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
+    :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
+        the loss.
+    :param rank_step: Replaces `step` on ranks. May return None on a rank without a loss.
+    :param data_axes: Axes whose ranks get different rows. By default the axes named dp, fsdp, replicate, shard and similar.
+    :param shard: Called as ``shard(batch, mesh)`` on each rank. Returns the part of the batch for this rank.
+    :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
+        with an irregular layout.
+    :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
+        be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first.
+    :param dtype: Model and batches are converted to this type. None leaves them unchanged, with wider tolerances.
+    :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
+        autocast (applied here around forward and loss unless you pass `step`), a `MixedPrecision` for an FSDP policy.
+    :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
+    :param dropout_masks: Draw the masks of `torch.nn.Dropout` (1d, 2d, 3d) for all rows, and give each rank its part.
+    :param seed: Seed for the model and for the training.
+    :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
+    :param schedule_seed: Order in which simulated ranks take turns.
+    :param deadline: Seconds without progress, in communication or without it, after which ranks count as hung.
+    :param explain: Search for the cause if ranks diverge. False is faster. No search takes place under `precision`.
+    :raises UsageError: An argument is not valid, or two runs on one device differ.
     """
     # Imported at the call, because DTensor comes with them: defining a training takes no longer than importing torch.
     from equivcheck.user.judging import check_task

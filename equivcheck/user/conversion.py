@@ -1,4 +1,4 @@
-"""What users bring, in another floating-point type; complex numbers stay complex."""
+"""Conversion between floating-point types; complex tensors stay complex."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import nn
 
 
 def as_type(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """A copy whose real or complex numbers have the precision of `dtype`; None, and integers, are left as they are."""
+    """Return a copy with floating-point or complex values in the precision of `dtype`. Integers are copied unchanged."""
     if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor.detach().clone()
     return tensor.detach().to(dtype.to_complex() if tensor.is_complex() else dtype, copy=True)
 
 
 def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert parameters and buffers in place; complex buffers by hand, as `Module.to` drops their imaginary parts."""
+    """Convert parameters and buffers in place. `Module.to` would drop the imaginary part of complex buffers."""
     buffers = [
         (module, name, buffer)
         for module in model.modules()
@@ -31,10 +31,10 @@ def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def complex_parameter(model: nn.Module) -> str:
-    """The name of a parameter that is complex; empty if there is none."""
+    """Return the name of the first complex parameter; empty if there is none."""
     return next((name for name, parameter in model.named_parameters() if parameter.is_complex()), "")
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as pairs of real ones along a last dim; others as they are."""
+    """Return a complex tensor as pairs of real numbers along a last dim; real tensors unchanged."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor

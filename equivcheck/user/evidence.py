@@ -1,4 +1,4 @@
-"""What agreement of the ranks does not prove, of some trainings: what is wrong would leave the same."""
+"""Reasons why agreement between ranks and one device is not a proof."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from equivcheck.user.batches import mapped
 from equivcheck.user.task import Task
 
 SAME_ROWS = "data ranks had the same rows in every batch: a missing reduction cannot show"
-"""Why agreement proves nothing where no rank differs from another."""
+"""Reason if all data ranks got the same rows."""
 NO_UPDATE = "no step changes a parameter (is the learning rate 0?): a wrong update cannot show"
-"""Why agreement proves nothing where all updates are zero."""
+"""Reason if all updates are zero."""
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
-    """Why agreement would be no pass, in words for people; empty where it is one."""
+    """Return the reason why agreement would prove nothing; empty if it does prove something."""
     if not changes_parameters:
         return NO_UPDATE
     return SAME_ROWS if _same_rows(task) else ""
 
 
 def _same_rows(task: Task) -> bool:
-    """Whether the parts of data ranks are the same in every batch; where users cut, or rows are no tensors, nobody knows."""
+    """Whether all data ranks get the same rows in every batch. False if the user shards, because the parts are unknown."""
     if task.num_data_ranks == 1 or task.shard is not None:
         return False
     parts = (tensor.chunk(task.num_data_ranks) for batch in task.batches for tensor in _tensors(batch))
@@ -37,7 +37,6 @@ def _all_same(parts: tuple[torch.Tensor, ...]) -> bool:
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch that have rows."""
     found: list[torch.Tensor] = []
     mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return (tensor for tensor in found if tensor.dim())

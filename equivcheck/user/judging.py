@@ -1,4 +1,4 @@
-"""The verdict on a training that a user brings."""
+"""Run `check_training` and judge the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 from equivcheck.worlds.world import World, without_cover
 
 NAME = "check_training"
-"""What stands for a layout where checks are counted."""
+"""Stands for the layout in the counts of checked scenarios."""
 
 
 def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
@@ -90,7 +90,7 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
 
 
 def _raise_usage(failure: Failure) -> None:
-    """What a rank finds wrong with an argument is no failure of the training."""
+    """Raise a `UsageError` that a rank raised, because an invalid argument is not a failure of the training."""
     for report in failure.reports:
         kind, _, text = report.error.partition(": ")
         if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):

@@ -1,4 +1,4 @@
-"""Training a user's module and keeping what every step leaves: on one device and on every rank alike."""
+"""The training loop for users' modules, on one device and on every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from equivcheck.worlds.trace.trace import Snapshot, Step
 
 
 def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | None, loss_scale: float) -> UserTrace:
-    """Train the reader's module on batches, step by step; losses are multiplied by `loss_scale` before backward."""
+    """Train the reader's module on `batches` and return a trace of every step.
+
+    Each loss is multiplied by `loss_scale` before backward.
+    """
     optimizer = build_optimizer(task, reader.module)
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     found = _Gradients(reader, optimizer)
@@ -49,12 +52,15 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
 
 
 def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
-    """Forward and backward of each microbatch, every one counting alike, then the optimizer; returns the mean of their losses."""
+    """Run forward and backward for each microbatch, then the optimizer.
+
+    All microbatches have the same weight. Returns the mean loss.
+    """
     return _step(model, batch, optimizer, loss, share=1.0 / len(microbatches(batch)))
 
 
 def summing_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
-    """The same for a loss that sums over rows; returns the sum."""
+    """Run the built-in step for a loss that sums over rows. Returns the sum."""
     return _step(model, batch, optimizer, loss, share=1.0)
 
 
@@ -69,7 +75,7 @@ def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: 
 
 @functools.cache
 def _evaluates(kind: Any) -> bool:
-    """Whether a class of optimizers asks for the loss and its gradients by itself, as LBFGS does."""
+    """Whether an optimizer class requires a closure, such as LBFGS."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -85,14 +91,13 @@ def _accumulated(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer,
 
 
 def _called(model: nn.Module, inputs: Any) -> Any:
-    """Inputs in a tuple or dict are several arguments."""
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
-    """The user's optimizer over the parameters of a module. Raises `UsageError` for what is none."""
+    """Call the user's `optimizer`. Raises `UsageError` if the result is not an optimizer."""
     optimizer = task.optimizer(list(module.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"check_training: optimizer returned {optimizer!r:.100}; allowed: a torch.optim.Optimizer")
@@ -100,7 +105,10 @@ def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
 
 
 class _Gradients:
-    """The gradients as the optimizer finds them, the last time that it steps; none if it computes them itself, by a closure."""
+    """Reads gradients in the optimizer's pre-step hook, at the last step in each batch.
+
+    Under a closure (LBFGS) the gradients do not exist yet at the hook, so none are read there.
+    """
 
     def __init__(self, reader: Reader, optimizer: torch.optim.Optimizer) -> None:
         self.taken: Snapshot | None = None
@@ -108,7 +116,6 @@ class _Gradients:
         optimizer.register_step_pre_hook(self._take)
 
     def begin(self, index: int) -> None:
-        """Forget those of the step before."""
         self.taken, self._index = None, index
 
     def _take(self, _optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:

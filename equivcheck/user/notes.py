@@ -1,4 +1,4 @@
-"""What is worth knowing of how the ranks of a user's training ran, and what they cannot show."""
+"""Notes in a verdict: how ranks ran, and which errors the run cannot show."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ NOT_PARALLEL = (
     'RANK and WORLD_SIZE, as accelerate and Lightning do, wraps nothing in sim: world="gloo" has them)'
 )
 ONE_RANK = "one rank alone: nothing is spread, so that of reductions and shards this says nothing"
-"""What is said of a mesh of one rank."""
+"""Note on a mesh with one rank."""
 ONE_STEP = "one step alone: what it leaves wrong for the next (state, a synchronisation that is lost) cannot show"
-"""What is said of a single batch."""
+"""Note on a training with one step."""
 
 
 def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
-    """Notes on what some ranks left, where others may have been asked for."""
+    """Return notes on a run. `asked` are the ranks that the user asked for, `ran` those that ran."""
     notes = {COMPILED: ran.name != asked.name}
     if isinstance(left, Run):
         notes |= {
@@ -33,7 +33,10 @@ def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple
 
 
 def _sees_nothing_parallel(run: Run) -> bool:
-    """Whether several ranks, in a world that sees calls, make none but for reading, and hold every parameter whole."""
+    """Whether ranks neither communicated nor hold shards. Reading tensors for the check does not count as communication.
+
+    False if there is one rank, or if the world does not record calls.
+    """
     if len(run.values) == 1 or not run.calls or any(call.stage is not Stage.READING for calls in run.calls for call in calls):
         return False
     return all(piece.numel == prod(piece.shape) for trace in run.values for piece in trace.steps[0].parameters.pieces)

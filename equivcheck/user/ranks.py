@@ -1,4 +1,4 @@
-"""What every rank of a world runs for a user's training."""
+"""The function that every rank runs for a user's training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivcheck.worlds.meshes import device_mesh
 
 
 def rank_trace(task: Task) -> UserTrace:
-    """Train this rank's part."""
+    """Train on this rank and return its trace."""
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
@@ -37,9 +37,9 @@ def rank_trace(task: Task) -> UserTrace:
 
 
 def process_trace(task: Task) -> UserTrace:
-    """The same in a process that runs others afterwards, and keeps nothing of what is compiled.
+    """Run `rank_trace`, then reset Dynamo.
 
-    Dynamo counts the variants of a function, of which each new model asks for one, and runs it uncompiled after a few.
+    The process also runs later trainings. Dynamo counts recompilations per function and falls back to eager after a few.
     """
     import torch._dynamo
 
@@ -50,22 +50,23 @@ def process_trace(task: Task) -> UserTrace:
 
 
 def rank_reader(task: Task, names: Names, module: nn.Module, mesh: DeviceMesh) -> Reader:
-    """What reads this rank's part of the module. Raises `UsageError` where cuts do not fit the model."""
+    """Return a reader for this rank's tensors. Raises `UsageError` if `cuts` does not fit the model."""
     parts = None if task.cuts is None else Parts(task.cuts, names.shapes, mesh)
     return Reader(names, module, task.full_tensors, parts)
 
 
 def rank_module(task: Task, mesh: DeviceMesh) -> tuple[Names, nn.Module]:
-    """What this rank calls, and the names that the model gives its tensors."""
+    """Return the tensor names in the model, and the parallelized module."""
     model = build(task, Cut(data_number(task, mesh), task.num_data_ranks))
     names = Names(model)
     return names, parallelized(task, model, mesh)
 
 
 def build(task: Task, cut: Cut | None = None) -> nn.Module:
-    """The model as its factory builds it each time, of the task's element type, for a part of the rows or all of them.
+    """Build the user's model in the task's element type.
 
-    Raises `UsageError` for what is no module, and for complex parameters.
+    `cut` selects the rows that dropout masks are made for; None selects all rows. Raises `UsageError` if the result is not a
+    module or has complex parameters.
     """
     with seeded(task.seed):
         model = task.model()
@@ -80,7 +81,7 @@ def build(task: Task, cut: Cut | None = None) -> nn.Module:
 
 
 def parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """What a rank calls: what the user returns, or the model that was changed in place."""
+    """Call the user's `parallelize` and return the module to train. Raises `UsageError` if it returns another type."""
     module = task.parallelize(model, mesh)
     if module is None:
         return model

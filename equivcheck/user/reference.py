@@ -1,4 +1,4 @@
-"""What one device computes of a user's training, and how far rounding alone moves it."""
+"""The single-device run of a user's training, and its rounding noise."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from equivcheck.worlds.trace.tensors import full_vector, norms
 from equivcheck.worlds.trace.trace import Trace
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-"""Modules whose `p` is a rate of dropout."""
+"""Modules whose `p` is a dropout rate."""
 
 
 class SingleDeviceRun:
-    """The run on one device, with as many copies as have been asked for, each moved by one unit in the last place."""
+    """The single-device run, and copies that start one unit in the last place away."""
 
     def __init__(self, task: Task) -> None:
-        """Raises `UsageError` for a model or training that is not the same each time."""
+        """Train once. Raises `UsageError` if two models or two trainings from the same seed differ."""
         self.task = task
         self._copies: list[UserTrace] = []
         with one_thread():
@@ -50,19 +50,22 @@ class SingleDeviceRun:
             _require_same_training(model, self.trace, self.train(seed=task.seed + 1))
 
     def train(self, *, seed: int, model: nn.Module | None = None, batches: Sequence[Any] | None = None) -> UserTrace:
-        """One run on one device, of a model of the task's element type and of batches as they were given."""
+        """Train on one device, with other weights or batches if given."""
         return trace_of(self.task, seed=seed, model=model, batches=batches)
 
     def reference(self) -> Reference:
-        """With the noise floor of a few copies."""
+        """Return the reference with noise from a few copies."""
         return self._reference(NUM_PERTURBATIONS, None)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:
-        """With that of many, and of the same training over parts of its batches, where given."""
+        """Return the reference with noise from many copies, and from a run over `parts` if given."""
         return self._reference(NUM_PERTURBATIONS + NUM_CONFIRMATIONS, parts)
 
     def parts(self) -> Trace | None:
-        """The run over the parts that data ranks take, one after the other; None where users cut, or step, in their own way."""
+        """Train on the data ranks' parts one by one, as microbatches.
+
+        None if there is one data rank, or if the user brings `shard` or `step`.
+        """
         task = self.task
         if task.num_data_ranks == 1 or task.shard is not None or task.step is not None:
             return None
@@ -72,7 +75,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """The first moment at which the run over parts is elsewhere by more than half of the digits."""
+        """Return the first moment at which the run over parts loses more than half of the digits; None without one."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -87,7 +90,10 @@ class SingleDeviceRun:
 
 
 def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
-    """A run with the noise that its copies show, in units of `eps`, and other runs of the same; doubtful above `limit`."""
+    """Return a reference whose noise is the spread of the copies, in units of `eps`.
+
+    `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
+    """
     rows = list(zip(*map(_values, (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)
@@ -96,7 +102,7 @@ def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *o
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """The first moment at which another run on one device is elsewhere by more than half of the digits."""
+    """Return the first moment at which another run on one device differs in the first half of the digits."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected
@@ -116,9 +122,9 @@ def trace_of(
     batches: Sequence[Any] | None = None,
     spread: Callable[[nn.Module], tuple[nn.Module, Task]] | None = None,
 ) -> UserTrace:
-    """One run on one device; `spread` says what is called instead of the model, and what then is trained.
+    """Train on one device. `spread` returns the module to call and the task to train with, if they differ from the defaults.
 
-    What it raises is the user's own, with a note of where.
+    Exceptions from the user's code get a note about the single-device run.
     """
     try:
         module = build(task) if model is None else model
@@ -135,7 +141,7 @@ def trace_of(
 
 
 def moved_material(task: Task, number: int, eps: float) -> dict[str, Any]:
-    """A model and batches of which every number is off by up to one unit in the last place."""
+    """Return a model and batches with every value perturbed by up to one unit in the last place."""
     generator = np.random.default_rng((task.seed, number))
     model = moved_model(task, eps, generator)
     batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
@@ -143,7 +149,7 @@ def moved_material(task: Task, number: int, eps: float) -> dict[str, Any]:
 
 
 def moved_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
-    """The model with parameters that are off by up to one unit in the last place."""
+    """Build the model with parameters perturbed by up to one unit in the last place."""
     model = build(task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -157,7 +163,7 @@ def _values(trace: Trace) -> list[Any]:
 
 
 def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
-    """Two of the models that are built. Raises `UsageError` where they are not the same, or not two."""
+    """Build two models. Raises `UsageError` if they differ or share modules."""
     first, second = build(task), build(task)
     allowed = "a function that builds a new one, the same each time; torch, numpy and random are seeded before each call"
     if {id(module) for module in first.modules()} & {id(module) for module in second.modules()}:
@@ -170,7 +176,6 @@ def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
 
 
 def _differ(trained: nn.Module, untouched: nn.Module) -> bool:
-    """Whether training has changed any parameter."""
     pairs = zip(trained.parameters(), untouched.parameters(), strict=False)
     return any(not torch.equal(after, before) for after, before in pairs)
 
@@ -182,7 +187,7 @@ def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
 
 
 def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> None:
-    """Two runs that differ in nothing but the state of random generators leave the same bits."""
+    """Raise `UsageError` if two runs that differ only in random state are not bitwise equal."""
     for one, other in zip(moments(first), moments(second), strict=True):
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
             one.snapshot.values, other.snapshot.values, equal_nan=True
@@ -195,13 +200,13 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
 
 
 def _drawn_by(model: nn.Module) -> str:
-    """Modules that drop out, if there are any: `` (by Dropout '1', p=0.5, and 2 more)``."""
+    """Name active dropout modules: `` (by Dropout '1', p=0.5, and 2 more)``; empty if there are none."""
     found = [f"{type(module).__name__} {name!r}, p={_rate(module):g}" for name, module in model.named_modules() if _rate(module)]
     return f" (by {found[0]}{f', and {len(found) - 1} more' if found[1:] else ''})" if found else ""
 
 
 def _rate(module: nn.Module) -> float:
-    """At which a module drops out, by itself or, as attention and recurrent layers do, within."""
+    """Active dropout rate, also inside attention and recurrent modules; 0 if masks replace it."""
     if isinstance(module.forward, Masked):
         return 0
     rate = getattr(module, "p" if isinstance(module, DROPOUT) else "dropout", 0)
@@ -209,7 +214,7 @@ def _rate(module: nn.Module) -> float:
 
 
 class _Precision(TorchFunctionMode):
-    """Notes which types results that need gradients have: some models compute in lower precision within."""
+    """Records the element types of results that require gradients, because some models compute in lower precision inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,5 +228,5 @@ class _Precision(TorchFunctionMode):
 
 
 def coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
-    """The element type of fewest digits."""
+    """Return the element type with the largest eps; float64 if there is none."""
     return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float64)

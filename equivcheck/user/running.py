@@ -1,4 +1,4 @@
-"""Running a user's training on the ranks of a world: of the one asked for, or of processes where only those can."""
+"""Run a user's training on the ranks of a world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 
 
 def members_of(task: Task, world: str | Ranks) -> Ranks:
-    """The ranks that run a training. Raises `UsageError` where they are not those of its mesh, or cannot run it."""
+    """Return the ranks that run a training.
+
+    Raises `UsageError` if their number is not that of the mesh, if the world transfers no data, or if an argument cannot be
+    copied.
+    """
     if isinstance(world, Ranks) and world.size != task.num_ranks:
         raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
@@ -29,7 +33,10 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
 
 
 def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> tuple[Run | Failure, Ranks]:
-    """What the ranks leave, or why they failed, and which they were: processes where threads are refused what is compiled."""
+    """Run the training; return the result or the failure, and the ranks that ran it.
+
+    Simulated ranks are threads and refuse compiled functions. Such a training runs again in local processes.
+    """
     program = process_trace if members.has_copies else rank_trace
     try:
         with warnings.catch_warnings():
@@ -43,7 +50,6 @@ def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> t
 
 
 def _compiles(failure: Failure) -> bool:
-    """Whether the rank that failed first was refused a compiled function."""
     return failure.culprit is not None and REFUSAL in failure.culprit.error
 
 

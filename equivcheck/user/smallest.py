@@ -1,4 +1,4 @@
-"""The smallest training of a user that shows what a larger one does."""
+"""Shrink a user's training while its verdict stays the same."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """A training that cannot be made smaller without another verdict."""
+    """Result of `smallest`: a training that no further step makes smaller without another verdict."""
 
     arguments: Mapping[str, Any]
-    """What `check_training` was called with."""
+    """Arguments for `check_training`."""
     verdict: UserVerdict
-    """What it said."""
+    """Verdict on these arguments."""
     num_tried: int
-    """Trainings that were checked."""
+    """Number of trainings that were checked."""
 
 
 def smallest(**arguments: Any) -> Smallest:
-    """Make a training smaller as long as its verdict stays: fewer steps, microbatches, rows, and ranks along each axis.
+    """Shrink a training that diverged or failed: fewer steps, microbatches, rows, and ranks along each axis.
 
-    Takes what `check_training` takes. Of a DIVERGED verdict the cause stays, in kind; where none is known, the part of the step
-    that differs first. A training that is no finding comes back as it is.
+    Takes the arguments of `check_training`. A smaller training counts only if it has the same outcome and the same kinds of
+    cause, or, without a known cause, if the same phase of the step differs first. A training without a finding is returned
+    unchanged::
+
+        found = smallest(**arguments)
+        print(found.verdict.describe())
+        check_training(**found.arguments)
     """
     arguments |= {"batches": list(arguments.get("batches", ()))}
     verdict, num_tried = check_training(**arguments), 1
@@ -48,7 +53,7 @@ def smallest(**arguments: Any) -> Smallest:
 
 
 def _checked(arguments: Mapping[str, Any]) -> UserVerdict | None:
-    """None where the training makes no sense, as where rows cannot be shared out."""
+    """None if the smaller training is not valid, for example because its rows cannot be split evenly."""
     try:
         return check_training(**arguments)
     except UsageError:
@@ -61,7 +66,7 @@ def _is_same(one: UserVerdict, other: UserVerdict) -> bool:
 
 
 def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dict[str, Any]]:
-    """Smaller trainings, the smallest of a kind first."""
+    """Yield smaller trainings; within each kind the smallest first."""
     batches, mesh = arguments["batches"], arguments["mesh"]
     last = len(batches) if verdict.divergence is None else verdict.divergence.step + 1
     for count in sorted({1, last, len(batches) // 2, len(batches) - 1} - {0}):
@@ -83,7 +88,7 @@ def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _num_rows(batches: list[Any]) -> int:
-    """The most rows of any tensor."""
+    """The largest number of rows in any tensor."""
     found = [1]
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

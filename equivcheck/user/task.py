@@ -1,4 +1,4 @@
-"""What users bring: a training of their own, and how they spread it."""
+"""`Task`: the checked arguments of `check_training`."""
 
 from __future__ import annotations
 
@@ -17,60 +17,63 @@ from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness.masks import MaskShapes
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
-"""Axes whose ranks see different rows, by their usual names."""
+"""Usual names for mesh axes whose ranks get different rows."""
 OTHER_AXES = ("tp", "pp", "sp", "cp", "ep", "model", "pipe", "tensor", "sequence", "context", "expert")
-"""Axes whose ranks see the same rows, by their usual names."""
+"""Usual names for mesh axes whose ranks get the same rows."""
 REDUCTIONS = ("mean", "sum")
-"""What a loss may do with the rows of a batch."""
+"""Ways in which a loss may combine the rows of a batch."""
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""The loss of outputs and targets."""
+"""A function ``loss(outputs, targets)`` that returns a tensor with one element."""
 TrainStep = Callable[[nn.Module, Any, torch.optim.Optimizer, Loss], Any]
-"""Trains a module on one batch and returns the loss (a tensor or a number), or None on a rank that has none."""
+"""A function ``step(model, batch, optimizer, loss)`` that trains on one batch.
+
+It returns the loss as a tensor or a number, or None on a rank without a loss.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The arguments of `check_training`, checked."""
+    """The checked arguments of `check_training`."""
 
     model: Callable[[], nn.Module]
-    """Builds the model."""
+    """Function that builds the model."""
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]
-    """Spreads it over a mesh."""
+    """Function that parallelizes a model over a mesh."""
     mesh: tuple[tuple[str, int], ...]
-    """Names and sizes of the axes, outermost first."""
+    """Axis names and sizes, outermost first."""
     batches: tuple[Any, ...]
-    """One a step: a pair of inputs and targets, or a list of such microbatches."""
+    """One entry per step: a pair of inputs and targets, or a list of such microbatches."""
     loss: Loss
-    """Of outputs and targets."""
+    """Function of outputs and targets."""
     reduction: str
     """One of `REDUCTIONS`."""
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    """Of parameters."""
+    """Function of a list of parameters."""
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
-    """Of an optimizer; None for a constant rate."""
+    """Function of the optimizer; None for a constant learning rate."""
     step: TrainStep | None
-    """Of one device; None for the usual one."""
+    """The user's step on one device; None for the built-in step."""
     rank_step: TrainStep | None
-    """Of a rank; None for the usual one."""
+    """The user's step on a rank; None for the built-in step."""
     data_axes: tuple[str, ...]
-    """Axes along which rows are cut."""
+    """Axes along which rows are split."""
     shard: Callable[[Any, DeviceMesh], Any] | None
-    """A rank's part of a batch; None for the usual one."""
+    """Function that returns a rank's part of a batch; None for an equal part of the rows."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
-    """Whole tensors of a module by name; None where what parameters are, or `cuts`, says it."""
+    """Function that returns a module's full tensors by name; None if placements or `cuts` are known."""
     cuts: dict[str, tuple[tuple[int, str], ...]] | None
-    """Of plain shards by name: dims, and the axis along which each is cut; None where there are none."""
+    """For plain shards by parameter name: pairs of dim and axis. None if there are no plain shards."""
     dtype: torch.dtype | None
-    """What parameters and batches are converted to; None for nothing."""
+    """Element type for parameters and batches; None to leave them unchanged."""
     precision: LowPrecision | MixedPrecision | None
-    """What ranks round to fewer digits, and one device alike; None for nothing."""
+    """Lower precision that ranks and the single-device run round to; None for no rounding."""
     keep_dtype: bool
-    """Whether what asks for float32 gets `dtype`."""
+    """Whether requests for float32 get `dtype` instead."""
     mask_shapes: MaskShapes | None
-    """Where dropout is by masks, what it was seen to drop out of."""
+    """Shapes of the dropout masks on one device; None without `dropout_masks`."""
     seed: int
-    """Seeds torch, numpy and random before each call of `model`."""
+    """Seed for torch, numpy and random before each call of `model`."""
 
     def __post_init__(self) -> None:
         for name in ("model", "parallelize", "loss", "optimizer"):
@@ -90,32 +93,32 @@ class Task:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Of the mesh."""
+        """Names of the mesh axes."""
         return tuple(name for name, _ in self.mesh)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the mesh."""
+        """Sizes of the mesh axes."""
         return tuple(size for _, size in self.mesh)
 
     @property
     def num_ranks(self) -> int:
-        """Of the mesh."""
+        """Number of ranks in the mesh."""
         return math.prod(self.shape)
 
     @property
     def num_data_ranks(self) -> int:
-        """Parts that rows are cut into."""
+        """Number of parts that rows are split into."""
         return math.prod(size for name, size in self.mesh if name in self.data_axes)
 
     @property
     def callables(self) -> dict[str, object]:
-        """What was brought to be called, by name."""
+        """All callable arguments by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if callable(getattr(self, field.name))}
 
 
 def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
-    """The axes of a mesh as users give it. Raises `UsageError`."""
+    """Return the mesh axes as pairs of name and size. Raises `UsageError` if `mesh` is not a dict of sizes."""
     allowed = 'a dict of axis sizes such as {"dp": 2, "tp": 2}'
     if not isinstance(mesh, Mapping) or not mesh:
         raise UsageError(f"check_training: mesh is {mesh!r}; allowed: {allowed}")
@@ -126,7 +129,10 @@ def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
 
 
 def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, by_hand: bool) -> tuple[str, ...]:
-    """The axes along which rows are cut; names decide unless they are given, or the user cuts `by_hand`. Raises `UsageError`."""
+    """Return the axes along which rows are split.
+
+    The user's `given` axes win. Otherwise axis names decide, and unknown names raise `UsageError` unless the user shards batches.
+    """
     names = tuple(name for name, _ in mesh)
     if given is not None:
         unknown = [name for name in given if name not in names]

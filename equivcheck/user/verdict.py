@@ -1,4 +1,4 @@
-"""The outcome of `check_training`, with its evidence."""
+"""The result of `check_training`."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from equivcheck.worlds.failure import Failure, RankState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserVerdict(Judgement):
-    """What `check_training` returns: EQUIVALENT, DIVERGED, CRASHED, HUNG or INCONCLUSIVE."""
+    """Result of `check_training`: EQUIVALENT, DIVERGED, CRASHED, HUNG or INCONCLUSIVE, with evidence."""
 
     mesh: tuple[tuple[str, int], ...]
-    """Names and sizes of the axes."""
+    """Axis names and sizes."""
     precision: str
-    """The coarsest element type that the training passes through on one device: tolerances are measured in its units. With
-    `precision` what it computes in, and what is rounded to."""
+    """Element type with the fewest digits in the single-device run, which sets the tolerances.
+
+    With `precision=` given: the type that the training computes in, and the types it rounds to.
+    """
     cause: str = ""
-    """Why it diverged: what, done wrong on one device, leaves all that the ranks left; empty where nothing known does."""
+    """Why the training diverged: a mistake that, made on one device, reproduces all values on the ranks. Empty if none does."""
     kinds: tuple[Cause, ...] = ()
-    """What `cause` is, in a word; several where either may be."""
+    """Short names for `cause`; several if several mistakes fit."""
     where: str = ""
-    """The first module whose output, or gradient of its output, differs; empty where that was not looked for, or not found."""
+    """The first module whose output, or output gradient, differs. Empty if no search took place or it found none."""
     types: str = ""
-    """What the type checker of spmd_types says, where parameters have its types and ranks diverged or failed; else empty."""
+    """Result of the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
     hint: str = ""
-    """What may explain a divergence without a known cause, in a sentence; empty where nothing is known."""
+    """A possible explanation if no cause is known; it proves nothing. Empty without one."""
     unread: tuple[str, ...] = ()
-    """Optimizer state that no rank could hand over, and that was not compared."""
+    """Optimizer state that was not compared because no rank could read it."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing of how the ranks ran, and what that cannot show, a sentence each."""
+    """Remarks about the run and about errors it cannot show, one sentence each."""
     measures: Measures | None = None
-    """Loss and gradient norm of the first step, calls and bytes of a step; None where the ranks did not finish."""
+    """Loss and gradient norm at the first step, calls and bytes per step. None if ranks did not finish."""
 
     def describe(self) -> str:
-        """A few lines for people."""
+        """Return the verdict as text for people, in a few lines."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
         heading = f"{self.outcome.value.upper()}: a training of yours on {axes}, {self.precision}, in {self.world}"
         return "\n".join([heading, *(f"  {line}" for line in self._evidence())])
@@ -61,11 +63,11 @@ class UserVerdict(Judgement):
 
 
 FRAMES = 8
-"""Last lines that `describe` shows of a traceback."""
+"""Number of traceback lines that `describe` shows."""
 
 
 def _frames(failure: Failure) -> list[str]:
-    """The end of the stack of the first rank that raised, or else that runs, without lines that underline parts of others."""
+    """The end of the stack on the first rank that raised, or else on the first that still runs. Caret underlines are dropped."""
     for state in (RankState.RAISED, RankState.RUNNING):
         for report in failure.reports:
             if report.state is state and report.stack:

@@ -1,1 +1,1 @@
-"""Why a training of a user diverged, and in which module: found after the fact, on one device."""
+"""Find out why a user's training diverged, and in which module, after the run and on one device."""

@@ -1,4 +1,4 @@
-"""What a counterfactual of a user's training is."""
+"""Candidate mistakes, and the facts about a training that they depend on."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.traces.settings import UserTrace
 
 Change = Callable[[EmulatedRanks], None]
-"""Makes an honest emulation wrong."""
+"""Makes correct emulated ranks wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honest:
-    """What is known of the step of one device, from an emulation in which nothing is wrong."""
+    """Facts about a training, measured by emulating correct ranks."""
 
     own_rows: bool
-    """Whether the mean over ranks, each on its own rows, is what one device computes with all."""
+    """Whether ranks with their own rows, averaged, compute the same as one device with all rows."""
     num_backward: int
-    """Backward passes of a step."""
+    """Backward passes per step."""
     clips: bool
-    """Whether it clips by `torch.nn.utils.clip_grad_norm_`."""
+    """Whether a step calls `torch.nn.utils.clip_grad_norm_`."""
     differs: bool
-    """Whether ranks on their own rows leave something else than one device."""
+    """Whether ranks with their own rows compute something else than one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual:
-    """One way to be wrong."""
+    """A candidate mistake that may explain a divergence."""
 
     cause: Cause
-    """In a word."""
+    """Kind of mistake."""
     sentence: str
-    """What is wrong, for people, without a full stop."""
+    """Description for people, without a full stop."""
     change: Change
-    """Makes ranks wrong."""
+    """Applies the mistake to emulated ranks."""
     own_rows: bool = False
-    """Whether each rank must compute on its own rows, where one device could do with all."""
+    """Whether each rank must compute on its own rows, even if all rows would give the same result."""
 
     def run(self, diverged: DivergedTraining, num_steps: int, honest: Honest) -> tuple[UserTrace, ...]:
-        """What the ranks would leave."""
+        """Train emulated ranks with the mistake and return their traces."""
         emulated = EmulatedRanks(diverged, own_rows=honest.own_rows or self.own_rows)
         emulated.num_backward = honest.num_backward
         self.change(emulated)
@@ -53,38 +53,38 @@ class Counterfactual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """At which steps something is wrong."""
+    """Range of steps in which a mistake occurs."""
 
     first: int
-    """The first of them."""
+    """First step."""
     last: int | None = None
-    """The last; None for all that follow."""
+    """Last step; None for all later steps."""
 
     def __contains__(self, step: int) -> bool:
         return step >= self.first and (self.last is None or step <= self.last)
 
     @property
     def words(self) -> str:
-        """After a comma, unless it is at every step."""
+        """Suffix for a sentence: ``, at step 2 only``; empty if the range covers every step."""
         if self.last is not None:
             return f", at step {self.first} only"
         return f", from step {self.first} on" if self.first else ""
 
 
 def spans(diverged: DivergedTraining) -> tuple[Span, ...]:
-    """The steps at which a fault may be that shows first where the ranks first differ."""
+    """Return the ranges of steps that fit the first difference."""
     first = diverged.first.step
     single = (Span(first=first, last=first),) if len(diverged.task.batches) > 1 else ()
     return (Span(first=first), *single) if first else (Span(first=0), *single)
 
 
 def mixed(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Wrong elements where a mask says so; None for everywhere."""
+    """Return `wrong` at the elements in `mask`, else `right`. None selects all elements."""
     return wrong if mask is None else torch.where(mask, wrong, right)
 
 
 def pick(masks: Mapping[str, torch.Tensor] | None, name: str) -> tuple[bool, torch.Tensor | None]:
-    """Whether any element of a tensor is meant, and which; None for all."""
+    """Return whether any element of a tensor is selected, and its mask; None selects all elements."""
     if masks is None:
         return True, None
     return name in masks, masks.get(name)

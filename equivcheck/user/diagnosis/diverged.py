@@ -1,4 +1,4 @@
-"""What the diagnosis of a user's training starts from: what ranks left, what they were given, what they held."""
+"""Evidence for the diagnosis: traces, and the ranks' batches, initial parameters and shards."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from equivcheck.worlds.trace.pieces import part_of, parts_of
 from equivcheck.worlds.trace.trace import Snapshot
 
 Masks = Mapping[str, torch.Tensor]
-"""Some elements of tensors, by name."""
+"""Selected elements by tensor name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class DivergedTraining(Evidence):
-    """A training of a user whose ranks left something else than one device."""
+    """A user's training whose ranks differ from one device."""
 
     task: Task
     """The training."""
     single: UserTrace
-    """What one device left."""
+    """Trace on one device."""
     unit: float
-    """The unit of rounding of the coarsest element type that it passes through."""
+    """eps of the element type with the fewest digits in the training."""
     shares: tuple[tuple[Any, ...], ...]
-    """Per rank its part of each batch; empty where that could not be asked for."""
+    """Each rank's part of every batch; empty if the parts cannot be computed."""
     initial: tuple[Snapshot, ...]
-    """Per rank the parameters that it starts from; empty where that could not be seen."""
+    """Each rank's initial parameters; empty if they cannot be read."""
 
     @property
     def eps(self) -> float:
-        """The unit of rounding."""
+        """eps of the element type with the fewest digits."""
         return self.unit
 
     @property
     def counts(self) -> dict[int, str]:
-        """Axes, microbatches and ranks."""
+        """Numbers that a wrong factor may equal, with their names: axis sizes, microbatches, ranks."""
         counts = {size: f"the {size} {name} ranks" for name, size in self.task.mesh if size > 1}
         counts.setdefault(self.task.num_data_ranks, "the data ranks")
         counts.setdefault(self.num_microbatches, "the microbatches")
@@ -66,22 +66,22 @@ class DivergedTraining(Evidence):
 
     @property
     def num_microbatches(self) -> int:
-        """Of the first step."""
+        """Number of microbatches in the first step."""
         return len(microbatches(self.task.batches[0]))
 
     @property
     def data_axes(self) -> tuple[str, ...]:
-        """The axes of more than one rank along which rows are cut."""
+        """Data axes with more than one rank."""
         return tuple(name for name, size in self.task.mesh if size > 1 and name in self.task.data_axes)
 
     @property
     def wide_axes(self) -> tuple[str, ...]:
-        """The axes of more than one rank."""
+        """Axes with more than one rank."""
         return tuple(name for name, size in self.task.mesh if size > 1)
 
     @property
     def coordinates(self) -> tuple[RankCoordinate, ...]:
-        """Where each rank lies in the mesh."""
+        """Mesh coordinates of each rank."""
         places = product(*(range(size) for size in self.task.shape))
         return tuple(
             RankCoordinate(rank=rank, indices=dict(zip(self.task.axis_names, place, strict=True)))
@@ -89,18 +89,18 @@ class DivergedTraining(Evidence):
         )
 
     def size(self, axes: Sequence[str]) -> int:
-        """Ranks along some axes."""
+        """Number of ranks along some axes."""
         return math.prod(size for name, size in self.task.mesh if name in axes)
 
     def over(self, axes: Sequence[str]) -> str:
-        """The ranks along some axes: ``the 2 dp ranks``."""
+        """Ranks along some axes in words: ``the 2 dp ranks``."""
         sizes = " x ".join(str(size) for name, size in self.task.mesh if name in axes)
         return f"the {sizes} {' x '.join(name for name in self.task.axis_names if name in axes)} ranks"
 
 
 @lru_cache(maxsize=2)
 def held_elements(diverged: DivergedTraining) -> HeldElements:
-    """What each rank holds, and which rank alone has the state of a tensor that all hold."""
+    """Return the elements that each rank holds, and the only rank with optimizer state for a replicated tensor."""
     held, owners = held_of(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
@@ -114,7 +114,7 @@ def _has_state(trace: UserTrace | Any, name: str) -> bool:
 
 
 def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.Tensor]:
-    """Which elements of each tensor are off the reference on any rank, in a phase of the first step that differs."""
+    """Return masks of elements that differ on any rank, in one phase of the first wrong step."""
     masks: dict[str, np.ndarray] = {}
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
         if (expected.step, expected.phase) != (diverged.first.step, phase):
@@ -132,7 +132,7 @@ def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.
 
 
 def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
-    """Sets of elements whose gradients may be what is wrong: those that differ first, and all (None)."""
+    """Return sets of elements whose gradients may be wrong: those that differ first, and all (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}
@@ -145,18 +145,18 @@ def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
 
 
 MOSTLY = 0.75
-"""Share of a tensor's elements from which on all of it counts as differing: of some the difference may be tiny."""
+"""Share of wrong elements above which the full tensor counts as wrong, because some differences may be tiny."""
 
 
 def choices(axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every choice of at least one of some axes, the largest first."""
+    """Return all non-empty subsets of some axes, the largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
 
 
 def diverged_training(
     task: Task, reference: Reference, single: UserTrace, traces: Sequence[UserTrace], eps: float
 ) -> DivergedTraining | None:
-    """What there is to go by; None if nothing differs by value."""
+    """Collect the evidence; None if no value differs."""
     found = compare(reference, traces).divergences
     if not found:
         return None
@@ -175,7 +175,7 @@ def diverged_training(
 
 
 def _looked(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ...]]:
-    """What each rank is given and starts from, asked of simulated ranks that do not train."""
+    """Each rank's batches and initial parameters, computed on simulated ranks without training."""
     members = ranks("sim", task.num_ranks)
     try:
         shares = tuple(members.run(_shares, task).values)
@@ -199,5 +199,5 @@ def _initial(task: Task) -> Snapshot:
 
 
 def named(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The distinct parameters of a model of one device."""
+    """Distinct parameters of a single-device model by name."""
     return dict(Names(model).parameters(model))

@@ -1,4 +1,4 @@
-"""One device's own step, taken for each rank in turns: honest data parallelism by plain arithmetic, to be made wrong."""
+"""Emulate data-parallel ranks on one device: each rank trains with the single-device step in turn."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ Optimizer = torch.optim.Optimizer
 Event = Callable[[int, int], None]
 """Called with a rank and a step."""
 Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
-"""What each rank makes of the gradients that all have computed: of which microbatch, at which step."""
+"""Returns each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
 Norm = Callable[[int, Gradients, float], torch.Tensor]
-"""The norm that a rank clips by: of its gradients, of a kind."""
+"""Returns the norm that a rank clips by, from the rank, its gradients and the norm type."""
 
 
 class EmulatedRanks:
-    """Trainings that together compute what one device does; a counterfactual changes attributes before `train`.
+    """Trainings in one process that together compute the same as one device.
 
-    Each has whole parameters. With `own_rows` it computes on the rows of its rank, else on all rows.
+    A counterfactual makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
+    computes on its own rows, else on all rows.
     """
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool) -> None:
@@ -51,38 +52,38 @@ class EmulatedRanks:
         self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else whole)
         self.scale = float(self.task.num_data_ranks) if own_rows and self.task.reduction == "sum" else 1.0
         self.axes = diverged.data_axes if own_rows else ()
-        """Along which gradients are averaged."""
+        """Axes along which gradients are averaged."""
         self.models: list[nn.Module] = [build(self.task, self._cut(rank) if own_rows else None) for rank in self.coordinates]
         self.parameters: list[dict[str, torch.Tensor]] = [named(model) for model in self.models]
         self.optimizers: dict[int, Optimizer] = {}
         self.turns = Turns(len(self.coordinates))
 
         self.reduce: Reduce = self.mean
-        """After each backward pass, of what it has added."""
+        """Called after each backward pass with the gradients that it added."""
         self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
-        """By which gradients are clipped."""
+        """Called for each clipping."""
         self.clips_each = False
         """Whether each tensor is clipped by its own norm."""
         self.built: list[Callable[[int, Optimizer], None]] = []
-        """With each optimizer."""
+        """Called with each new optimizer."""
         self.before_step: list[Event] = []
         self.after_backward: list[Event] = []
-        """After the last backward pass of a step, before clipping."""
+        """Called after the last backward pass in a step, before clipping."""
         self.after_clipping: list[Event] = []
         self.before_reading: list[Event] = []
-        """When the optimizer is called, before gradients are read."""
+        """Called when the optimizer steps, before gradients are read."""
         self.before_update: list[Event] = []
-        """After they have been read."""
+        """Called after gradients are read, before the update."""
         self.after_update: list[Event] = []
         self.at_end: dict[int, Callable[[], None]] = {}
-        """By rank, when the step of the user has returned."""
+        """By rank: called after the user's step returned."""
         self.gathers = True
-        """Whether each rank has from others, after each step, what it does not hold."""
+        """Whether ranks exchange their shards after each step."""
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
-        """What a rank returns in place of its loss."""
+        """Returns the value that a rank reports as its loss."""
         self.num_backward = diverged.num_microbatches
-        """Backward passes of a step."""
+        """Backward passes per step."""
         self.num_seen = self.num_clippings = 0
         self._local = threading.local()
         self._count = [0] * len(self.coordinates)
@@ -92,17 +93,17 @@ class EmulatedRanks:
         return Cut(number_at(self.task, rank.indices), self.task.num_data_ranks)
 
     def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
-        """The ranks that differ from one along some axes only, itself included."""
+        """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
         own = self.coordinates[rank]
         return [other.rank for other in self.coordinates if other.differs_only_along(own, axes)]
 
     def mean(self, gradients: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-        """Over the ranks whose rows are others."""
+        """Average gradients over ranks with different rows."""
         return [self.mean_over(gradients, self.peers(rank.rank, self.axes)) for rank in self.coordinates]
 
     @staticmethod
     def mean_over(gradients: Sequence[Gradients], ranks: Sequence[int]) -> Gradients:
-        """Of some ranks; a rank without a gradient counts as one of zeros."""
+        """Average gradients over some ranks. A missing gradient counts as zeros."""
         names = dict.fromkeys(name for rank in ranks for name in gradients[rank])
         return {
             name: torch.stack([gradients[rank][name] for rank in ranks if name in gradients[rank]]).sum(0) / len(ranks)
@@ -110,15 +111,15 @@ class EmulatedRanks:
         }
 
     def gradients(self, rank: int) -> Gradients:
-        """Those of a rank that there are, as they are now."""
+        """Return a rank's current gradients."""
         return {name: value.grad for name, value in self.parameters[rank].items() if value.grad is not None}
 
     def exchange(self, rank: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """What a rank gets of what all have given."""
+        """Wait until all ranks gave a value, and return this rank's result from `together`."""
         return self.turns.meet(rank, given, together)
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
-        """Train that many steps; what each rank would leave."""
+        """Train `num_steps` steps and return a trace per rank."""
         with intercepted(self._backward, self._clip), seeded(self.task.seed):
             return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
@@ -194,7 +195,7 @@ class EmulatedRanks:
 
     @contextmanager
     def _apart(self, rank: int) -> Iterator[Gradients]:
-        """Let a rank have no gradients for a while; what it had."""
+        """Remove a rank's gradients for a while and return them."""
         before = self.gradients(rank)
         for value in self.parameters[rank].values():
             value.grad = None
@@ -219,11 +220,11 @@ class EmulatedRanks:
         return norm
 
     def clip_again(self, rank: int, norm: torch.Tensor) -> None:
-        """Scale all gradients of a rank by a norm as the last clipping did."""
+        """Scale a rank's gradients by a norm, as its last clipping did."""
         self._scale(list(self.parameters[rank].values()), norm)
 
     def _as_seen(self, trace: UserTrace, found: UserTrace | Any) -> UserTrace:
-        """Without the loss where the rank has none, and without state that nobody could read."""
+        """The trace without losses and state that the real ranks do not report."""
         steps = tuple(
             replace(own, loss=None) if other.loss is None else own for own, other in zip(trace.steps, found.steps, strict=False)
         )
@@ -238,7 +239,6 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def _only(snapshot: Snapshot, names: set[str]) -> Snapshot:
-    """The pieces of some names."""
     kept, values, place = [], [], 0
     for number, (piece, there) in enumerate(zip(snapshot.pieces, snapshot.present, strict=True)):
         if piece.name in names:

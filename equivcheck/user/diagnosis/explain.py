@@ -1,4 +1,4 @@
-"""Why a user's training diverged: trainings on one device that are wrong in a known way, tried one after the other."""
+"""Explain a divergence: try candidate mistakes on one device until one reproduces all values on the ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
-"""In what way values may differ that are there."""
+"""Differences between values that are present on both sides."""
 COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 UPDATED = (Phase.UPDATE, Phase.STATE)
 Wrong = Callable[[DivergedTraining, Honest], Iterator[Counterfactual]]
@@ -53,14 +53,17 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_sharing, COMPUTED),
     (lower_precision, (*COMPUTED, *UPDATED)),
 )
-"""Each gives what may explain a training that differs first in one of some phases; of those that do, the first is told."""
+"""Each function yields candidates for trainings that first differ in one of the given phases.
+
+The order matters: the first candidate that fits is reported.
+"""
 
 LONGEST_SECONDS = 60.0
-"""After so much work nothing more is tried."""
+"""Time limit in seconds of work."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Not named beside another cause that fits: any constant factor is one of these as well."""
+"""Causes that are dropped if another one fits, because any constant factor also counts as one of these."""
 MOST = 2
-"""Causes that are named where several fit."""
+"""Largest number of causes that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +71,15 @@ class Explanation:
     """Why a training diverged."""
 
     cause: str
-    """What reproduces all that the ranks left; empty where nothing known does."""
+    """Mistake that reproduces all values on the ranks; empty if none does."""
     kinds: tuple[Cause, ...]
-    """What that is, in a word."""
+    """Short names for the cause."""
     pattern: str
-    """A pattern in what differs, no proof; empty where there is a cause, or no pattern."""
+    """Pattern in the differences, which proves nothing. Empty if there is a cause or no pattern."""
 
 
 def explanation_of(diverged: DivergedTraining) -> Explanation:
-    """What explains a training, as far as is known."""
+    """Explain a divergence as far as possible."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         honest = _honest(diverged)
@@ -89,7 +92,7 @@ def explanation_of(diverged: DivergedTraining) -> Explanation:
 
 
 def _honest(diverged: DivergedTraining) -> Honest | None:
-    """What one device does for each rank in turns where nothing is wrong; None where that cannot be emulated."""
+    """Emulate correct ranks; None if they do not reproduce one device, so that emulation proves nothing."""
     num_steps, differs, own_rows = len(diverged.task.batches), False, False
     emulated = EmulatedRanks(diverged, own_rows=False)
     whole = _run(lambda: emulated.train(num_steps))
@@ -103,7 +106,7 @@ def _honest(diverged: DivergedTraining) -> Honest | None:
 
 
 def _run(train: Callable[[], tuple[UserTrace, ...]]) -> tuple[UserTrace, ...] | None:
-    """What an emulation leaves; None where torch or the user's code refuses what is wrong in this way."""
+    """Traces of an emulation; None if torch or the user's code rejects the mistake."""
     try:
         return train()
     except Exception:
@@ -111,13 +114,13 @@ def _run(train: Callable[[], tuple[UserTrace, ...]]) -> tuple[UserTrace, ...] | 
 
 
 def _differs(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
-    """Whether values differ from the reference; a loss may be of own rows, and state that nobody could read is missing."""
+    """Whether any value differs from the reference. Losses may cover a rank's own rows only, so they are ignored."""
     found = compare(diverged.reference, traces).divergences
     return any(each.difference in VALUES and each.phase is not Phase.LOSS for each in found)
 
 
 def _fits(diverged: DivergedTraining, honest: Honest) -> list[Counterfactual]:
-    """What reproduces everything, until two different causes do."""
+    """Candidates that reproduce everything, until there are `MOST` different causes."""
     found: list[Counterfactual] = []
     clock = WorkClock()
     for candidate in _candidates(diverged, honest):
@@ -138,7 +141,7 @@ def _candidates(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterf
 
 
 def _reproduces(diverged: DivergedTraining, candidate: Counterfactual, honest: Honest) -> bool:
-    """Whether it leaves all that the ranks left; what does not up to the first step that differs is not run any further."""
+    """Whether the candidate reproduces all values. To save time, a first run ends after the first wrong step."""
     step, num_steps = diverged.first.step, len(diverged.task.batches)
     moments = diverged.reference.moments
     least = next((at for at, moment in enumerate(moments) if moment.step > step or moment.phase in ENDS), len(moments))
@@ -153,11 +156,11 @@ def _reproduces(diverged: DivergedTraining, candidate: Counterfactual, honest: H
 
 
 ENDS = (Phase.STATE, Phase.BUFFER)
-"""Compared once all steps have been run."""
+"""Phases that are compared once all steps have run."""
 
 
 def _tells_apart(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
-    """Whether the counterfactual itself differs from the reference, first where the ranks do."""
+    """Whether the candidate's first difference from the reference is also the ranks' first difference."""
     found = compare(diverged.reference, traces).divergences
     return any((each.step, each.phase, each.tensor) == _place(diverged) for each in found)
 

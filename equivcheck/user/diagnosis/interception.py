@@ -1,4 +1,4 @@
-"""Backward passes and clipping by norm of one step, seen from outside: private names of torch, tried on 2.9 to 2.15."""
+"""Intercept backward passes and gradient clipping, through private torch API that was tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn.utils import clip_grad
 from equivcheck.user.precision import autograd_private
 
 Backward = Callable[[Callable[[], None]], None]
-"""Called in place of a backward pass, with a function that does it."""
+"""Called instead of a backward pass, with a function that runs it."""
 Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.Tensor], None]], torch.Tensor]
-"""Called in place of clipping, with the tensors, the kind of norm, and what scales some by a norm; the norm."""
+"""Called instead of clipping, with tensors, norm type and a function that scales tensors by a norm. Returns the norm."""
 
 
 @contextlib.contextmanager
 def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
-    """Let every `Tensor.backward()` and every `clip_grad_norm_` come by, of all threads."""
+    """Intercept every `Tensor.backward()` and `clip_grad_norm_` in all threads."""
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
     own_clip = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
     norms: dict[int, torch.Tensor] = {}
@@ -51,6 +51,6 @@ def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
 
 
 def norm_of(tensors: Iterable[torch.Tensor], kind: float) -> torch.Tensor:
-    """The norm over all elements of some tensors; 0 of none."""
+    """Return the norm over all elements; 0 for no tensors."""
     flat = [tensor.reshape(-1) for tensor in tensors if tensor.numel()]
     return torch.linalg.vector_norm(torch.cat(flat), kind) if flat else torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What modules compute in one step: their outputs, and the gradients of these, in order of execution."""
+"""Record the outputs of modules at one step, and the output gradients, in execution order."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from equivcheck.worlds.trace.trace import Piece
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Seen:
-    """One tensor that a module gave, or the gradient that came back to it."""
+    """A module's output or output gradient on one rank."""
 
     module: str
-    """Name of the module; empty for the whole model."""
+    """Module name; empty for the full model."""
     call: int
-    """Which of its calls in the step, from 0."""
+    """Number of the module's call in the step, from 0."""
     is_gradient: bool
-    """Whether it is the gradient of the output."""
+    """Whether this is the output gradient."""
     piece: Piece | None
-    """Where it lies in the full tensor; None if that is not known."""
+    """Position in the full tensor; None if unknown."""
     values: torch.Tensor
-    """This rank's elements."""
+    """This rank's elements in float64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Watched:
-    """What a run left, with what modules computed at one step."""
+    """A run with the tensors recorded at one step."""
 
     trace: UserTrace
-    """As without watching."""
+    """Trace of the run."""
     seen: tuple[Seen, ...]
-    """In order of execution."""
+    """Recorded tensors in execution order."""
 
 
 class _Watch:
@@ -57,7 +57,7 @@ class _Watch:
         self._calls: dict[str, int] = {}
 
     def step(self, *arguments: Any) -> Any:
-        """A step, watched if it is the one."""
+        """Run a step, and record it if it is the selected one."""
         self._index += 1
         if self._index != self._at:
             return self._step(*arguments)
@@ -101,7 +101,7 @@ def _first_tensor(outputs: Any) -> torch.Tensor | None:
 
 
 def watched_rank(task: Task, at: int) -> Watched:
-    """Train this rank's part up to a step, and watch that."""
+    """Train on this rank and record step `at`."""
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
     batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
@@ -112,7 +112,7 @@ def watched_rank(task: Task, at: int) -> Watched:
 
 
 def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any]) -> Watched:
-    """The same on one device."""
+    """Train on one device and record step `at`."""
     watch = _Watch(Names(model), model, _step(task, task.step), at)
     trace = train(task, Reader(Names(model), model), batches, watch.step, 1.0)
     return Watched(trace=trace, seen=tuple(watch.seen))

@@ -1,4 +1,4 @@
-"""A verdict with what is known of why its training diverged, and where."""
+"""Add the results of the diagnosis to a verdict."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from equivcheck.user.verdict import UserVerdict
 
 
 def with_types(verdict: UserVerdict, task: Task) -> UserVerdict:
-    """The verdict with what a type checker says of the training."""
+    """Add the type checker's result."""
     return replace(verdict, types=opinion_of_types(task))
 
 
 def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference, traces: Sequence[Any]) -> UserVerdict:
-    """The verdict with its cause, or with a pattern as a hint, and the module; what raises on the way is a note."""
+    """Add cause or pattern, and the first wrong module. An exception on the way becomes a note."""
     verdict = with_types(verdict, run.task)
     try:
         diverged = diverged_training(run.task, reference, run.trace, traces, run.eps)

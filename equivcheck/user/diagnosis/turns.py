@@ -1,4 +1,4 @@
-"""Functions that run in turns, one at a time, each on a thread of its own, and meet."""
+"""Run functions in turns, one at a time, each on its own thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class NotTogether(EquivCheckError):
-    """One of the functions raised, or ended while others wait for it."""
+    """A function raised or ended while others wait for it."""
 
 
 class Turns:
-    """Lets as many functions as asked for run one after the other, each until it meets the others or ends."""
+    """Runs `size` functions one after the other, each until it meets the others or ends."""
 
     def __init__(self, size: int) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(size)]
@@ -27,7 +27,7 @@ class Turns:
         self._error: BaseException | None = None
 
     def run(self, function: Callable[[int], T]) -> list[T]:
-        """What the function returns for each number. Raises what it raised first, once all have ended."""
+        """Call the function with each number and return the results. Raises the first exception once all have ended."""
         results: dict[int, T] = {}
         threads = [
             threading.Thread(target=self._run_one, args=(function, number, results), daemon=True)
@@ -47,7 +47,7 @@ class Turns:
         return [results[number] for number in range(len(threads))]
 
     def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait for all others; the last to come makes of what all have given what each gets."""
+        """Wait for all others. The last one passes all given values to `together`, and each gets its result."""
         if self._ended:
             raise NotTogether("a rank ended while others wait for it")
         self._given[number], before = given, self._num_met
@@ -73,7 +73,7 @@ class Turns:
         self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        """To the next that has not ended; the one before may itself be the next."""
+        """Wake the next function that has not ended; this may be the same one again."""
         size = len(self._turns)
         for distance in range(1, size + 1):
             following = (number + distance) % size

@@ -1,7 +1,7 @@
-"""What the type checker of spmd_types says of a training whose parameters have its types.
+"""Ask the spmd_types type checker about a training whose parameters have its types.
 
-It runs a step on one rank without the others, with types in place of numbers, and stops at the first operation whose types do not
-fit together. See https://github.com/meta-pytorch/spmd_types.
+It runs one rank's step without the other ranks, on types instead of numbers, and stops at the first operation with incompatible
+types. See https://github.com/meta-pytorch/spmd_types.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ ACCEPTS = f"{CHECKER} accepts a step: what is wrong is in numbers, or in what ha
 
 
 def opinion_of_types(task: Task) -> str:
-    """What it refuses, and where; that it accepts; empty where parameters have no types, or the step does not run so.
+    """Return the checker's objection and its place in the code, or that it accepts the step.
 
-    Nor is it asked about the usual step of data ranks: it refuses to begin backward at a loss of own rows.
+    Empty if parameters have no types, or if the step fails for another reason. The built-in step with data ranks is skipped
+    because the checker rejects backward from a loss over a rank's own rows.
     """
     if CHECKER not in sys.modules or (task.rank_step is None and task.num_data_ranks > 1):
         return ""
@@ -51,7 +52,7 @@ def opinion_of_types(task: Task) -> str:
 
 
 def _typed_step(task: Task, spmd: Any) -> bool:
-    """Train on the first batch under the checker; whether any parameter has a type."""
+    """Train on the first batch under the checker; False if no parameter has a type."""
     from spmd_types.checker import typecheck
 
     mesh = device_mesh(task.shape, task.axis_names)
@@ -72,7 +73,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
 
 
 def _give_gradient_types(parameter: Any, spmd: Any) -> None:
-    """Those that follow from the types of the parameter, which the checker leaves away, so that the update is checked as well."""
+    """Add types to gradients. The checker leaves them untyped, so it would not check the update."""
     types = {axis: each.backward_type() for axis, each in spmd.get_local_type(parameter).items()}
 
     def give(parameter: torch.Tensor) -> None:
@@ -82,14 +83,14 @@ def _give_gradient_types(parameter: Any, spmd: Any) -> None:
 
 
 def _types_of_rows(task: Task, mesh: DeviceMesh, typed: list[nn.Parameter], spmd: Any) -> dict[Any, Any]:
-    """Each rank of a data axis has other rows, on axes of which the parameters know."""
+    """Types of the batch: rows vary along data axes. Only axes that the parameters know are included."""
     known = {axis for parameter in typed for axis in spmd.get_local_type(parameter)}
     axes = {name: spmd.normalize_axis(mesh.get_group(name)) for name in task.axis_names}
     return {axis: spmd.V if name in task.data_axes else spmd.R for name, axis in axes.items() if axis in known}
 
 
 def _place(at: TracebackType | None) -> str:
-    """The innermost line of a stack that is not of a package that the checker runs through."""
+    """The innermost stack line outside torch, the checker and equivcheck."""
     through = tuple(str(Path(str(sys.modules[name].__file__)).parent) for name in (torch.__name__, CHECKER, "equivcheck"))
     frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(through)]
     return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "it"

@@ -1,4 +1,4 @@
-"""The first module whose output, or the gradient of its output, differs: found by a second run that is watched."""
+"""Find the first module whose output or output gradient differs, in a second run with hooks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from equivcheck.worlds.trace.pieces import part_of
 COMPILED = "not looked for in modules: what is compiled runs as a whole"
 NO_MODULE = "no module's output, nor the gradient of one, differs at step {step}: what does arises {rest}"
 NUM_COPIES = 4
-"""Runs on one device that are moved by one unit in the last place, for the tolerance."""
+"""Number of perturbed single-device runs that set the tolerances."""
 
 Key = tuple[str, int, bool]
 
 
 def where_of(diverged: DivergedTraining) -> str:
-    """The module, in words; empty where neither loss nor gradient differs first, or a second run differs elsewhere."""
+    """Describe the first wrong module.
+
+    Empty if neither loss nor gradients differ first, or if the second run differs in another place.
+    """
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return ""
     try:
@@ -53,7 +56,7 @@ def where_of(diverged: DivergedTraining) -> str:
 
 
 def _expected(diverged: DivergedTraining) -> tuple[Watched, dict[Key, float]]:
-    """What one device computes, and how far rounding moves each tensor of it."""
+    """The single-device tensors with their tolerances, from perturbed copies."""
     task, at = diverged.task, diverged.first.step
     with seeded(task.seed):
         own = watched_device(task, at, build(task), [converted(batch, task.dtype) for batch in task.batches])
@@ -103,9 +106,10 @@ def _sentence(seen: Seen, wrong: list[int], step: int) -> str:
 
 
 def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, tolerance: float) -> bool | None:
-    """Whether what a rank has is off its part of the whole; None where that part is not known.
+    """Whether a rank's tensor differs from its part of the expected one; None if the part is unknown.
 
-    A gradient of own rows may be multiplied by the number of data ranks, as the loss is a mean over these rows, or not.
+    The user's loss may be a mean over a rank's own rows. Then output gradients are larger by the number of data ranks, so both
+    scales are accepted.
     """
     count, own = diverged.task.num_data_ranks, _rows(diverged, rank, expected.values)
     part = _part_of(own, seen)
@@ -119,14 +123,14 @@ def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, 
 
 
 def _part_of(whole: torch.Tensor | None, seen: Seen) -> torch.Tensor | None:
-    """The elements of a rank: all, or those that the placements of a DTensor give it; None where shapes do not fit."""
+    """The rank's part of a full tensor, by DTensor placements; None if shapes do not fit."""
     if whole is None or tuple(whole.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
         return None
     return whole if seen.piece is None else torch.from_numpy(part_of(whole.numpy(), seen.piece))
 
 
 def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.Tensor | None:
-    """The rows of a rank, as they are cut unless the user cuts."""
+    """The rank's rows under the default sharding; None if they are unknown."""
     task = diverged.task
     count = task.num_data_ranks
     if task.shard is not None or not whole.dim() or whole.shape[0] % count:

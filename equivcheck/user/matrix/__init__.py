@@ -1,1 +1,1 @@
-"""One training of a user under many layouts: a row of a table for each."""
+"""One training under many layouts, in a table with a row for each."""

@@ -1,4 +1,4 @@
-"""One training and many layouts: what is to be checked."""
+"""`Matrix`: one training and its layouts."""
 
 from __future__ import annotations
 
@@ -19,29 +19,39 @@ from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.patience import cpu_seconds_of_family
 
 ARGUMENTS = inspect.signature(check_training).parameters
-"""What `check_training` takes."""
+"""Parameters of `check_training`."""
 OF_TRAINING = (
     *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
     *("keep_dtype", "dropout_masks"),
 )
-"""Those that say what one device computes: all layouts have the same, or their rows would not be of one training."""
+"""Arguments that define the single-device run. All layouts share them, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
-"""Those that each layout may have of its own."""
+"""Arguments that each layout may set."""
 REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty)
-"""Those that have no default."""
+"""Arguments without a default."""
 EXPECTED = "expected"
-"""What else a layout may have: the outcome that it should have."""
+"""Further key in a layout: its expected outcome."""
 
 Listener = Callable[[Row, int], None]
-"""Called with each row, and how many there are with it."""
+"""Called with each finished row and the number of rows so far."""
 
 
 class Matrix:
-    """One training, spread in many ways.
+    """One training under many layouts.
 
-    `layouts` gives each layout a name and, as a dict, the arguments of `check_training` that are its own: `mesh`, `parallelize`,
-    and any other that does not say what one device computes. All other arguments are shared; a layout's own come first. A layout
-    that is wrong on purpose says so by ``"expected": "diverged"``. Raises `UsageError` for what `check_training` does not take.
+    `layouts` maps a name to a dict with the layout's own arguments for `check_training`: `mesh`, `parallelize`, and any other
+    that does not define the single-device run. All other arguments are shared. If both set one, the layout's value counts. A
+    layout that is wrong on purpose sets ``"expected": "diverged"``::
+
+        Matrix(
+            model=build, batches=batches, loss=loss, optimizer=optimizer,
+            layouts={
+                "ddp": {"mesh": {"dp": 2}, "parallelize": wrap_in_ddp},
+                "tp": {"mesh": {"tp": 2}, "parallelize": apply_plan},
+            },
+        ).run().assert_passed()
+
+    Raises `UsageError` if an argument is unknown or missing.
     """
 
     def __init__(self, *, layouts: Mapping[str, Mapping[str, Any]], **shared: Any) -> None:
@@ -55,16 +65,16 @@ class Matrix:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layouts, in order."""
+        """Names of the layouts, in order."""
         return tuple(self._layouts)
 
     @property
     def unchecked(self) -> tuple[Row, ...]:
-        """The row of each layout while nothing is known of it."""
+        """Rows of all layouts before any check."""
         return tuple(self._layouts[name].row(None, "it has not been checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:
-        """Check these layouts, or all, one after the other in this process; `world` in place of those that they ask for."""
+        """Check the named layouts, or all, one after the other in this process. `world` overrides the layouts' worlds."""
         asked, rows = chosen(names, self.names), list[Row]()
         for name in asked:
             rows.append(self.row(name, world))
@@ -72,7 +82,7 @@ class Matrix:
         return MatrixResult(rows=tuple(rows), asked=len(asked))
 
     def row(self, name: str, world: str | None = None) -> Row:
-        """Check one layout. What its arguments, or the run on one device, raise is the row's error."""
+        """Check one layout. An exception from its arguments or from the single-device run becomes the row's error."""
         layout, started = self._layouts[name], _cpu_seconds()
         verdict: UserVerdict | None = None
         error = ""
@@ -84,12 +94,12 @@ class Matrix:
 
 
 def matrix(*, layouts: Mapping[str, Mapping[str, Any]], **shared: Any) -> MatrixResult:
-    """Check one training under many layouts, one after the other; the arguments are those of `Matrix`."""
+    """Check one training under many layouts; takes the arguments of `Matrix`."""
     return Matrix(layouts=layouts, **shared).run()
 
 
 def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """The layouts of these names, in the order of the matrix; all for none. Raises `UsageError`."""
+    """Return the named layouts in matrix order, or all if `names` is empty. Raises `UsageError` for an unknown name."""
     for name in names:
         if name not in allowed:
             raise UsageError(f"matrix: no layout {in_short(repr(name), 100)}; allowed: {', '.join(allowed)}")
@@ -97,8 +107,6 @@ def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
 
 
 class _Layout:
-    """The arguments of one layout, checked."""
-
     def __init__(self, name: str, options: Mapping[str, Any], shared: dict[str, Any]) -> None:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise UsageError(f"matrix: a layout is named {in_short(repr(name), 100)}; allowed: a name that can be printed")
@@ -114,7 +122,6 @@ class _Layout:
         self.expected = _outcome(name, options.get(EXPECTED, Outcome.EQUIVALENT.value))
 
     def row(self, verdict: UserVerdict | None, error: str, milliseconds: float) -> Row:
-        """What is known of it."""
         return Row(
             name=self.name, mesh=self.mesh, expected=self.expected, verdict=verdict, error=error, milliseconds=milliseconds
         )
@@ -136,6 +143,6 @@ def _outcome(name: str, value: object) -> Outcome:
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of those that it has started, as ranks that are processes."""
+    """CPU time of this process and its children, because ranks may be processes."""
     own = os.getpid()
     return time.process_time() + sum(used for process, used in cpu_seconds_of_family(own).items() if process != own)

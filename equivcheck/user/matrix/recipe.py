@@ -1,4 +1,4 @@
-"""Recipes: Python files that define a matrix."""
+"""Recipes: Python files that define a `Matrix`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivcheck.system.input_file import read_text
 from equivcheck.user.matrix.matrix import Matrix
 
 MODULE = "equivcheck_recipe"
-"""The name that a recipe has as a module, so that what runs only where it is the main script does not run."""
+"""Module name for a recipe, so that code under ``if __name__ == "__main__"`` does not run."""
 
 
 def matrix_of(path: Path) -> Matrix:
-    """The one `Matrix` that a file defines at its top level. Raises `UsageError`."""
+    """Return the only `Matrix` at the top level of a file. Raises `UsageError` if there is none, or several."""
     found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, Matrix)}
     if len(found) != 1:
         allowed = "exactly one, as `matrix = equivcheck.Matrix(...)`"
@@ -28,7 +28,7 @@ def matrix_of(path: Path) -> Matrix:
 
 
 def _module(path: Path) -> ModuleType:
-    """A file run as a module, which finds what lies beside it as a script does."""
+    """Run a file as a module that can import its neighbours, like a script."""
     read_text(path)
     specification = importlib.util.spec_from_file_location(MODULE, path.resolve())
     if specification is None or specification.loader is None:
@@ -47,7 +47,7 @@ def _module(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _found_first(folder: Path) -> Iterator[None]:
-    """Let imports look into a folder first, for a time: this process may have other things to import."""
+    """Put a folder first on `sys.path` for a while; this process may import other things later."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -57,7 +57,7 @@ def _found_first(folder: Path) -> Iterator[None]:
 
 
 def _line(path: Path, error: BaseException) -> str:
-    """Where in the recipe it was raised, as far as that is known."""
+    """Line in the recipe that raised, if it is known."""
     trace, number = error.__traceback__, getattr(error, "lineno", None)
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path.resolve():

@@ -1,4 +1,4 @@
-"""What a matrix gives: a row for each layout."""
+"""`MatrixResult`: the rows of a matrix."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ _WIDTH = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixResult:
-    """One training under many layouts, as far as they were checked."""
+    """One training under many layouts, with a row for each checked layout."""
 
     rows: tuple[Row, ...]
-    """In the order of the matrix."""
+    """Checked layouts, in matrix order."""
     asked: int
-    """Layouts that were to be checked."""
+    """Number of layouts that were requested."""
     interrupted: bool = False
-    """Whether it was ended before all of them were."""
+    """Whether a signal ended the run early."""
 
     @property
     def is_passed(self) -> bool:
-        """Whether all layouts that were asked for were checked, and have the outcome that they should have."""
+        """Whether all requested layouts were checked and have their expected outcome."""
         return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
 
     @property
     def unexpected(self) -> tuple[Row, ...]:
-        """The rows with another outcome than they should have."""
+        """Rows whose outcome differs from the expected one."""
         return tuple(row for row in self.rows if not row.is_as_expected)
 
     def __getitem__(self, name: str) -> Row:
-        """The row of a layout. Raises `KeyError`."""
+        """Return the row of a layout. Raises `KeyError` for an unknown name."""
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(f"{name!r}; allowed: {', '.join(row.name for row in self.rows)}")
 
     def describe(self) -> str:
-        """A table, and all that is known of each layout that is not as it should be."""
+        """Return a table, and details for each layout with an unexpected outcome."""
         text = io.StringIO()
         print_matrix(Console(file=text, highlight=False, markup=False, width=_WIDTH), self)
         return text.getvalue().rstrip()
 
     def assert_passed(self) -> None:
-        """Raise `NotEquivalent` unless every layout has the outcome that it should have."""
+        """Raise `NotEquivalent` unless every layout has its expected outcome."""
         if not self.is_passed:
             raise NotEquivalent(self.describe())
 
 
 def print_matrix(console: Console, found: MatrixResult) -> None:
-    """A table, all that is known of each layout that is not as it should be, and how many are."""
+    """Print the table, details for each unexpected outcome, and the totals."""
     for part in _parts(found):
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def totals(found: MatrixResult) -> str:
-    """``7 layouts: 6 equivalent, 1 diverged as expected``."""
+    """``7 layouts: 6 equivalent; 1 diverged, as expected``."""
     parts = [f"{number} {what}" for what, number in Counter(map(said, found.rows)).items()]
     left = found.asked - len(found.rows)
     parts += [f"{left} not reached, as it was interrupted"] if left else []
@@ -74,7 +74,7 @@ def totals(found: MatrixResult) -> str:
 
 
 def one_device(found: MatrixResult) -> str:
-    """``one device: first loss 0.88, gradient norm 0.69``; empty where no ranks finished."""
+    """``one device: first loss 0.88, gradient norm 0.69``; empty if no ranks finished."""
     measures = next((row.measures for row in found.rows if row.measures is not None), None)
     if measures is None:
         return ""

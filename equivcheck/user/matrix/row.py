@@ -1,4 +1,4 @@
-"""One row of a matrix: a layout, and what was found."""
+"""One row of a matrix."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One layout, and what was found."""
+    """One layout with its verdict."""
 
     name: str
-    """The layout's."""
+    """Name of the layout."""
     mesh: tuple[tuple[str, int], ...]
-    """Names and sizes of its axes."""
+    """Axis names and sizes."""
     expected: Outcome
-    """What should be found: EQUIVALENT, but for layouts that are wrong on purpose."""
+    """Expected outcome; EQUIVALENT unless the layout is wrong on purpose."""
     verdict: UserVerdict | None
-    """What `check_training` says; None where it could not be asked."""
+    """Verdict of `check_training`; None if it raised."""
     error: str = ""
-    """Why it could not, in a line; else empty."""
+    """Exception in one line if `check_training` raised; else empty."""
     milliseconds: float
-    """CPU time of the check, of this process and those that it started; shown, never judged."""
+    """CPU time of the check, children included. Shown, never judged."""
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it was checked, with the outcome that it should have."""
+        """Whether the layout was checked and has its expected outcome."""
         return self.verdict is not None and self.verdict.outcome is self.expected
 
     @property
     def measures(self) -> Measures | None:
-        """Its numbers; None where the ranks did not finish."""
+        """Loss, gradient norm and communication; None if ranks did not finish."""
         return None if self.verdict is None else self.verdict.measures
 
     @property
     def axes(self) -> str:
-        """As ``dp 2 x tp 2``."""
+        """Mesh in words: ``dp 2 x tp 2``."""
         return " x ".join(f"{name} {size}" for name, size in self.mesh)
 
     @property
     def outcome(self) -> str:
-        """In one word."""
+        """Outcome in one word, or ``not checked``."""
         return "not checked" if self.verdict is None else self.verdict.outcome.value
 
     @property
     def first_difference(self) -> str:
-        """Where ranks first differ from one device, or how they failed, or why nothing is known; empty where they agree."""
+        """First difference between ranks and one device, or how ranks failed; empty if they agree."""
         if self.verdict is None:
             return shortened(self.error)
         if self.verdict.divergence is not None:
@@ -59,10 +59,10 @@ class Row:
 
     @property
     def cause(self) -> str:
-        """Why, as far as it is known; else empty."""
+        """Cause or hint; empty if neither is known."""
         return "" if self.verdict is None else self.verdict.cause or self.verdict.hint
 
     @property
     def details(self) -> str:
-        """All that is known, in a few lines."""
+        """Full text of the verdict or of the error."""
         return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe()

@@ -1,4 +1,4 @@
-"""The layouts of a recipe over several processes, none of which is left behind."""
+"""Check the layouts of a recipe in several worker processes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check these layouts of a recipe, or all; the first SIGINT or SIGTERM ends it with what is known by then.
+    """Check the named layouts of a recipe, or all. After SIGINT or SIGTERM, return the rows known so far.
 
-    Raises `UsageError` for a recipe that defines no matrix, and for layouts that it does not have.
+    Raises `UsageError` if the recipe defines no matrix or a layout name is unknown.
     """
     with Interruption() as interruption:
         return _Supervisor(order, names, num_workers, listener, interruption).run()
 
 
 class _Checker(WorkerProcess):
-    """One process; it is given one layout after the other."""
+    """Worker process that checks one layout after the other."""
 
     def __init__(self, order: Order) -> None:
         super().__init__("equivcheck.user.matrix.worker", order)
         self.name = ""
-        """The layout that it checks; empty while it reads the recipe."""
+        """Current layout; empty while the process reads the recipe."""
 
     def begin(self, name: str) -> None:
-        """Let it check a layout."""
         self.name = name
         self.send(name)
 
@@ -73,7 +72,7 @@ class _Supervisor:
             self._lost(checker)
 
     def _begin(self, message: Layouts) -> None:
-        """The first process to read the recipe says what there is to do, for which there may be more of them."""
+        """The first process to read the recipe knows how many layouts there are; start the others then."""
         if self._known is None:
             self._known = {row.name: row for row in message.rows}
             self._waiting.extend(chosen(self._names, tuple(self._known)))

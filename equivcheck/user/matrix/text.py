@@ -1,4 +1,4 @@
-"""Rows of a matrix for people: in words, in a table, and in a line each."""
+"""Matrix rows as text: a table, cells, and one line each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.system.printable import printable
 from equivcheck.user.matrix.row import Row
 
 NOTHING = "-"
-"""Stands for a number that is not known."""
+"""Placeholder for an unknown number."""
 
 
 def in_a_line(row: Row) -> str:
@@ -21,14 +21,14 @@ def in_a_line(row: Row) -> str:
 
 
 def said(row: Row) -> str:
-    """The outcome, and whether it is as expected where that is anything but EQUIVALENT."""
+    """Outcome, with a remark if the layout was not expected to be EQUIVALENT."""
     if row.expected is Outcome.EQUIVALENT:
         return row.outcome
     return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Gradient norm over that of one device, loss of the first step, calls and bytes of a step, CPU time."""
+    """Norm ratio, first loss, calls and bytes per step, and CPU time, as text."""
     found = row.measures
     if found is None:
         numbers = (NOTHING,) * 4
@@ -38,11 +38,11 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
-"""What the cells are."""
+"""Column headings for `cells`."""
 
 
 def table(rows: Iterable[Row]) -> Table:
-    """A row for each."""
+    """Build a table with one line per row."""
     made = Table("layout", box=None, pad_edge=False, header_style="bold")
     for heading in ("mesh", "outcome"):
         made.add_column(heading, no_wrap=True)
@@ -65,7 +65,7 @@ def _difference(row: Row) -> Text:
 
 
 def digits(value: float | None) -> str:
-    """Six of them."""
+    """Number with six significant digits."""
     return NOTHING if value is None else f"{value:.6g}"
 
 

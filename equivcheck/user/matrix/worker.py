@@ -1,4 +1,4 @@
-"""The process that checks one layout of a recipe after the other."""
+"""Worker process that checks layouts of a recipe."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from equivcheck.worlds.workers.link import Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """To the process, first of all: whose layouts it is to check, and where."""
+    """First message to the process: the recipe, and an optional world."""
 
     recipe: Path
-    """The file."""
+    """Path to the file."""
     world: str | None
-    """In place of what layouts ask for; None for that."""
+    """World that overrides the layouts' worlds; None keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """From the process: the recipe has been read, and has these layouts."""
+    """Reply after the recipe was read: its layouts."""
 
     rows: tuple[Row, ...]
-    """Each as it is while nothing is known of it."""
+    """Rows of all layouts before any check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """From the process, which then ends: the recipe cannot be read, or defines no matrix."""
+    """Reply if the recipe cannot be read or defines no matrix; then the process ends."""
 
     why: str
-    """In a sentence."""
+    """Reason, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutDone:
-    """From the process: the answer to the name of a layout."""
+    """Reply to the name of a layout."""
 
     row: Row
-    """What was found."""
+    """Checked row."""
     is_spent: bool
-    """Whether a rank that could not be stopped still runs in the process, so that it is of no use any more."""
+    """Whether a rank's thread could not be stopped and still runs, so that the process must be replaced."""
 
 
 def main(fd: int) -> None:

@@ -1,1 +1,1 @@
-"""Trainings of users that compute in several element types: one device that rounds as ranks do, or none that rounds at all."""
+"""Users' trainings in mixed precision: a single-device run that rounds like the ranks, or that does not round at all."""

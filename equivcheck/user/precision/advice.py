@@ -1,4 +1,4 @@
-"""What verdicts note on element types: which a training passes through, and which argument takes them into account."""
+"""Notes in verdicts about element types, with the argument that accounts for them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 
 KEPT = "keep_dtype: wherever the training asks for float32, on one device and on ranks, it had float64"
-"""What is said of a training that was made to keep its type."""
+"""Note on a training under `keep_dtype`."""
 
 
 def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Which modules leave the type of the training, and how they can be kept from it."""
+    """Name the modules that compute in a narrower type than the training, and how to prevent it."""
     kept = (KEPT,) if run.task.keep_dtype else ()
     found = where_narrowed(run) if run.task.precision is None else ()
     if not found:
@@ -29,7 +29,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
-    """Which `precision` ranks were seen to have, where they are not found equivalent under another."""
+    """Name the `precision` that ranks use if the verdict is not EQUIVALENT under another one."""
     seen = next((trace.low_precision for trace in traces if trace.low_precision is not None), None)
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()
@@ -40,7 +40,7 @@ def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) ->
 
 
 def _agree(seen: Precision, given: Precision | None) -> bool:
-    """Whether nothing that was seen is otherwise than given; what was not seen may be anything."""
+    """Whether nothing that was seen contradicts the given precision. Unseen fields may have any value."""
     if isinstance(seen, LowPrecision) or not isinstance(given, MixedPrecision):
         return seen == given
     return all(getattr(seen, field.name) in (None, getattr(given, field.name)) for field in fields(seen))

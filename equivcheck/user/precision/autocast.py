@@ -1,4 +1,4 @@
-"""Autocast where equivcheck itself calls the model and the loss: on one device and on ranks."""
+"""`torch.autocast` around model and loss, for trainings that use the built-in step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.scenario import LowPrecision
 
 
 def autocast(function: Callable[..., Any], kind: LowPrecision) -> Any:
-    """The same, called under `torch.autocast`."""
+    """Wrap a function so that it runs under `torch.autocast`."""
     dtype: torch.dtype = getattr(torch, kind.value)
 
     def called(*arguments: Any, **keywords: Any) -> Any:

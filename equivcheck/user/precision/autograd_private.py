@@ -1,4 +1,4 @@
-"""The engine of autograd, tried on torch 2.9 to 2.15: when a backward ends, whether one runs, and one that modes see into."""
+"""Access to the autograd engine, through private torch API that was tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.overrides import TorchFunctionMode
 
 
 def when_backward_ends(action: Callable[[], None]) -> None:
-    """Act at the end of the backward that runs."""
+    """Call `action` at the end of the backward pass that now runs."""
     Variable._execution_engine.queue_callback(action)
 
 
 def in_backward() -> bool:
-    """Whether this thread runs a backward."""
+    """Whether this thread now runs a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -27,7 +27,7 @@ def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind
     create_graph: bool = False,
     inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
 ) -> None:
-    """As `Tensor.backward`, with a function mode, to which that hands nothing of what it calls, as checkpointed modules."""
+    """Run `Tensor.backward` so that `mode` also sees calls inside it, such as recomputed checkpointed modules."""
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph

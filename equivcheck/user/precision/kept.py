@@ -1,7 +1,7 @@
-"""A training in which float32 that is asked for is the wider type that everything else has, on one device and on ranks alike.
+"""Replace float32 by float64 wherever a model asks for float32.
 
-Norms, softmaxes and losses of many models compute in float32 whatever the type of a model is, so that no tolerance below that of
-float32 holds for them.
+Norms, softmaxes and losses in many models compute in float32 whatever the model's type is. Then no tolerance below float32's
+would hold.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from equivcheck.user.task import Task
 
 
 def require_kept(task: Task) -> None:
-    """Raises `UsageError` where there is no type to be kept."""
+    """Check `keep_dtype`. Raises `UsageError` if it is not a bool or does not fit `dtype` and `precision`."""
     if not isinstance(task.keep_dtype, bool):
         raise UsageError(f"check_training: keep_dtype is {task.keep_dtype!r:.100}; allowed: True, False")
     if task.keep_dtype and (task.dtype is not torch.float64 or task.precision is not None):
@@ -29,7 +29,7 @@ def require_kept(task: Task) -> None:
 
 @contextlib.contextmanager
 def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Keep a task's type while it trains, if it says so; optimizers keep the types of their own state."""
+    """Widen float32 while the task trains, if it asks for that. The optimizer's own state keeps its types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
@@ -46,7 +46,7 @@ def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 class KeptType(TorchFunctionMode):
-    """Gives every function of torch a wider type where it is told float32, or complex numbers of that."""
+    """Function mode that passes the wider type to every torch function that is called with float32 or complex64."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class KeptType(TorchFunctionMode):
         self._paused = False
 
     def pause(self, *, paused: bool) -> None:
-        """Leave functions alone for a time."""
+        """Switch the mode off or on."""
         self._paused = paused
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

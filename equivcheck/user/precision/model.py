@@ -1,8 +1,8 @@
-"""A user's model as one device computes it that rounds where ranks do.
+"""A model on one device that rounds where the ranks round.
 
-Each part of the rows goes through a copy of the model, as each rank has one, with parameters cast anew at every step. When
-backward is over, gradients of the parts are rounded and averaged in the way of the ranks. Parameters, and what steps them, stay
-the model's own.
+Each part of the rows goes through its own copy of the model, as on ranks, with parameters cast again at every step. After
+backward, the gradients from all parts are rounded and averaged as ranks do it. Master parameters stay in the original model, and
+the optimizer updates them there.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from equivcheck.user.randomness.masks import cut_masks
 from equivcheck.user.task import Loss
 
 Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Where a parameter that has been updated may as well be."""
+"""Perturbs an updated parameter by as much as rounding could."""
 
 
 class RoundedModel(nn.Module):
-    """The model, called by parts."""
+    """A model that is called part by part."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
-        """`casting` names submodules that cast what they are called with, as units of `fully_shard` do.
+        """`casting` names submodules that cast their inputs, such as `fully_shard` units.
 
-        `jitter` says where rounding, and `drift` where an update, may as well come out otherwise.
+        `jitter` perturbs rounding, and `drift` perturbs updates.
         """
         super().__init__()
         self.module, self.rounding, self.jitter, self.drift = module, rounding, jitter, drift
@@ -55,17 +55,17 @@ class RoundedModel(nn.Module):
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
         self.divides_inexactly = False
-        """Whether gradients came by the outputs of all parts, divided by a number of parts that is no power of two."""
+        """Whether gradients came through joined outputs and were divided by a number that is not a power of two."""
 
     def __getattr__(self, name: str) -> Any:
-        """What a step asks of the model itself."""
+        """Forward attributes to the original model, because a user's step may ask for them."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """The outputs of all parts as one."""
+        """Call each copy with its part and join the outputs."""
         self._load()
         count, rows = self.rounding.num_parts, num_rows((arguments, keywords))
         outputs = []
@@ -76,7 +76,7 @@ class RoundedModel(nn.Module):
         return self._latest[0]
 
     def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
-        """A loss of which each part has its own, as each rank has."""
+        """Return a loss that is computed for each part separately, as on ranks."""
         count = self.rounding.num_parts
         share, factor = (1.0 / count, 1.0) if reduction == "mean" else (1.0, float(count))
 
@@ -105,7 +105,7 @@ class RoundedModel(nn.Module):
         return self.jitter.rounded(tensor, tensor.to(torch_type(kind)))
 
     def _load(self) -> None:
-        """Cast the model's parameters as they are now; where nothing has changed, backward may still need the old ones."""
+        """Cast the current parameters into the copies, unless nothing changed: then backward may still need the old ones."""
         for own, others in zip(self.module.modules(), zip(*(each.modules() for each in self._copies), strict=True), strict=True):
             for other in others:
                 other.training = own.training
@@ -125,7 +125,7 @@ class RoundedModel(nn.Module):
         self._loaded = {name: master.detach().clone() for name, master in masters.items()}
 
     def _begin_reduction(self, _leaf: torch.Tensor) -> None:
-        """Reduce once the backward that runs is over."""
+        """Schedule one reduction at the end of the current backward pass."""
         if not self._reduces:
             self._reduces = True
             when_backward_ends(self._reduce)
@@ -141,14 +141,14 @@ class RoundedModel(nn.Module):
                 leaf.grad = None
 
     def _as_reduced(self, leaf: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
-        """A part's gradient in the type in which they are added up; zero where only other parts have one."""
+        """A part's gradient in the reduction type; zeros if only other parts have a gradient."""
         kind = self.rounding.reduce
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         return self.jitter.rounded(gradient, gradient.to(master.dtype if kind is None else torch_type(kind), copy=True))
 
 
 def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
-    """Parameters, and no buffers, in the type that is computed in."""
+    """Cast parameters, but not buffers, to the compute type."""
     if rounding.compute is not None:
         with torch.no_grad():
             for parameter in module.parameters():

@@ -1,4 +1,4 @@
-"""Which modules of a model leave the element type that a training has been converted to."""
+"""Modules that compute in a narrower element type than the training."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from equivcheck.user.task import Task
 
 
 def where_narrowed(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Modules in whose forward results have fewer digits than the training, with the function that gives them; in order.
+    """Return the modules whose forward produces a narrower type, with the function that does it, in execution order.
 
-    It trains one step more, with hooks on every module, if the run has seen such a type.
+    Trains one more step with hooks on every module, but only if the run has already seen such a type.
     """
     task = run.task
     if task.dtype is None or _eps(run.precision) <= _eps(task.dtype):
@@ -35,7 +35,7 @@ def where_narrowed(run: SingleDeviceRun) -> tuple[str, ...]:
 
 
 class _Narrowing(TorchFunctionMode):
-    """Notes functions that take the wider type and return a narrower one, once for each module."""
+    """Records functions that take the wide type and return a narrower one, once per module."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class _Narrowing(TorchFunctionMode):
         self._inside: list[str] = []
 
     def follow(self, model: nn.Module) -> None:
-        """Know which module computes."""
+        """Track which module is running."""
         for path, module in model.named_modules():
             name = f"{type(module).__name__} {path!r}" if path else type(module).__name__
             module.register_forward_pre_hook(lambda *_, name=name: self._inside.append(name))

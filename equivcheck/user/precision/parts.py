@@ -1,4 +1,4 @@
-"""What a model gives for the parts of a batch, as one; gradients reach each part as if its rows were all there are."""
+"""Split batches into parts and join outputs, with gradients as if each part were the full batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from equivcheck.user.batches import mapped
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
-    """One of equal parts of every tensor that has `rows` rows, or of all whose rows can be cut, in memory of its own."""
+    """Return one of `count` equal parts of every tensor that has `rows` rows.
+
+    If `rows` is None, every tensor is split whose rows are divisible. The parts are copies.
+    """
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
         fits = tensor.dim() > 0 and tensor.shape[0] % count == 0 and rows in (None, tensor.shape[0])
@@ -22,19 +25,19 @@ def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
 
 
 def num_rows(value: Any) -> int | None:
-    """Rows of the first tensor that has any; None if there is none."""
+    """Number of rows in the first tensor; None if there is no tensor with rows."""
     found: list[int] = []
     mapped(value, lambda tensor: found.extend(tensor.shape[:1]) or tensor)  # type: ignore[func-returns-value]
     return found[0] if found else None
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """The same structure with tensors of all rows; numbers are means, and what is no tensor is that of the first part."""
+    """Join outputs structure by structure. Scalars are averaged; other values come from the first part."""
     return combined(values, _Joined.apply)
 
 
 def combined(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any:
-    """The structure that all values have, of the same types, with one tensor made of each group that lies in the same place."""
+    """Apply `combine` to the tensors at each position and return them in the common structure."""
     first = values[0]
     if isinstance(first, torch.Tensor):
         return combine(*values)
@@ -50,7 +53,7 @@ def combined(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any
 
 
 class _Joined(torch.autograd.Function):
-    """Rows one after the other, or the mean of numbers, whose gradient each part gets times the number of parts."""
+    """Concatenates rows, or averages scalars. In backward each part gets its gradient times the number of parts."""
 
     @staticmethod
     def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
@@ -66,15 +69,15 @@ class _Joined(torch.autograd.Function):
 
 
 class Total(torch.autograd.Function):
-    """The mean or the sum of losses of parts, unrounded, whose gradient is handed to each part times a factor."""
+    """Mean or sum of the parts' losses in float64. In backward each part gets the gradient times a factor."""
 
     @staticmethod
     def forward(ctx: Any, share: float, factor: float, *losses: torch.Tensor) -> torch.Tensor:
-        """The sum times `share`."""
+        """Return the sum times `share`."""
         ctx.factor, ctx.kinds = factor, [loss.dtype for loss in losses]
         return torch.stack([loss.double() for loss in losses]).sum() * share
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """The gradient times the factor, in the type of each loss."""
+        """Return the gradient times `factor` in the type of each loss."""
         return None, None, *((gradients[0] * ctx.factor).to(kind) for kind in ctx.kinds)

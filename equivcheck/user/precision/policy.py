@@ -1,4 +1,4 @@
-"""What ranks round, as `precision=` says it, and what of that one device can do alike."""
+"""The `precision` argument, and the points at which one device can round in the same way."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from equivcheck.system.torch_version import torch_in
 from equivcheck.user.task import Task
 
 Precision: TypeAlias = LowPrecision | MixedPrecision
-"""What `torch.autocast` casts to, or what fully sharded data parallelism casts."""
+"""Autocast type, or mixed-precision policy for FSDP."""
 
 ALLOWED = (
     f"{', '.join(map(repr, LowPrecision))} (autocast), MixedPrecision(param=..., reduce=..., output=...) "
     f"of {', '.join(map(repr, ElementType))}, or None"
 )
-"""What `precision` may be, in words for people."""
+"""Allowed values for `precision`, in words."""
 
 
 def require_precision(task: Task) -> None:
-    """Raises `UsageError` for what is no precision, and for autocast of numbers that it leaves alone."""
+    """Check `precision`. Raises `UsageError` if its type is wrong, or if autocast would ignore float64."""
     precision: Any = task.precision
     if not isinstance(precision, Precision | None):
         raise UsageError(f"check_training: precision is {precision!r:.100}; allowed: {ALLOWED}")
@@ -42,7 +42,7 @@ def require_precision(task: Task) -> None:
 
 
 def rounding_of(task: Task) -> Rounding:
-    """Where the ranks of a task round, and into how many parts they cut its rows."""
+    """Return the rounding points on the ranks, and the number of parts that they split rows into."""
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None:
         outer, inner = [], 1  # nobody but the user knows what the part of a rank is
@@ -54,28 +54,28 @@ def rounding_of(task: Task) -> Rounding:
 
 
 def _reduced_in(policy: MixedPrecision) -> ElementType | None:
-    """None for the type of the parameters that the optimizer steps."""
+    """Reduction type; None for the type of the master parameters."""
     return policy.reduce or (policy.param if torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE) else None)
 
 
 def sums_in_parts(task: Task) -> bool:
-    """Whether ranks may round parts of a sum that no single device has: across axes other than of data, or as users cut."""
+    """Whether ranks may round partial sums that one device never forms: along non-data axes, or in the user's `shard`."""
     return task.shard is not None or any(size > 1 for name, size in task.mesh if name not in task.data_axes)
 
 
 def computes_in_few_digits(rounding: Rounding) -> bool:
-    """Whether products have fewer digits than float32: these add up in float32, whatever their operands' place in memory."""
+    """Whether products are in bfloat16 or float16. They accumulate in float32, in any memory layout."""
     return rounding.autocast is not None or rounding.compute in (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 
 def torch_type(kind: ElementType | LowPrecision) -> torch.dtype:
-    """The element type of torch."""
+    """Return the torch dtype."""
     dtype: torch.dtype = getattr(torch, kind.value)
     return dtype
 
 
 def in_words(task: Task) -> str:
-    """What a task with a precision computes in: ``float32, autocast to bfloat16``."""
+    """Describe the types of a task with a precision: ``float32, autocast to bfloat16``."""
     kept = "its own types" if task.dtype is None else str(task.dtype).removeprefix("torch.")
     policy = task.precision
     if isinstance(policy, MixedPrecision):

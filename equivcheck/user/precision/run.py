@@ -1,4 +1,4 @@
-"""The run on one device of a training whose ranks round: in the parts of the ranks, rounded alike."""
+"""The single-device run of a training whose ranks round: it uses the ranks' parts and rounds in the same way."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from equivcheck.worlds.trace.trace import Trace
 FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
 
 _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
-"""When a user's ranks may divide a sum, beside when they are taken to."""
+"""Other points at which ranks may divide a gradient sum."""
 
 
 class RoundedRun(SingleDeviceRun):
-    """As the run on one device, of a `RoundedModel`.
+    """Single-device run through a `RoundedModel`.
 
-    Copies add up gradients in other orders, and those that confirm a divergence round here and there otherwise. Ranks begin with
-    the same bits, and products of few digits come out alike where operands are the same: where all products are such, copies
-    begin with these bits as well, and only what they load after an update is off by a unit in the last place.
+    Its copies add gradients in another order; copies for confirmation also round differently at random points. Ranks start from
+    equal bits, and bfloat16 or float16 products are equal if their operands are. If all products are in these types, copies also
+    start from these bits, and only updated parameters are perturbed by one unit in the last place.
     """
 
     def __init__(self, task: Task, whole: SingleDeviceRun, casting: Collection[str]) -> None:
-        """`whole` is the run that rounds nothing (`exact_task`), `casting` names modules that cast on ranks.
+        """`whole` is the run without rounding (`exact_task`); `casting` names modules that cast their inputs on ranks.
 
-        Raises `UsageError` for a training that is not the same each time.
+        Raises `UsageError` if two runs differ.
         """
         self._whole, self._casting = whole, casting
         super().__init__(task)
@@ -56,7 +56,7 @@ class RoundedRun(SingleDeviceRun):
     def train(
         self, *, division: Division | None = None, jitter: Jitter | None = None, drift: Drift = torch.clone, **given: Any
     ) -> UserTrace:
-        """As ranks round and divide, unless they are said to divide otherwise."""
+        """Train with the ranks' rounding; `division` overrides the point at which gradients are divided."""
         rounding = rounding_of(self.task)
         rounding = rounding if division is None else replace(rounding, division=division)
 
@@ -67,11 +67,11 @@ class RoundedRun(SingleDeviceRun):
         return trace_of(self.task, **given, spread=spread)
 
     def reference(self) -> Reference:
-        """With the noise floor of a few copies."""
+        """Return the reference with noise from a few copies."""
         return self._measured(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
-        """With that of many, which round otherwise here and there, and of other ways to divide."""
+        """Return the reference with noise from many copies with perturbed rounding, and from other divisions."""
         with one_thread():
             others = [
                 self.train(seed=self.task.seed, division=division)
@@ -80,11 +80,11 @@ class RoundedRun(SingleDeviceRun):
         return self._measured(NUM_ROUNDED_CONFIRMATIONS, self._shaken, *others)
 
     def parts(self) -> Trace | None:
-        """None: ranks are compared with parts already."""
+        """None, because this run already uses the ranks' parts."""
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """The same of runs that round nothing, on whole batches and in parts."""
+        """Compare runs without rounding, over full batches and over parts."""
         exact, limit = self._whole.task, float(np.sqrt(self._whole.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
@@ -113,22 +113,21 @@ class RoundedRun(SingleDeviceRun):
 
     @property
     def _kept(self) -> torch.dtype:
-        """The type of the parameters that the optimizer steps."""
+        """Element type of the master parameters."""
         return self.task.dtype or coarsest(self._tensors())
 
 
 def casting_of(traces: Sequence[UserTrace]) -> set[str]:
-    """Modules that cast what they are called with, on any rank."""
+    """Names of modules that cast their inputs on any rank."""
     return {name for trace in traces for name in trace.casting}
 
 
 def exact_task(task: Task) -> Task:
-    """The same in the types that it would have without a precision, the widest where they are converted at all."""
+    """Return the task without precision, in float64 if it converts types at all."""
     return replace(task, precision=None, dtype=None if task.dtype is None else torch.float64)
 
 
 def _by_parts(task: Task, model: RoundedModel) -> Task:
-    """With the loss of each part."""
     return replace(task, loss=model.loss_by_parts(task.loss, task.reduction))
 
 

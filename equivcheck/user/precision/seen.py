@@ -1,6 +1,6 @@
-"""What ranks compute in fewer digits than their parameters have, as far as it can be seen from outside.
+"""Detect the lower precision that ranks compute in.
 
-`FSDPModule` tells nobody its policy: its state is private API of torch, tried on 2.9 to 2.15.
+FSDP2 has no public access to its policy. The private state used here was tried on torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.user.batches import mapped
 
 LOW = (torch.bfloat16, torch.float16)
-"""Element types of fewer digits than float32."""
+"""Element types with fewer digits than float32."""
 
 
 class LowPrecisionSeen:
-    """What is seen while a module is called: a precision that says the same; None for nothing."""
+    """Records the precision seen while a module runs; None if it saw none."""
 
     def __init__(self) -> None:
         self.precision: LowPrecision | MixedPrecision | None = None
 
     @contextlib.contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Look at what the module returns, and what is set meanwhile."""
+        """Watch the module's outputs and the autocast state."""
         if getattr(module, "_compiled_call_impl", None) is not None:  # its hooks would be compiled with it
             yield
             return
@@ -51,7 +51,7 @@ class LowPrecisionSeen:
 
 
 def policy_of(module: nn.Module) -> MixedPrecision | None:
-    """The policy of the outermost unit of fully sharded data parallelism that casts to other types than its parameters have."""
+    """Return the policy of the outermost FSDP unit that casts to another type than its parameters have."""
     return next(filter(None, map(_policy, module.modules())), None)
 
 

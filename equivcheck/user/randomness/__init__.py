@@ -1,1 +1,1 @@
-"""What users' trainings draw at random: the same on every run, and on one device as on ranks."""
+"""Reproducible random numbers for users' trainings, equal on one device and on ranks."""

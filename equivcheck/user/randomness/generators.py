@@ -1,4 +1,4 @@
-"""Random generators that users' code may draw from."""
+"""Default random generators that users' code draws from."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed what torch, numpy and random draw from by default, and leave it as it was.
+    """Seed torch, numpy and random, and restore their state afterwards.
 
-    Ranks that are threads share all of it: what runs here must not communicate, as only then no other rank runs meanwhile.
+    Simulated ranks are threads and share these generators. Code in this context must not communicate, because another rank could
+    run then.
     """
     torch_state, numpy_state, state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(seed)

@@ -1,7 +1,7 @@
-"""Masks of dropout as data: drawn for all rows from the seed, each rank with its own part of them.
+"""Dropout masks as data: drawn for all rows, then split over ranks.
 
-Ranks that draw by themselves drop other elements than one device does. A mask that depends on nothing but the seed, the name of
-its module and how often that was called is the same everywhere, and is cut as the rows are.
+If each rank drew its own masks, it would drop other elements than one device. A mask here depends only on the seed, the module
+name and the call number, so all ranks draw the same one and take their rows from it.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from equivcheck.user.precision.autograd_private import in_backward
 
 Shape = tuple[int, ...]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Modules that get masks; all but the first drop whole channels."""
+"""Modules that get masks. All except `nn.Dropout` drop whole channels."""
 
 
 @dataclass(slots=True)
 class MaskShapes:
-    """What one device, on whole batches, was seen to drop out of."""
+    """Input shapes on one device with full batches, recorded for ranks."""
 
     seen: dict[tuple[str, int], Shape] = field(default_factory=dict)
-    """By the name of the module, and which of its calls it was."""
+    """Shapes by module name and call number."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """Which part of the rows a model is called with."""
+    """The part of the rows that a model is called with."""
 
     number: int = 0
-    """Of the part."""
+    """Number of the part, from 0."""
     count: int = 1
-    """Of parts."""
+    """Number of parts."""
     in_turn: bool = False
-    """Whether all parts come, one call after the other."""
+    """Whether the model is called with all parts one by one."""
 
 
 def require_masks(wanted: object) -> MaskShapes | None:
-    """Raises `UsageError` for what is neither yes nor no."""
+    """Check `dropout_masks`. Raises `UsageError` if it is not a bool."""
     if not isinstance(wanted, bool):
         raise UsageError(f"check_training: dropout_masks is {wanted!r:.100}; allowed: True, False")
     return MaskShapes() if wanted else None
 
 
 class Masked:
-    """The forward of a module that drops out."""
+    """Replacement for the forward of a dropout module."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: Cut) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut
         self._calls = 0
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs times the mask, scaled as dropout is."""
+        """Multiply inputs by the scaled mask."""
         rate = float(self._module.p)  # type: ignore[arg-type]
         if not self._module.training or rate == 0:
             return inputs
@@ -68,7 +68,7 @@ class Masked:
         return inputs * (_placed(kept, inputs) if isinstance(inputs, DTensor) else kept)
 
     def _mask(self, shape: Shape, rate: float) -> torch.Tensor:
-        """For inputs of a shape, true where they are kept."""
+        """Mask for inputs of this shape, True for kept elements."""
         cut, call = self.cut, self._calls - 1
         index, number = divmod(call, cut.count) if cut.in_turn else (call, cut.number)
         if cut.count == 1:
@@ -87,14 +87,14 @@ class Masked:
 
 
 def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: Cut) -> None:
-    """Let every module that drops out do so by masks."""
+    """Replace the forward of every dropout module."""
     for name, module in model.named_modules():
         if isinstance(module, MASKED):
             module.forward = Masked(module, name, seed, shapes, cut)  # type: ignore[assignment]
 
 
 def cut_masks(model: nn.Module, number: int, count: int) -> None:
-    """Say which part of the rows a model is called with from now on; without masks nothing."""
+    """Set the part of the rows that masks are made for."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
             module.forward.cut = Cut(number, count)
@@ -114,7 +114,7 @@ def _with(shape: Shape, dim: int, size: int) -> Shape:
 
 
 def _placed(mask: torch.Tensor, inputs: DTensor) -> torch.Tensor:
-    """The mask as a DTensor that lies as another does."""
+    """The mask as a DTensor with the placements of the inputs."""
     mesh, own = inputs.device_mesh, mask.expand(inputs.shape)
     coordinate: Sequence[int] = mesh.get_coordinate() or ()
     for index, size, placement in zip(coordinate, mesh.shape, inputs.placements, strict=True):

@@ -1,1 +1,1 @@
-"""What runs of users leave: tensors by canonical names, settings of optimizers, and numbers of the whole."""
+"""Traces of users' trainings: tensors by canonical name, optimizer settings, and summary numbers."""

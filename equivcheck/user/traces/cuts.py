@@ -1,4 +1,4 @@
-"""Where plain shards of a user's parameters lie in the whole ones, by what the user says of them."""
+"""Positions of plain shards in full parameters, read from the user's `cuts`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivcheck.training.read import box_of
 from equivcheck.worlds.trace.trace import Piece
 
 Cuts = Mapping[str, Sequence[tuple[int, str]]]
-"""By the name of a parameter, or a pattern as of `fnmatch`: dims, and the axis of the mesh along which each is cut."""
+"""Parameter names, or `fnmatch` patterns, to pairs of dim and mesh axis."""
 
 
 def require_cuts(cuts: Any, axes: Sequence[str]) -> dict[str, tuple[tuple[int, str], ...]] | None:
-    """Cuts as users give them. Raises `UsageError` for what names no dim and axis, and an axis twice."""
+    """Check the user's `cuts`. Raises `UsageError` if an entry is not a pair of dim and axis, or repeats an axis."""
     if cuts is None:
         return None
     allowed = f"a dict such as {{'0.weight': ((0, {axes[-1]!r}),)}}, each axis one of {', '.join(axes)} and named once"
@@ -40,10 +40,10 @@ def _are_pairs(pairs: Any, axes: Sequence[str]) -> bool:
 
 
 class Parts:
-    """The boxes that this rank has of whole parameters: parts as `torch.chunk` makes them, outer axes of the mesh first."""
+    """Boxes of full parameters that this rank holds, split as by `torch.chunk` along outer axes first."""
 
     def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: DeviceMesh) -> None:
-        """`shapes` are those of the whole parameters. Raises `UsageError` for names and dims that they do not have."""
+        """`shapes` are the full parameters' shapes. Raises `UsageError` if a name or dim does not exist."""
         for pattern in cuts:
             if not any(fnmatchcase(name, pattern) for name in shapes):
                 raise UsageError(f"check_training: cuts has {pattern!r}, which is no parameter; allowed: {', '.join(shapes)}")
@@ -54,9 +54,9 @@ class Parts:
                 self._boxes[name] = box_of(name, shape, mesh, _placements(name, shape, pairs, mesh))
 
     def place(self, piece: Piece) -> Piece:
-        """A piece of what this rank takes for a whole parameter, or its state, as one of the whole.
+        """Move a piece of a local tensor to its position in the full tensor.
 
-        Raises `UsageError` for other shapes.
+        Works for parameters and for optimizer state. Raises `UsageError` if the local shape does not fit.
         """
         box = self._boxes.get(piece.name.partition("/")[0])
         if box is None:

@@ -1,4 +1,4 @@
-"""Numbers of a user's training beside its verdict: what people look at first where many layouts stand in a table."""
+"""Summary numbers of a training, for a table of many layouts."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Trace
 
 _NOT_TRAINING = (Stage.SETUP, Stage.READING)
-"""Stages whose calls are no part of a step."""
+"""Stages whose calls do not belong to a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What the ranks of a training had in its first step, and what they communicate in a step that sets nothing up."""
+    """Loss and gradient norm at the first step, and communication per step."""
 
     loss: float | None
-    """Mean over the ranks that have one; None where no rank has."""
+    """Mean over the ranks that return a loss; None if no rank does."""
     expected_loss: float | None
-    """That of one device."""
+    """Loss on one device."""
     gradient_norm: float
-    """Of all gradients, each element as the first rank that holds it has it; what no rank holds counts as zero."""
+    """Norm over all gradients. Each element is taken from the first rank that holds it, or is zero if none does."""
     expected_gradient_norm: float
-    """That of one device."""
+    """Norm on one device."""
     num_calls: int | None
-    """Calls to communicate, of the rank that makes most, in its step with fewest; None in a world that does not see them."""
+    """Communication calls by the busiest rank in its shortest step. None if the world does not record calls."""
     num_bytes: int | None
-    """Bytes that the rank which puts in most puts into those of such a step; None likewise."""
+    """Bytes that the busiest rank sends in its shortest step. None if the world does not record calls."""
 
     @property
     def norm_ratio(self) -> float | None:
-        """The ranks' gradient norm over that of one device; None where that is zero."""
+        """Gradient norm on ranks divided by the norm on one device; None if that is zero."""
         return self.gradient_norm / self.expected_gradient_norm if self.expected_gradient_norm else None
 
 
 def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], calls: Sequence[Sequence[Call]]) -> Measures:
-    """The numbers of ranks that all finished; `gradients` are those of the first step on one device."""
+    """Compute the measures if all ranks finished. `gradients` are those at the first step on one device."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = [trace.steps[0].loss for trace in traces]
     counted = [_of_a_step(rank, len(expected.steps)) for rank in calls]
@@ -57,12 +57,12 @@ def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], c
 
 
 def first_gradients(moments: Iterable[Expected]) -> Expected | None:
-    """The moment of a reference that `measures_of` asks for; None where it is lost before."""
+    """The moment that `measures_of` needs; None if the reference does not contain it."""
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 
 def _of_a_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
-    """Calls and bytes of one rank in the step that has fewest: others may set something up, as DDP does its buckets."""
+    """Calls and bytes in the step with the fewest. Other steps may contain setup, such as DDP's bucket rebuild."""
     steps: list[list[int]] = [[] for _ in range(num_steps)]
     for call in calls:
         if call.stage not in _NOT_TRAINING:

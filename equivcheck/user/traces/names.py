@@ -1,4 +1,4 @@
-"""Canonical names of parameters and buffers, whatever has been wrapped around a model or put into it."""
+"""Canonical names for parameters and buffers, independent of wrappers around or inside a model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 WRAPPED = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-"""What wrappers call the module inside."""
+"""Attribute names under which wrappers keep the wrapped module."""
 
 
 class Names:
-    """The names that a model gives its tensors, to be found again once the model has been parallelized.
+    """Maps tensors in a parallelized model to their names in the original model.
 
-    Submodules are known by what they are, not by where they lie: a wrapper around one takes no part in the names within it.
-    A module that is new is named by its place in the known one around it.
+    A submodule is recognized by identity, so wrappers around it do not change the names inside. A new module is named by its path
+    inside the nearest known module.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -28,21 +28,21 @@ class Names:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
     def parameters(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Distinct parameters; one that the model shares has the first of its names, unless another parameter has that here."""
+        """Distinct parameters by name. A shared parameter has its first name, unless another parameter has taken that."""
         return self._named(module, "named_parameters")
 
     def buffers(self, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-        """Distinct buffers."""
+        """Distinct buffers by name."""
         return self._named(module, "named_buffers")
 
     def modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """The modules of the model, or what has taken their place, by their names; not what has been wrapped around them."""
+        """Original modules, or their replacements, by name; wrappers are left out."""
         owners = list(self._owners(module, "", set()))
         there = {path for path, owner in owners if id(owner) in self._paths}
         return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
 
     def all_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Distinct modules; wrappers have the name of what is around them."""
+        """Distinct modules by name. A wrapper has the name of the module that contains it."""
         return list(self._owners(module, "", set()))
 
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:
@@ -70,5 +70,5 @@ class Names:
 
 
 def _own(module: nn.Module, what: str) -> Iterator[tuple[str, Any]]:
-    """The tensors of a module that are not its children's, by the plain `nn.Module`: a wrapper's own method may differ."""
+    """Direct parameters or buffers. It calls the `nn.Module` method because a wrapper may override it."""
     yield from getattr(nn.Module, what)(module, recurse=False)

@@ -1,4 +1,4 @@
-"""Tensors of a user's rank by their own placements: a gradient that DTensor propagates may have others than its parameter."""
+"""Slots for tensors whose placements differ from their parameter's, such as gradients that DTensor propagated."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Callable[[Piece], Piece]) -> list[Slot]:
-    """The slots of tensors that belong to parameters; of one that is placed otherwise a slot of its own, of the same name.
+    """Return a slot per tensor: the parameter's slot, or a new slot if a DTensor has other placements.
 
-    `place` makes a piece of what DTensor takes for a whole parameter one of the whole.
+    `place` moves a piece of a local parameter to its position in the full one.
     """
     return [_own_slot(slot, tensor, place) for slot, tensor in zip(slots, tensors, strict=True)]
 
@@ -35,7 +35,10 @@ def _lie_alike(parameter: torch.Tensor, tensor: DTensor) -> bool:
 
 
 def summed(state: State) -> State:
-    """State without pending sums, also on ranks that hold nothing of a parameter: they take part in adding up."""
+    """Reduce partial DTensors in optimizer state.
+
+    Every rank of the mesh must call this, even if it holds no elements, because the reduction is a collective.
+    """
     return {
         parameter: {key: placed_as(parameter, value) if _is_pending(value) else value for key, value in values.items()}
         for parameter, values in state.items()
@@ -48,9 +51,9 @@ def _is_pending(value: object) -> bool:
 
 @contextlib.contextmanager
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let a module hold other tensors of the same shapes for a time: one for each of its parameters, in order.
+    """Temporarily put other tensors in the place of a module's parameters, in the same order and shapes.
 
-    A DTensor knows where its elements lie, so that another takes its place; of others the data is changed.
+    DTensors are swapped as whole parameters because their placements may differ. For plain parameters only the data is swapped.
     """
     parameters = list(module.parameters())
     kept = [(parameter, parameter.data) for parameter in parameters if not isinstance(parameter, DTensor)]

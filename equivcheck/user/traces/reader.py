@@ -1,4 +1,4 @@
-"""What a rank, or the one device, holds of a user's model."""
+"""Reads the tensors that a rank, or the single device, holds."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from equivcheck.user.traces.placements import in_place_of_parameters, own_slots,
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
-"""Whole tensors of a module by name; every rank calls it, so that it may communicate."""
+"""Function that returns a module's full tensors by name. Every rank calls it, so it may communicate."""
 
 
 class Reader:
     """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
 
-    Plain tensors count as whole, DTensors and the parameters of `FullyShardedDataParallel` are known. Of others the user says
-    where they lie, by `parts`, or has `full_tensors`, which gathers parameters: gradients and state are put in their place while
-    it gathers them too.
+    Plain tensors count as replicated. DTensors and FSDP1 parameters carry their positions. For other shards the user passes
+    `cuts` (here `parts`) or `full_tensors`. Because `full_tensors` gathers only parameters, gradients and state are put in their
+    place while it runs.
     """
 
     def __init__(
@@ -45,15 +45,19 @@ class Reader:
         self.slots()
 
     def parameters(self) -> Snapshot:
-        """As they are now."""
+        """Current parameters."""
         return self._read(lambda parameter: parameter)
 
     def gradients(self) -> Snapshot:
-        """Of all parameters; of those that have none it is kept that they have none."""
+        """Current gradients. A missing gradient is recorded as missing."""
         return self._read(lambda parameter: parameter.grad)
 
     def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
-        """What the optimizer keeps; with `full_tensors` what lies as parameters do, and the rest of those that it names alike."""
+        """Optimizer state.
+
+        With `full_tensors`, entries in the shape of their parameter are gathered; other entries are read if their names are
+        known.
+        """
         state = _state_of(optimizer)
         if self.full_tensors is None:
             found = state_slots(summed(state), self.slots())
@@ -63,7 +67,7 @@ class Reader:
         return _joined(rows)
 
     def buffers(self) -> Snapshot:
-        """As they are now."""
+        """Current buffers."""
         return _joined([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
 
     def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
@@ -74,9 +78,9 @@ class Reader:
         return _of_slots(slots, tensors, self._pieces, self._place)
 
     def slots(self) -> tuple[Slot, ...]:
-        """A slot for each parameter; those that have been replaced are found anew, those that are hidden for a time are kept.
+        """Return a slot per parameter; replaced parameters are looked up again, hidden ones are kept.
 
-        `DistributedDataParallel` over tensor parallelism hides shards behind other tensors.
+        `DistributedDataParallel` over tensor parallelism temporarily hides shards behind other tensors.
         """
         found = self._known | dict(self.names.parameters(self.module))
         if found.keys() != self._known.keys() or any(self._known[name] is not parameter for name, parameter in found.items()):
@@ -87,7 +91,7 @@ class Reader:
         return self._slots
 
     def _gathered(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
-        """Full tensors of what is put in the place of each parameter; what comes of nothing but absent ones is absent."""
+        """Gather tensors in the place of parameters. A full tensor made only from missing tensors is missing."""
         assert self.full_tensors is not None, "asked for only where the user has given it"
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
         with in_place_of_parameters(self.module, given):
@@ -124,9 +128,9 @@ def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> State:
-    """Under `ZeroRedundancyOptimizer` that of the optimizer within, which has what this rank updates.
+    """State of the optimizer, or of the inner optimizer under `ZeroRedundancyOptimizer`.
 
-    Of lists, as LBFGS has them, each member has a key of its own; None is left out.
+    Lists, as LBFGS keeps them, become one key per member. None is left out.
     """
     inner = getattr(optimizer, "optim", None)
     state: State = (inner if isinstance(inner, torch.optim.Optimizer) else optimizer).state
@@ -162,7 +166,7 @@ def _of_slots(
     pieces: tuple[Piece, ...] | None = None,
     place: Callable[[Piece], Piece] = _as_it_is,
 ) -> Snapshot:
-    """The values of tensors where each of them lies; `pieces` are those of the slots, the same at every step."""
+    """Read tensors at the positions of `slots`. `pieces` are cached from the slots because they repeat at every step."""
     own = own_slots(slots, tensors, place)
     if pieces is None or any(one is not other for one, other in zip(own, slots, strict=True)):
         pieces = tuple(piece for slot in own for piece in slot.pieces)

@@ -1,4 +1,4 @@
-"""Settings of an optimizer's groups once a training is over: a rate that no step has read yet is compared, too."""
+"""Optimizer settings at the end of a training, compared because no later step reads them."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Slot, Trace
 
 Settings = Mapping[str, Mapping[str, float]]
-"""The numbers of the group of each parameter, by its name."""
+"""Numbers in the parameter group of each parameter, by parameter name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTrace(Trace):
-    """What a user's training leaves."""
+    """Trace of a user's training."""
 
     settings: Settings
-    """At the end."""
+    """Optimizer settings after the last step."""
     low_precision: LowPrecision | MixedPrecision | None = None
-    """What was seen to be rounded to other element types than parameters have; None for nothing."""
+    """Lower precision that a rank was seen to use; None if none was seen."""
     casting: tuple[str, ...] = ()
-    """Modules that cast what they are called with to the type that their parameters have while they are called, by name."""
+    """Names of modules that cast their inputs, as FSDP2 units do."""
 
 
 def settings_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Settings:
-    """The settings of every parameter; those of one group are one object."""
+    """Return the settings of every parameter. Parameters in one group share one dict."""
     groups = [(group["params"], dict(_numbers(group))) for group in optimizer.param_groups]
     found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}
 
 
 def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What is a number, in a tuple or by itself; flags and choices of an implementation are none."""
+    """Numbers in a parameter group, also inside tuples. Flags are skipped because they select an implementation."""
     for key, value in group.items():
         if key != "params":
             several = isinstance(value, (tuple, list))
@@ -53,7 +53,7 @@ def _is_number(value: Any) -> bool:
 
 
 def other_settings(expected: UserTrace, traces: Sequence[UserTrace], limit: float) -> Divergence | None:
-    """The first setting of a rank that is off by more than `limit` of its value; what only one of both has is no difference."""
+    """Return the first setting that differs by more than the relative `limit`. Settings on one side only are ignored."""
     compared: set[tuple[int, int]] = set()
     for rank, trace in enumerate(traces):
         for name, numbers in trace.settings.items():

@@ -1,1 +1,1 @@
-"""The ways in which a user's training may be wrong, a module a kind."""
+"""Candidate mistakes for users' trainings, one module per kind."""

@@ -1,4 +1,4 @@
-"""Gradients that are clipped by another norm, before they are reduced, on some ranks only, or not at all."""
+"""Mistakes in gradient clipping: wrong norm, wrong moment, wrong ranks, or none."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.diagnosis.interception import norm_of
 
 Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
-"""One norm of the norms of what each rank holds, of a kind."""
+"""Combines the ranks' norms into one, for a norm type."""
 NormOf = Callable[[EmulatedRanks, int, Gradients, float], torch.Tensor]
-"""The norm that a rank goes by: of its gradients, of a kind."""
+"""Returns the norm that a rank clips by, from its gradients and the norm type."""
 MAX_LEFT_OUT = 24
-"""Tensors that are left out of the norm, one at a time."""
+"""Largest number of tensors that are tried as missing from the norm."""
 
 
 def wrong_clippings(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
-    """All of them, where one device clips by `clip_grad_norm_`."""
+    """Yield clipping mistakes if the single-device step calls `clip_grad_norm_`."""
     if not honest.clips:
         return
     yield _by(Cause.NOT_CLIPPED, "gradients are not clipped", _zero)
@@ -61,7 +61,7 @@ def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) ->
 
 
 def _shards(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """The norm of what one rank holds, or those along some axes together."""
+    """Norms over one rank's shards, or over the ranks along some axes."""
     for lacking in choices(diverged.wide_axes):
         kept = tuple(name for name in diverged.wide_axes if name not in lacking)
         words = (
@@ -97,7 +97,7 @@ def _combining(axes: Sequence[str], way: Combined) -> NormOf:
 
 
 def _replicas(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Elements that several ranks hold count once for each."""
+    """Replicated elements count once per rank."""
     for chosen in choices(diverged.wide_axes):
 
         def counted(
@@ -110,7 +110,7 @@ def _replicas(diverged: DivergedTraining) -> Iterator[Counterfactual]:
 
 
 def _put_together() -> Iterator[Counterfactual]:
-    """Of the whole norm, a root or a power."""
+    """A root or a power of the right norm."""
     for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
 
         def powered(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, power: float = power) -> torch.Tensor:
@@ -146,7 +146,7 @@ def _unclipped(on: Sequence[int]) -> NormOf:
 
 
 def _early(*, again: bool) -> Change:
-    """Gradients stay each rank's own until they have been clipped."""
+    """Clip each rank's own gradients, then reduce."""
 
     def change(ranks: EmulatedRanks) -> None:
         reduce = ranks.reduce

@@ -1,4 +1,4 @@
-"""Linear layers that ranks split, with a bias that counts too often or too little, or a part of a sum that is missing."""
+"""Mistakes in sharded linear layers: repeated or missing bias, missing reduction."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from equivcheck.user.ranks import build
 from equivcheck.worlds.trace.differences import Phase
 
 MAX_LAYERS = 16
-"""Layers that are tried, one at a time."""
+"""Largest number of layers that are tried."""
 
 
 def wrong_splits(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Of every linear layer in turn, over every axis along which all ranks have the same rows."""
+    """Yield mistakes for each linear layer and each axis whose ranks have the same rows."""
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return
     modules = [name for name, module in build(diverged.task).named_modules() if isinstance(module, nn.Linear)]
@@ -47,7 +47,7 @@ def _biases(name: str, size: int, where: str) -> Iterator[Counterfactual]:
 
 
 def _with_bias(name: str, factor: float, of_gradient: float) -> Change:
-    """The bias multiplied where it is added; its gradient by another factor."""
+    """Scale the bias in the output, and its gradient by another factor."""
 
     def change(ranks: EmulatedRanks) -> None:
         for model in ranks.models:
@@ -80,7 +80,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """A layer of one rank, and what each rank holds of its weight."""
+    """One rank's layer, with the weight elements that each rank holds."""
 
     ranks: EmulatedRanks
     rank: int
@@ -97,7 +97,10 @@ def _replace(ranks: EmulatedRanks, name: str, axis: str, forward: Callable[[_Spl
 
 
 def _partial_sum(ranks: EmulatedRanks, name: str, axis: str) -> None:
-    """What flows back from each rank's own part is still added up at the input of each layer that is split along its outputs."""
+    """Leave the layer's output as partial sums.
+
+    Gradients that flow back from them are still reduced, at the input of each column-wise layer.
+    """
     _replace(ranks, name, axis, _partial_output)
     for other, module in ranks.models[0].named_modules():
         if isinstance(module, nn.Linear) and other != name and _is_split_along_outputs(ranks, other, axis):
@@ -115,7 +118,7 @@ def _partial_output(split: _Split) -> Forward:
 
 
 def _partial_gradient(split: _Split) -> Forward:
-    """Each column of the output is that of the rank with its row; what goes back to the input is what the held rows give."""
+    """Return the full output, but the input gradient only from the rank's own rows of the weight."""
     linear = split.linear
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Trainings that are right but for the loss that ranks return."""
+"""Correct trainings whose ranks return a wrong loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RIGHT = "the training is right, but the loss that ranks return is"
 
 
 def wrong_losses(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
-    """A multiple, that of one microbatch, or of one rank; only where nothing else differs."""
+    """Yield wrong losses (scaled, from one microbatch or from one rank) if nothing else differs."""
     if any(found.phase is not Phase.LOSS for found in diverged.divergences):
         return
     for size in diverged.counts:

@@ -1,4 +1,4 @@
-"""Microbatches that are accumulated in a wrong way, and gradients that are never zeroed."""
+"""Mistakes in gradient accumulation, and gradients that are never zeroed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALWAYS = Span(first=0)
 
 
 def wrong_accumulations(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
-    """Some microbatches unreduced, left out, summed, or gradients of earlier steps that remain."""
+    """Yield mistakes in accumulation: unreduced, missing, summed or repeated contributions."""
     count = honest.num_backward
     if count > 1:
         if diverged.shares and diverged.data_axes:
@@ -65,7 +65,7 @@ def _left_out(count: int) -> Iterator[Counterfactual]:
 
 
 def _uneven(diverged: DivergedTraining, count: int) -> Iterator[Counterfactual]:
-    """Microbatches of unequal size that count alike where they should not, or the other way round."""
+    """Microbatches with different numbers of rows that are weighted equally but should not be, or vice versa."""
     rows = [len(rows_of(each)) for each in microbatches(diverged.task.batches[0])]
     if len(rows) == count and len(set(rows)) > 1 and all(rows):
         alike = [sum(rows) / (count * own) for own in rows]
@@ -76,7 +76,7 @@ def _uneven(diverged: DivergedTraining, count: int) -> Iterator[Counterfactual]:
 
 
 def _both(cause: Cause, words: str, weights: Sequence[float]) -> Iterator[Counterfactual]:
-    """Gradients weighted, or loss and gradients."""
+    """The mistake in gradients only, and in both loss and gradients."""
     yield _weighted(cause, f"the gradient is {words}", weights)
     yield Counterfactual(cause=cause, sentence=f"gradient and loss are {words}", change=_weighing_losses(weights))
 

@@ -1,4 +1,4 @@
-"""Modules of which each rank computes a part of the positions, as norms under sequence parallelism."""
+"""Mistakes in modules that compute part of the positions on each rank, such as norms under sequence parallelism."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.worlds.trace.differences import Phase
 
 _DIMS = (1, 0)
-"""Where positions may lie in what a module returns: after the rows, or before them."""
+"""Dims along which a module's output may be split into positions: dim 1, or dim 0."""
 
 
 def wrong_positions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Gradients of own positions alone, over every axis along which all ranks have the same rows."""
+    """Yield unreduced gradients for each axis whose ranks have the same rows."""
     names = tuple(name for name in wrong_elements(diverged, Phase.GRADIENT) if name in diverged.updated)
     for axis in (name for name in diverged.wide_axes if name not in diverged.data_axes):
         for dim in _DIMS if names else ():
@@ -51,19 +51,19 @@ def _of_own_positions(names: tuple[str, ...], axis: str, dim: int) -> Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parted:
-    """A module of one rank, of which each rank computes a part."""
+    """One rank's module, computed in parts by all ranks."""
 
     ranks: EmulatedRanks
     rank: int
     module: Any
     names: list[str]
-    """Parameters of which each rank has the gradient of its own part."""
+    """Parameters whose gradient covers only the rank's own part."""
     axis: str
     dim: int
 
 
 def _compute_in_parts(parted: _Parted) -> None:
-    """Put together what each rank computes of its part, with its own parameters."""
+    """Concatenate each rank's part of the output, computed with its own parameters."""
     module, forward = parted.module, parted.module.forward
     peers = parted.ranks.peers(parted.rank, (parted.axis,))
 

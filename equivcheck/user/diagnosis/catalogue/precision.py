@@ -1,4 +1,4 @@
-"""Gradients that are added up, and parameters that are kept, in fewer digits."""
+"""Mistakes in precision: gradients that are reduced, or parameters that are stored, with fewer digits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TYPES = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float3
 
 
 def narrower(diverged: DivergedTraining) -> list[tuple[torch.dtype, str]]:
-    """Element types of fewer digits than the training has, with their names."""
+    """Return the element types with fewer digits than the training, with their names."""
     return [(kind, name) for kind, name in TYPES if torch.finfo(kind).eps > diverged.eps]
 
 
 def lower_precision(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """The sum over ranks, divided before or after; gradients; parameters between steps."""
+    """Yield reductions, gradients and parameters with fewer digits."""
     for kind, name in narrower(diverged):
         if diverged.shares and diverged.data_axes:
             for before in (False, True):

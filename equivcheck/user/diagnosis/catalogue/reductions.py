@@ -1,4 +1,4 @@
-"""Gradients that are not reduced, over other ranks, or that are a multiple of what they should be."""
+"""Mistakes in gradient reduction: missing, over the wrong ranks, or scaled."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.worlds.trace.differences import Phase
 
 Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
-"""What each rank makes of the gradients of all."""
+"""Returns each rank's gradients, from the gradients on all ranks."""
 LEAST_SCALE = 16.0
-"""From here on a power of two is taken for the factor of a loss scaler."""
+"""Smallest power of two that counts as the factor of a loss scaler."""
 
 
 def wrong_reductions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Missing, of another rank, over other groups, summed, averaged twice, lost: of what differs first, or of all."""
+    """Yield mistakes in reduction for the gradients that differ first, and for all."""
     for span in spans(diverged):
         for masks in suspects(diverged):
             what = _what(diverged, masks)
@@ -34,7 +34,7 @@ def wrong_reductions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Co
 
 
 def reducing(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
-    """Let ranks reduce otherwise: some elements (None for all), at some steps, of some microbatches (None for all)."""
+    """Return a change that reduces by `wrong` for selected elements, steps and microbatches. None selects all."""
 
     def change(ranks: EmulatedRanks) -> None:
         def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
@@ -58,7 +58,7 @@ def _mixed(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients
 
 
 def own(_ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
-    """Each keeps its own."""
+    """Leave each rank's gradients unreduced."""
     return all_
 
 
@@ -90,12 +90,11 @@ def _along(axes: Sequence[str], divisor: int) -> Wrong:
 
 
 def _within(groups: Sequence[Sequence[int]]) -> Wrong:
-    """Over the group of each rank."""
     return lambda ranks, all_: [ranks.mean_over(all_, group) for group in groups]
 
 
 def _over_groups(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
-    """Groups of ranks next to each other, or as far from each other as can be, that are no axis of the mesh."""
+    """Groups that are not a mesh axis: adjacent ranks, or ranks at the largest equal distance."""
     count = diverged.task.num_ranks
     for size in (size for size in range(2, count) if count % size == 0):
         for words, groups in (
@@ -148,7 +147,7 @@ def _factors(diverged: DivergedTraining, masks: Masks | None, span: Span, what: 
 
 
 def scaled(cause: Cause, sentence: str, factor: float, masks: Masks | None, span: Span) -> Counterfactual:
-    """Gradients multiplied after they have been reduced."""
+    """Return a candidate that multiplies reduced gradients by a factor."""
 
     def multiplied(ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
         return [{name: value * factor for name, value in each.items()} for each in ranks.mean(all_, 0, 0)]

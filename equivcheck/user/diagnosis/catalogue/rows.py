@@ -1,4 +1,4 @@
-"""Ranks that compute on other rows, or that take for a mean over all rows what is none."""
+"""Mistakes in the data: wrong rows, or a loss that is not a mean over rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEAN_OF_MEANS = (
 
 
 def wrong_rows(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
-    """Means of means, the same rows everywhere, inputs of one rank with targets of another."""
+    """Yield means over means, equal rows on all ranks, and inputs paired with another rank's targets."""
     if not diverged.shares or not diverged.data_axes:
         return
     if honest.differs:
@@ -44,7 +44,7 @@ PARTS = "one device that averages over the parts which `shard` returns leaves th
 
 
 def _told(diverged: DivergedTraining) -> str:
-    """What it is of own rows that shows; where users cut, what is wrong with the parts."""
+    """Describe the mistake. If the user shards batches, compare the parts' rows with the batch."""
     if diverged.first.phase is Phase.BUFFER:
         return BUFFERS
     if diverged.task.shard is None:
@@ -63,12 +63,11 @@ def _told(diverged: DivergedTraining) -> str:
 
 
 def _others(diverged: DivergedTraining) -> list[str]:
-    """Axes along which ranks have the same rows."""
     return [name for name in diverged.wide_axes if name not in diverged.data_axes]
 
 
 def rows_of(batch: Any) -> list[tuple[bytes, ...]]:
-    """The rows of all tensors of a batch that have any, side by side."""
+    """Return the rows of a batch as bytes, one tuple per row over all tensors."""
     found: list[torch.Tensor] = []
     mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return list(zip(*([row.numpy().tobytes() for row in tensor] for tensor in found if tensor.dim()), strict=False))
@@ -82,7 +81,7 @@ def _with(cause: Cause, sentence: str, rows: Callable[[int, Any], Any]) -> Count
 
 
 def _sum_of_means(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """What ranks compute of their own rows, in other proportions."""
+    """Sum, instead of mean, over results from the ranks' own rows."""
     size = diverged.size(diverged.data_axes)
 
     def change(ranks: EmulatedRanks) -> None:
@@ -96,7 +95,7 @@ def _sum_of_means(diverged: DivergedTraining) -> Iterator[Counterfactual]:
 
 
 def _paired(diverged: DivergedTraining, first: int, second: int) -> Change:
-    """Inputs so many ranks further on, and targets."""
+    """Inputs `first` ranks further on, and targets `second` ranks further on."""
     count = diverged.task.num_ranks
 
     def step_of(rank: int, number: int) -> Any:

@@ -1,4 +1,4 @@
-"""Optimizers with other settings, schedules out of step, an optimizer that takes shards for tensors."""
+"""Mistakes in optimizer settings and schedules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
 
 NEAR = 1e-14
-"""Share by which two settings may differ and still be the same: they are no results of sums."""
+"""Relative difference up to which settings are equal. Settings are not results of sums, so it is tight."""
 Others = dict[str, dict[str, tuple[float, float]]]
-"""By parameter, settings that differ: what one device ends with, and what a rank does."""
+"""By parameter: settings that differ, as pairs of single-device and rank value."""
 
 
 def wrong_settings(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """As ranks end with, then others that people write, then schedules."""
+    """Yield the settings that ranks ended with, then common mistakes, then schedules."""
     others = [_others(diverged, rank) for rank in range(diverged.task.num_ranks)]
     if any(others):
         words = "the optimizer runs with other settings: " + _told(diverged, others)
@@ -62,7 +62,7 @@ def _others(diverged: DivergedTraining, rank: int) -> Others:
 
 
 def _told(diverged: DivergedTraining, others: list[Others]) -> str:
-    """``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, and of which parameters on which ranks."""
+    """``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, with parameters and ranks."""
     rank = next(rank for rank, each in enumerate(others) if each)
     key, (right, wrong) = next(iter(next(iter(others[rank].values())).items()))
     ratio = wrong / right if right else 0.0
@@ -77,7 +77,7 @@ def _told(diverged: DivergedTraining, others: list[Others]) -> str:
 
 
 def _set(ranks: EmulatedRanks, others: list[Others]) -> None:
-    """Groups are split by what differs; a rate is multiplied, as a schedule begins from it."""
+    """Split groups by the settings that differ. A learning rate is multiplied because a schedule starts from it."""
 
     def split(rank: int, optimizer: Optimizer) -> None:
         names = {id(value): name for name, value in ranks.parameters[rank].items()}
@@ -150,7 +150,7 @@ def _ahead(ranks: EmulatedRanks) -> None:
 
 
 def _decays() -> Iterator[Counterfactual]:
-    """The decay of one group for all."""
+    """One group's weight decay for all groups."""
 
     def of_all(largest: bool) -> Change:
         def change(_rank: int, optimizer: Optimizer) -> None:

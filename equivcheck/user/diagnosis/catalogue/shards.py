@@ -1,4 +1,4 @@
-"""Optimizers that take each rank's shard for a whole tensor."""
+"""Optimizers that treat each rank's shard as the full tensor."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equivcheck.worlds.trace.differences import Phase
 
 
 def local_statistics(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Norms, means and factors over a tensor are those of a shard."""
+    """Yield an optimizer whose norms, means and factors cover only a shard."""
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
         words = "the optimizer takes each rank's shard for the whole tensor: its statistics over a tensor are those of the shard"
         yield Counterfactual(cause=Cause.LOCAL_STATISTICS, sentence=words, change=_by_shards)
 
 
 def _by_shards(ranks: EmulatedRanks) -> None:
-    """Parameters, gradients and state of a rank are cut to what it holds while the optimizer runs."""
+    """Cut parameters, gradients and state to the rank's shard while the optimizer runs."""
     whole: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def cut(rank: int, _step: int) -> None:
@@ -58,6 +58,6 @@ def _boxes(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, tup
 
 
 def _alike(ranks: EmulatedRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """State as large as a parameter is now."""
+    """State in the parameter's current shape."""
     state = ranks.optimizers[rank].state.get(value, {})
     return [(key, kept) for key, kept in state.items() if isinstance(kept, torch.Tensor) and kept.shape == value.shape]

@@ -1,4 +1,4 @@
-"""Parameters and gradients of an earlier step."""
+"""Mistakes with parameters or gradients from an earlier step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import parts_of
 
 MAX_TENSORS = 24
-"""Parameters that are taken to be old, one at a time."""
+"""Largest number of parameters that are tried one by one."""
 
 
 def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
-    """Parameters in the forward pass, gradients, and what ranks gather after an update."""
+    """Yield stale parameters in forward, stale gradients, and stale shards after an update."""
     if len(diverged.task.batches) == 1:
         return
     if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
@@ -90,7 +90,7 @@ def _old_shards(ranks: EmulatedRanks) -> None:
 
 
 def _old_gradients(*, zero: bool, late: bool) -> Change:
-    """As they are read; before clipping, or after it."""
+    """Swap in the previous gradients before clipping, or (`late`) before they are read."""
 
     def change(ranks: EmulatedRanks) -> None:
         kept: dict[int, Gradients] = {}
@@ -126,7 +126,7 @@ def _used_late(ranks: EmulatedRanks) -> None:
 
 
 def _gathered_late(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Elements that a rank leaves alone in the first update that differs: it has them from others, a step late or never."""
+    """Elements that a rank's first wrong update left unchanged: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
         return
@@ -138,7 +138,7 @@ def _gathered_late(diverged: DivergedTraining) -> Iterator[Counterfactual]:
 
 
 def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
-    """Per rank, the elements of whole tensors that its first wrong update has left alone, where not all ranks have."""
+    """Per rank: elements of full tensors that its first wrong update left unchanged although they should change."""
     step = diverged.first.step
     if not step and not diverged.initial:
         return []

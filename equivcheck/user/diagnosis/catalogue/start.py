@@ -1,4 +1,4 @@
-"""Ranks that start from other parameters, or from the right ones in other places."""
+"""Mistakes at the start: wrong initial parameters, or permuted ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
 
 
 def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """As ranks were seen to start."""
+    """Yield the initial parameters that the ranks were seen to have, if they are wrong."""
     right = {name: value.detach().double().numpy() for name, value in named(build(diverged.task)).items()}
     wrong = [
         (piece.name, rank)

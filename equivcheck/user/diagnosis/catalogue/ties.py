@@ -1,4 +1,4 @@
-"""Weights shared by modules that are no longer shared."""
+"""Shared weights that are no longer shared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.user.ranks import build
 
 
 def wrong_sharing(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Each place but the first has a copy, which is updated on its own or never; or the first has it."""
+    """Yield models in which one place of a shared weight is a copy, updated separately or never."""
     for first, others in _shared(build(diverged.task)):
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             for replaced in (others, (first,)) if trained else (others,):

@@ -1,4 +1,4 @@
-"""Updates that are skipped, optimizer state that is lost or another's, steps counted wrongly."""
+"""Mistakes in optimizer updates: skipped steps, lost or foreign state, wrong step counts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
 from equivcheck.worlds.trace.differences import Phase
 
 Who = tuple[Collection[int], str]
-"""Ranks, with words for them; all ranks are nobody in particular."""
+"""Ranks, and words for them. Empty words stand for all ranks."""
 
 
 def wrong_updates(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Skipped, with lost state, by another step count, by the state of another shard, after what should follow it."""
+    """Yield skipped, repeated and late updates, lost or foreign state, and wrong step counts."""
     for span in spans(diverged):
         yield from _skipped(diverged, span)
         yield from _lost(diverged, span)
@@ -41,7 +41,7 @@ def _who(diverged: DivergedTraining) -> Iterator[Who]:
 
 
 def _elements(diverged: DivergedTraining) -> Iterator[tuple[Masks | None, str]]:
-    """All, and those that differ first after an update."""
+    """All elements, and those that differ first after an update."""
     yield None, ""
     if diverged.first.phase is Phase.UPDATE:
         masks = {name: mask for name, mask in wrong_elements(diverged, Phase.UPDATE).items() if name in diverged.updated}
@@ -85,7 +85,7 @@ def _without_update(on: Collection[int], masks: Masks | None, span: Span) -> Cha
 
 
 def _lost(diverged: DivergedTraining, span: Span) -> Iterator[Counterfactual]:
-    """All state is gone, or its tensors are zero while steps are counted."""
+    """State is cleared, or its tensors are zeroed while the step count stays."""
     if len(diverged.task.batches) == 1 or not diverged.single.state.pieces:
         return
     for ranks, who in _who(diverged):
@@ -131,7 +131,7 @@ def _zeroing(on: Collection[int], masks: Masks | None, span: Span) -> Change:
 
 
 def _tensors_of(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """State as large as its parameter."""
+    """State tensors in their parameter's shape."""
     state = ranks.optimizers[rank].state
     return [
         (name, parameter, value)
@@ -155,7 +155,7 @@ def _counts() -> Iterator[Counterfactual]:
 
 
 def _begun(count: int) -> Change:
-    """With gradients of zero and a rate of zero, so that nothing but the count moves."""
+    """Step with zero gradients, learning rate and decay, so that only the step count changes."""
 
     def begin(optimizer: Optimizer) -> None:
         settings = [(group, group["lr"], group.get("weight_decay")) for group in optimizer.param_groups]
@@ -189,7 +189,7 @@ def _counting(way: Callable[[torch.Tensor], object], *, before: bool) -> Change:
 
 
 def _of_another(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Optimizer state of another rank's shard, from the step that differs first, or at each."""
+    """Optimizer state from another rank's shard, before one step or before each."""
     held = held_elements(diverged)
     if not held.is_sharded or len(diverged.task.batches) == 1:
         return
@@ -229,7 +229,7 @@ def _stepping(count: int) -> Change:
 
 
 def _late(ranks: EmulatedRanks) -> None:
-    """Calls of the optimizer wait until the step of the user has returned."""
+    """Defer the optimizer until the user's step has returned."""
 
     def defer(rank: int, optimizer: Optimizer) -> None:
         own = optimizer.step
