@@ -1,1 +1,1 @@
-"""Parallel trainings that are wrong on purpose: what the checker is judged by."""
+"""Mutants: parallel trainings with a planted fault, which test the checker."""

@@ -1,4 +1,4 @@
-"""Reductions of gradients by `DistributedDataParallel`, replaced through its communication hook."""
+"""Communication hooks that make `DistributedDataParallel` reduce gradients wrongly."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from equivcheck.layouts.parallelisms.replicate.torch_private import wrapper_of
 from equivcheck.training.setup import Setup
 
 Reduce = Callable[[GradBucket, dist.ProcessGroup], "torch.futures.Future[torch.Tensor]"]
-"""What becomes of a bucket of gradients that are to be averaged over a group."""
+"""Reduces a gradient bucket over a process group."""
 
 
 def ddp_of(setup: Setup) -> DistributedDataParallel | None:
-    """The `DistributedDataParallel` that reduces the gradients of a setup; None where something else does."""
+    """The `DistributedDataParallel` that reduces the setup's gradients; None if there is none."""
     if isinstance(setup.module, DistributedDataParallel):
         return setup.module
     return wrapper_of(setup.model)
 
 
 def reduce_by(setup: Setup, reduce: Reduce) -> None:
-    """Let gradients be reduced otherwise; nothing where no `DistributedDataParallel` does it."""
+    """Register `reduce` as communication hook, if the setup has a `DistributedDataParallel`."""
     module = ddp_of(setup)
     if module is not None:
         # Without annotations, as they would be compared with types and are strings here.
@@ -32,29 +32,29 @@ def reduce_by(setup: Setup, reduce: Reduce) -> None:
 
 
 def kept(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """The bucket as this rank has it."""
+    """Keep this rank's bucket unreduced."""
     return done(bucket.buffer())
 
 
 def lost(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """Zeros in place of the bucket."""
+    """Replace the bucket with zeros."""
     return done(torch.zeros_like(bucket.buffer()))
 
 
 def summed(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """The sum over ranks."""
+    """Sum the bucket over ranks."""
     future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
     return future.then(lambda result: result.value()[0])  # type: ignore[no-any-return]
 
 
 def averaged(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """The mean over ranks, as it should be: to the last bit, where gradients are no views into buckets."""
+    """Average the bucket over ranks. Bitwise equal to the default unless `gradient_as_bucket_view` is set."""
     bucket.buffer().mul_(1.0 / group.size())
     return summed(bucket, group)
 
 
 def averaged_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-    """The mean over ranks, sent and added up in another element type."""
+    """Average the bucket over ranks in another element type."""
     values = bucket.buffer()
     low = values.to(dtype).div_(group.size())
     future = dist.all_reduce(low, group=group, async_op=True).get_future()
@@ -62,13 +62,13 @@ def averaged_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup
 
 
 class Unawaited:
-    """The mean over ranks, taken as done as soon as it has begun."""
+    """Averages the bucket over ranks, but returns before the all-reduce has finished."""
 
     def __init__(self) -> None:
         self._begun: list[dist.Work] = []
 
     def __call__(self, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
-        """Begin, and go on with what is there."""
+        """Start the all-reduce and return its unfinished result."""
         values = bucket.buffer().div_(group.size())
         work = dist.all_reduce(values, group=group, async_op=True)
         assert work is not None, "it is asynchronous"
@@ -76,13 +76,13 @@ class Unawaited:
         return done(values)
 
     def wait(self) -> None:
-        """Wait for all that has begun."""
+        """Wait for all pending all-reduces."""
         while self._begun:
             self._begun.pop().wait()
 
 
 def done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """A future that has its value."""
+    """A completed future."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(values)
     return future

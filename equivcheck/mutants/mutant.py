@@ -1,4 +1,4 @@
-"""What a mutant is."""
+"""`Mutant` and how built-in mutants are registered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Family(Choice):
-    """What part of a parallel training is wrong."""
+    """The part that a mutant breaks."""
 
     DATA_PARALLEL = "data_parallel"
     ACCUMULATION = "accumulation"
@@ -35,36 +35,36 @@ class Family(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The smallest scenario that shows a mutant, by reasoning."""
+    """The smallest scenario that shows a mutant, found by reasoning."""
 
     ranks: int = 2
-    """Ranks it takes."""
+    """Ranks needed."""
     layers: int = 1
-    """Layers it takes."""
+    """Layers needed."""
     steps: int = 1
-    """Steps it takes."""
+    """Steps needed."""
     because: str
-    """Why it takes no less."""
+    """Why a smaller scenario does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One way in which a parallel training is wrong while the reference stays right."""
+    """A fault planted in the ranks, while the reference stays right."""
 
     name: str
-    """Unique, of lower-case words joined by underscores."""
+    """Unique lower-case name, words joined by underscores."""
     wrong: str
-    """What is wrong, in one sentence."""
+    """One sentence about the fault."""
     family: Family
-    """Which part."""
+    """The part it breaks."""
     layouts: tuple[str, ...]
-    """Names of the layouts whose scenarios it may be planted in, at least one; the first is where it is seen most simply."""
+    """Layouts that it can be planted in, at least one; the simplest comes first."""
     applies: Callable[[Scenario], bool] = lambda _scenario: True
-    """Whether a scenario of these layouts has what it breaks. It says nothing of whether any number changes."""
+    """Whether a scenario with one such layout contains the broken part. The values may still agree."""
     plant: Callable[[Setup], None]
-    """Changes the setup of a rank after its layout has been applied; importable by its name, as ranks may be processes."""
+    """Plants the fault in a rank's setup after its layout has been applied; importable, because ranks may be processes."""
     causes: tuple[Cause, ...]
-    """The right diagnosis first, then others that are as right (a sum over two ranks may be both summed and scaled)."""
+    """Right diagnosis first, then equally right ones: a sum over two ranks may be `SUMMED` or `SCALED`."""
     minimum: Minimum
     """The smallest scenario that shows it."""
 
@@ -79,7 +79,7 @@ class Mutant:
 Fault = TypeVar("Fault", bound="Callable[[Setup], None]")
 
 BUILT_IN: dict[str, list[Mutant]] = {}
-"""Mutants that ship, by the name of their module; filled as modules are imported."""
+"""Built-in mutants by module name; filled on import."""
 
 
 def fault(
@@ -89,7 +89,7 @@ def fault(
     causes: tuple[Cause, ...],
     minimum: Minimum,
 ) -> Callable[[Fault], Fault]:
-    """Register the function below as what a mutant plants: see `register`, and `Mutant` for the arguments."""
+    """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments."""
 
     def registered(plant: Fault) -> Fault:
         register(plant, plant=plant, layouts=layouts, applies=applies, causes=causes, minimum=minimum)
@@ -107,7 +107,7 @@ def register(  # noqa: PLR0913 - the fields of a mutant, by keyword
     causes: tuple[Cause, ...],
     minimum: Minimum,
 ) -> None:
-    """Add a mutant that ships: its name is that of a function, what is wrong its docstring, and the family its folder."""
+    """Register a built-in mutant. Its name is the function's, `wrong` is the docstring, and `family` is the folder."""
     module = function.__module__
     BUILT_IN.setdefault(module, []).append(
         Mutant(

@@ -1,4 +1,4 @@
-"""How a module uses its parameters: through a function that changes them, or only their gradients, on the way."""
+"""Replace a module's parameters or their gradients on the way to its forward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Through = Callable[[torch.Tensor], torch.Tensor]
 
 
 def use_through(module: nn.Module, through: Through) -> None:
-    """Let a linear, norm or embedding compute with what `through` makes of its parameters."""
+    """Apply `through` to a linear's, norm's or embedding's parameters in each forward."""
     module.forward = _forward(module, through)
 
 
@@ -39,25 +39,25 @@ def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], to
 
 
 def use_weight_through(linear: nn.Module, through: Through) -> None:
-    """Let a linear compute with what `through` makes of its weight, not of its bias."""
+    """Apply `through` to a linear's weight, but not to its bias."""
     use_through(linear, lambda parameter: through(parameter) if parameter.ndim > 1 else parameter)
 
 
 class FirstValues:
-    """The values that a weight had when it was first used, with the gradients of what it is."""
+    """Keeps a weight's first values; gradients still go to the current weight."""
 
     def __init__(self) -> None:
         self.first: torch.Tensor | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight with its first values: exactly itself until it is updated."""
+        """Equal to the weight until its first update."""
         if self.first is None:
             self.first = weight.detach().clone()
         return weight + (self.first - weight).detach()
 
 
 class _Changed(torch.autograd.Function):
-    """Two functions: of values on the way forward, of gradients on the way back."""
+    """Applies one function forward and another to the gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, values: Through, gradients: Through) -> torch.Tensor:
@@ -72,20 +72,20 @@ class _Changed(torch.autograd.Function):
 def changed(
     tensor: torch.Tensor, *, values: Through = torch.Tensor.detach, gradients: Through = lambda gradient: gradient
 ) -> torch.Tensor:
-    """What `values` makes of a tensor; its gradient is what `gradients` makes of that of the result, whatever autograd thinks."""
+    """Apply `values` to a tensor and `gradients` to its gradient, independent of each other."""
     result: torch.Tensor = _Changed.apply(tensor, values, gradients)  # type: ignore[no-untyped-call]
     return result
 
 
 def without_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """What is pending a sum over ranks, as if it were the sum: no rank tells another anything."""
+    """Treat a partial DTensor as if it were already reduced, without communication."""
     if not _is_partial(tensor):
         return tensor
     return DTensor.from_local(tensor.to_local(), tensor.device_mesh, _whole(tensor), run_check=False)
 
 
 def sum_twice(tensor: torch.Tensor) -> torch.Tensor:
-    """What is pending a sum over ranks summed, and pending the sum once more."""
+    """Reduce a partial DTensor, then mark the result as partial again."""
     if not _is_partial(tensor):
         return tensor
     summed = tensor.redistribute(placements=_whole(tensor)).to_local()
@@ -97,10 +97,10 @@ def _is_partial(tensor: torch.Tensor) -> TypeGuard[DTensor]:
 
 
 def _whole(tensor: DTensor) -> list[Placement]:
-    """Its placements, with nothing pending."""
+    """The tensor's placements with `Partial` replaced by `Replicate`."""
     return [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
 
 
 def unreduced(parameter: torch.Tensor) -> torch.Tensor:
-    """The parameter itself, with a gradient that stays what this rank contributes to it."""
+    """The parameter, with this rank's partial gradient left unreduced."""
     return changed(parameter, gradients=without_sum)

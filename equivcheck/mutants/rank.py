@@ -1,4 +1,4 @@
-"""What a fault finds on its rank: where the rank is on the mesh, and the gradients of its optimizer."""
+"""A rank's position in the mesh, and its optimizer's gradients."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def mesh_of(setup: Setup) -> DeviceMesh:
-    """The ranks of a setup that a layout has been applied to."""
+    """The setup's mesh. A layout must have been applied."""
     assert setup.mesh is not None, "a mutant is planted after the layout has been applied"
     return setup.mesh
 
 
 def axis_names(setup: Setup) -> tuple[str, ...]:
-    """The names of the axes, outermost first."""
+    """Axis names, outermost first."""
     return tuple(mesh_of(setup).mesh_dim_names or ())
 
 
 def size_of(setup: Setup, *names: str) -> int:
-    """Ranks along the axes of those names together; an axis that the mesh lacks counts as 1."""
+    """Number of ranks along the named axes; a missing axis counts as 1."""
     mesh = mesh_of(setup)
     return math.prod(mesh.size(index) for index, name in enumerate(axis_names(setup)) if name in names)
 
 
 def rank_along(setup: Setup, *names: str) -> int:
-    """This rank's index among the ranks along the axes of those names together, row-major."""
+    """This rank's row-major index along the named axes."""
     coordinate = mesh_of(setup).get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     index = 0
@@ -44,28 +44,28 @@ def rank_along(setup: Setup, *names: str) -> int:
 
 
 def data_ranks(setup: Setup) -> int:
-    """Ranks that compute on different rows."""
+    """Number of ranks with different rows."""
     return size_of(setup, *DATA_AXES)
 
 
 def data_rank(setup: Setup) -> int:
-    """Which share of the rows this rank has."""
+    """Index of this rank's rows."""
     return rank_along(setup, *DATA_AXES)
 
 
 def num_microbatches(setup: Setup) -> int:
-    """Microbatches of a step."""
+    """Microbatches per step."""
     return len(setup.training.data.microbatches)
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer."""
+    """The optimizer's parameters."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The gradients that the parameters of an optimizer have."""
+    """Gradients in the optimizer; parameters without one are skipped."""
     for parameter in stepped(optimizer):
         if parameter.grad is not None:
             yield parameter.grad
@@ -79,5 +79,5 @@ def scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def scale_gradients(setup: Setup, factor: float) -> None:
-    """Multiply gradients before they are read."""
+    """Multiply gradients before clipping and the update."""
     setup.before_update.append(lambda optimizer, _index: scale(optimizer, factor))

@@ -1,4 +1,4 @@
-"""Every mutant by its name: those that ship, and third parties'."""
+"""Registry: built-in mutants, and others from entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.mutants.mutant import BUILT_IN, Mutant
 
 ENTRY_POINTS = "equivcheck.mutants"
-"""Entry-point group of third parties; each entry names a `Mutant`."""
+"""Entry-point group for third-party mutants; each entry names a `Mutant`."""
 
 _MODULES = (
     "data_parallel.wrapper",
@@ -56,16 +56,16 @@ _MODULES = (
     "precision.layers",
     "runtime",
 )
-"""The modules of faults that ship, in the order in which their mutants are listed."""
+"""Built-in modules in listing order."""
 
 
 class BrokenMutant(EquivCheckError):
-    """An entry point does not give a usable mutant."""
+    """An entry point without a usable mutant."""
 
 
 @cache
 def mutants() -> dict[str, Mutant]:
-    """Every mutant by its name, built-in ones first, family by family; loaded once. Raises `BrokenMutant`."""
+    """All mutants by name, built-in ones first; cached. Raises `BrokenMutant`."""
     found: dict[str, Mutant] = {}
     for name in _MODULES:
         module = import_module(f"equivcheck.mutants.{name}").__name__
@@ -81,14 +81,14 @@ def mutants() -> dict[str, Mutant]:
 
 
 def mutant(name: str) -> Mutant:
-    """The mutant of that name. Raises `UsageError` for one that does not exist and `BrokenMutant` for a broken entry point."""
+    """Look up a mutant. Raises `UsageError` for an unknown name and `BrokenMutant` for a broken entry point."""
     if name not in mutants():
         raise UsageError(f"mutant {name!r} does not exist; allowed: {', '.join(mutants())}")
     return mutants()[name]
 
 
 def mutants_of(names: Collection[str]) -> tuple[Mutant, ...]:
-    """The mutants that may be planted in any of the named layouts. Raises `UsageError` for a layout that does not exist."""
+    """Mutants for any named layout. Raises `UsageError` for an unknown layout."""
     for name in names:
         if name not in layout_names():
             raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")

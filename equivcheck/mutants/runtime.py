@@ -1,4 +1,4 @@
-"""The runtime, wrong on purpose: a rank that goes another way, and results that are read too early."""
+"""Runtime faults: one rank leaves the common path, or results are read too early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANK_ONE = "the second rank is the one that differs"
 
 
 def _is_odd_one_out() -> bool:
-    """Whether this is rank 1, which is the one that goes another way."""
+    """Whether this is rank 1, which gets the fault."""
     return dist.get_rank() == 1
 
 
@@ -31,7 +31,7 @@ def _is_odd_one_out() -> bool:
     minimum=Minimum(because=_RANK_ONE),
 )
 def rank_skips_reduction(setup: Setup) -> None:
-    """One rank takes a branch in which it does not reduce its gradients."""
+    """Rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
     if isinstance(module, DistributedDataParallel) and _is_odd_one_out():
         setup.accumulation = lambda _last: module.no_sync()
@@ -44,7 +44,7 @@ def rank_skips_reduction(setup: Setup) -> None:
     minimum=Minimum(because=_RANK_ONE),
 )
 def rank_reduces_once_more(setup: Setup) -> None:
-    """One rank takes a branch in which it issues a collective that no other does."""
+    """Rank 1 takes a branch that issues one extra collective."""
     if _is_odd_one_out():
         setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
 
@@ -56,7 +56,7 @@ def rank_reduces_once_more(setup: Setup) -> None:
     minimum=Minimum(because=_RANK_ONE),
 )
 def rank_swaps_calls(setup: Setup) -> None:
-    """One rank issues two collectives in another order than the others."""
+    """Rank 1 issues two collectives in the opposite order."""
     values = torch.zeros(1), torch.zeros(2)
     calls: list[Callable[[], object]] = [lambda: dist.all_reduce(values[0]), lambda: dist.broadcast(values[1], src=0)]
     if _is_odd_one_out():
@@ -76,7 +76,7 @@ def rank_swaps_calls(setup: Setup) -> None:
     minimum=Minimum(because="one rank has nothing to wait for"),
 )
 def read_before_done(setup: Setup) -> None:
-    """Averaged gradients are read before the reduction that brings them is done."""
+    """Averaged gradients are read before their asynchronous all-reduce has finished."""
     unawaited = Unawaited()
     reduce_by(setup, unawaited)
     update = setup.update
@@ -95,7 +95,7 @@ def read_before_done(setup: Setup) -> None:
     minimum=Minimum(because=_RANK_ONE),
 )
 def rank_raises(setup: Setup) -> None:
-    """One rank raises, and the others wait for it."""
+    """Rank 1 raises, and the other ranks wait for it."""
     if _is_odd_one_out():
         setup.before_update.append(_raise)
 
@@ -111,6 +111,6 @@ def _raise(_optimizer: Optimizer, step: int) -> None:
     minimum=Minimum(because=_RANK_ONE),
 )
 def rank_skips_update(setup: Setup) -> None:
-    """One rank leaves out its updates."""
+    """Rank 1 skips its optimizer updates."""
     if _is_odd_one_out():
         setup.update = lambda _optimizer: None

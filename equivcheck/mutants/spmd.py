@@ -1,4 +1,4 @@
-"""Data parallelism by DTensor propagation, told something wrong."""
+"""Data parallelism by DTensor propagation with wrong placements."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from equivcheck.training.setup import Setup
 
 
 def _is_propagated(setup: Setup) -> bool:
-    """Whether the layout of this part of the training is what the mutant is about; the first steps may have another."""
+    """Whether this part of the training runs under `SPMD`; the steps before a checkpoint may not."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     return setup.layout.has(SPMD)
 
 
 def _sums(scenario: Scenario) -> bool:
-    """Whether rows count as often as they are given; a mean over rows that are all there several times is the mean."""
+    """Whether repeated rows change the loss; a mean over repeated rows is the same mean."""
     return has_ranks(scenario) and not scenario.training.loss.is_mean
 
 
@@ -32,7 +32,7 @@ def _sums(scenario: Scenario) -> bool:
     minimum=Minimum(because="the rows of one rank are the whole batch"),
 )
 def whole_batch_on_every_rank(setup: Setup) -> None:
-    """Every rank is given the whole batch as if it were its own rows."""
+    """Every rank gets the full batch as if it were the rank's own rows."""
     if _is_propagated(setup):
         setup.take = lambda batch: distribute_batch(batch, mesh_of(setup))
 
@@ -44,7 +44,7 @@ def whole_batch_on_every_rank(setup: Setup) -> None:
     minimum=Minimum(because="over one rank there is nothing to sum"),
 )
 def partial_gradients_taken_for_whole(setup: Setup) -> None:
-    """Gradients that are pending a sum over ranks are taken for the sum."""
+    """Partial gradients are used as if they had been summed over ranks."""
     if _is_propagated(setup):
         for module in setup.model.modules():
             if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):

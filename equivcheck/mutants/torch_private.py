@@ -1,4 +1,4 @@
-"""How `fully_shard` reduces gradients and over which mesh, and what `ZeroRedundancyOptimizer` sends, replaced by others.
+"""Replaces the reduction in `fully_shard` and the broadcasts in `ZeroRedundancyOptimizer`.
 
 Private torch API; tried on torch 2.9 to 2.15.
 """
@@ -21,22 +21,22 @@ from equivcheck.training.setup import Setup
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 ONE_PARAM_GROUP = "<2.12"
-"""Versions in which a module that `fully_shard` was applied to has at most one group of parameters."""
+"""Torch versions with at most one parameter group per `fully_shard` module."""
 
 
 def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
-    """The modules that `fully_shard` was applied to."""
+    """Modules wrapped by `fully_shard`."""
     return (module for module in setup.model.modules() if isinstance(module, FSDPModule))
 
 
 def scatter_by(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
-    """Let `fully_shard` reduce and scatter gradients otherwise; nothing where it is not applied."""
+    """Replace the reduce-scatter in each `fully_shard` module, if there are any."""
     for module in fsdp_modules(setup):
         module.set_custom_reduce_scatter(scatter())
 
 
 def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
-    """Let a module that has replicas reduce over its shards, and over nothing else."""
+    """Make a module with replicas reduce over its shards only."""
     for group in _param_groups(module):
         group.mesh_info = FSDPMeshInfo(shards, shard_mesh_dim=0)
 
@@ -50,10 +50,10 @@ def _param_groups(module: FSDPModule) -> Sequence[Any]:
 
 
 class WrongReduceScatter(ReduceScatter):
-    """What is called in place of a reduce-scatter, at once."""
+    """Synchronous replacement for a reduce-scatter."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer of the size and element type that is asked for."""
+        """Allocate a buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -64,43 +64,43 @@ class WrongReduceScatter(ReduceScatter):
         op: Op,
         async_op: bool = False,  # noqa: ARG002 - done at once
     ) -> None:
-        """Write what arrives at this rank into the output."""
+        """Write this rank's chunk into the output."""
         self.scatter(output_tensor, input_tensor, group, op)
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """The same, by fewer arguments."""
+        """Implements `__call__` with fewer arguments."""
         raise NotImplementedError
 
 
 class TakeOwnChunk(WrongReduceScatter):
-    """Hands over the rank's own chunk, scaled as a mean over ranks would be."""
+    """Returns the rank's own unreduced chunk, scaled like a mean over ranks."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Copy it, without communication."""
+        """Copy without communication."""
         output.copy_(given.view(group.size(), -1)[group.rank()] * (1 if op == dist.ReduceOp.AVG else group.size()))
 
 
 class TakeNextChunk(WrongReduceScatter):
-    """Reduces rightly, but hands over the chunk of the next rank."""
+    """Reduces correctly, but returns the next rank's chunk."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Reduce chunks that have moved on by one."""
+        """Reduce chunks shifted by one rank."""
         chunks = given.view(group.size(), -1).roll(-1, 0)
         dist.reduce_scatter_tensor(output, chunks.reshape(-1), op=op, group=group)
 
 
 class ReduceInBfloat16(WrongReduceScatter):
-    """Sums in bfloat16 what it is given in another element type."""
+    """Reduces in bfloat16."""
 
     def scatter(self, output: torch.Tensor, given: torch.Tensor, group: dist.ProcessGroup, op: Op) -> None:
-        """Reduce what has been rounded."""
+        """Round, reduce, and convert back."""
         low = output.to(torch.bfloat16)
         dist.reduce_scatter_tensor(low, given.to(torch.bfloat16), op=op, group=group)
         output.copy_(low)
 
 
 def send_nothing(optimizer: torch.optim.Optimizer) -> None:
-    """Let ranks keep the parameters that they have updated for all; any other optimizer than that one is left alone."""
+    """Disable parameter broadcasts in a `ZeroRedundancyOptimizer`; other optimizers are left alone."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if isinstance(optimizer, ZeroRedundancyOptimizer):

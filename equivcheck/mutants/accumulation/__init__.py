@@ -1,1 +1,1 @@
-"""Accumulation over microbatches and normalisation of the loss, wrong on purpose."""
+"""Faults in gradient accumulation and loss normalisation."""

@@ -1,4 +1,4 @@
-"""Microbatches that are read, reduced or stepped at another time, and a sum over rows that is averaged."""
+"""Microbatches read, reduced or stepped at the wrong time, and averaged sum losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _waits_for_last(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def same_microbatch(setup: Setup) -> None:
-    """The first microbatch is computed on again and again, as if the loader never moved on."""
+    """The first microbatch is used for all, as if the data loader never advanced."""
     inner = setup.compute
     setup.compute = lambda altered, microbatches, index: inner(altered, [microbatches[0]] * len(microbatches), index)
 
@@ -47,7 +47,7 @@ def same_microbatch(setup: Setup) -> None:
     minimum=Minimum(because="one rank divides by one; two halve the first loss and gradient"),
 )
 def sum_averaged_over_ranks(setup: Setup) -> None:
-    """A summed loss is not multiplied by the number of ranks, although their gradients are averaged."""
+    """A sum loss is not multiplied by the number of ranks, although gradients are averaged."""
     setup.loss_scale /= data_ranks(setup)
 
 
@@ -59,7 +59,7 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
     minimum=Minimum(because="two ranks differ in what the second of two microbatches adds"),
 )
 def reduced_after_first_microbatch(setup: Setup) -> None:
-    """Gradients are reduced after the first microbatch, and what later ones add stays as it is on each rank."""
+    """Gradients are reduced after the first microbatch, so later microbatches stay unreduced."""
     inner, count = setup.accumulation, num_microbatches(setup)
     seen = 0
 
@@ -78,7 +78,7 @@ def reduced_after_first_microbatch(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def stepped_each_microbatch(setup: Setup) -> None:
-    """The optimizer steps at each microbatch, and gradients are zeroed after it."""
+    """The optimizer steps after each microbatch and zeroes its gradients."""
     inner, latest = setup.compute, list[torch.optim.Optimizer]()
     setup.before_step.append(lambda optimizer, _index: latest.append(optimizer))
 

@@ -1,4 +1,4 @@
-"""Microbatches whose gradients count for more or less than they should."""
+"""Microbatches with wrong gradient weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
-"""Layouts in which a rank accumulates over microbatches by itself: not a pipeline, whose schedule does."""
+"""Layouts whose ranks accumulate themselves; in a pipeline, the schedule does."""
 TWO_MICROBATCHES = "it takes two microbatches, and neither a second rank nor a second step"
 
 
@@ -29,17 +29,17 @@ def _is_uneven(scenario: Scenario) -> bool:
 
 
 def has_microbatches_of_ranks(scenario: Scenario) -> bool:
-    """Whether several microbatches are accumulated on each of several ranks."""
+    """Whether several ranks accumulate several microbatches."""
     return has_microbatches(scenario) and has_data_ranks(scenario)
 
 
 def _weigh(setup: Setup, weight: Callable[[int], float]) -> None:
-    """Let gradients of microbatches count otherwise, while the loss stays right; `weight` is told the number of each."""
+    """Weight each microbatch's gradients by `weight(number)`; the loss stays right."""
     setup.compute = partial(_accumulate, weight)
 
 
 def _accumulate(weight: Callable[[int], float], setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-    """As `accumulate` does, but for the weights."""
+    """Copy of `accumulate` with weights."""
     total = 0.0
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
@@ -58,7 +58,7 @@ def _accumulate(weight: Callable[[int], float], setup: Setup, microbatches: Sequ
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def microbatches_summed(setup: Setup) -> None:
-    """The means of microbatches are summed and not divided by their number."""
+    """Microbatch means are summed, but not divided by their number."""
     data = setup.training.data
     _weigh(setup, lambda number: data.batch / data.microbatches[number])
 
@@ -70,7 +70,7 @@ def microbatches_summed(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def microbatches_averaged_twice(setup: Setup) -> None:
-    """Gradients are divided by the number of microbatches once more."""
+    """Gradients are divided twice by the number of microbatches."""
     count = num_microbatches(setup)
     _weigh(setup, lambda _number: 1.0 / count)
 
@@ -82,7 +82,7 @@ def microbatches_averaged_twice(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def rescaled_each_microbatch(setup: Setup) -> None:
-    """What has been accumulated is divided by the number of microbatches again at each one."""
+    """Accumulated gradients are divided by the number of microbatches after each one."""
     count = num_microbatches(setup)
     _weigh(setup, lambda number: float(count) ** (number + 1 - count))
 
@@ -94,7 +94,7 @@ def rescaled_each_microbatch(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def only_last_microbatch(setup: Setup) -> None:
-    """Gradients are zeroed before each microbatch, so that only the last one's are kept."""
+    """Gradients are zeroed before each microbatch, so only the last one counts."""
     last = num_microbatches(setup) - 1
     _weigh(setup, lambda number: float(number == last))
 
@@ -106,7 +106,7 @@ def only_last_microbatch(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def only_first_microbatch(setup: Setup) -> None:
-    """Gradients of the first microbatch are kept, and those of the others are not added."""
+    """Only the first microbatch's gradients count."""
     _weigh(setup, lambda number: float(number == 0))
 
 
@@ -117,7 +117,7 @@ def only_first_microbatch(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
 )
 def last_microbatch_lost(setup: Setup) -> None:
-    """The last microbatch counts in the loss, but its gradients are not added."""
+    """The last microbatch counts in the loss, but not in the gradients."""
     last = num_microbatches(setup) - 1
     _weigh(setup, lambda number: float(number != last))
 
@@ -129,7 +129,7 @@ def last_microbatch_lost(setup: Setup) -> None:
     minimum=Minimum(because="one rank that does it right and one that does not, and two microbatches"),
 )
 def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
-    """The last rank leaves out the gradients of its last microbatch."""
+    """The last rank leaves out its last microbatch's gradients."""
     if data_rank(setup) == data_ranks(setup) - 1:
         last_microbatch_lost(setup)
 
@@ -141,6 +141,6 @@ def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="it takes two microbatches of different sizes, and neither a second rank nor a second step"),
 )
 def mean_of_means(setup: Setup) -> None:
-    """Means of microbatches are averaged as if these were equally large, rather than over the rows of the batch."""
+    """Microbatch means are averaged with equal weights, although microbatches have different sizes."""
     data, count = setup.training.data, num_microbatches(setup)
     _weigh(setup, lambda number: data.batch / data.microbatches[number] / count)

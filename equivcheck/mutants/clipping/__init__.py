@@ -1,1 +1,1 @@
-"""Gradient clipping, wrong on purpose: it shows where clipping is active, and in gradients only after it."""
+"""Faults in gradient clipping. They show only if clipping is active, and only in gradients after it."""

@@ -1,4 +1,4 @@
-"""Gradients that are clipped by the right norm, but at another time, by another coefficient or not at all."""
+"""Clipping by the right norm, but too early, with a wrong coefficient, or not at all."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGrou
     minimum=Minimum(because="elements of two ranks' gradients are clamped, and not those of their mean"),
 )
 def clamped_before_reduction(setup: Setup) -> None:
-    """Each rank clamps the elements of its own gradients before they are averaged."""
+    """Each rank clamps its own gradients before they are averaged."""
     clipping = setup.training.clipping
     if isinstance(clipping, ClipValue):
         reduce_by(setup, partial(_clamp_bucket, clipping.clip_value))
@@ -80,7 +80,7 @@ def _clamp_bucket(limit: float, bucket: GradBucket, group: dist.ProcessGroup) ->
     minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
 )
 def clipped_by_own_norms(setup: Setup) -> None:
-    """Each parameter is clipped by its own norm rather than by that of all."""
+    """Each parameter is clipped by its own norm instead of the total norm."""
     clip_by(setup, _clip_each)
 
 
@@ -98,7 +98,7 @@ def _clip_each(clipping: Clipping) -> torch.Tensor:
     minimum=Minimum(ranks=1, because=f"{ACTIVE}, and the norm alone does"),
 )
 def norm_after_clipping_returned(setup: Setup) -> None:
-    """Gradients are clipped rightly, and the norm that they then have is returned."""
+    """Clipping returns the norm after clipping instead of the norm before."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
@@ -116,7 +116,7 @@ def norm_after_clipping_returned(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=ACTIVE),
 )
 def not_clipped(setup: Setup) -> None:
-    """The norm is computed and returned, and gradients stay as they are."""
+    """The norm is returned, but gradients are not clipped."""
     clip_by(setup, lambda clip: clip.right)
 
 
@@ -127,7 +127,7 @@ def not_clipped(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one gradient with a norm below the largest shows it at the first step"),
 )
 def scaled_up_to_norm(setup: Setup) -> None:
-    """Gradients are scaled to the largest norm also where theirs is smaller."""
+    """Gradients are scaled up to `max_norm` if their norm is smaller."""
     clip_by(setup, _scale_to_norm)
 
 

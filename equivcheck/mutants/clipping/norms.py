@@ -1,4 +1,4 @@
-"""Clipping by another norm than that of all gradients."""
+"""Clipping by a wrong norm."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from equivcheck.worlds.trace.stage import Stage
 
 SPLIT = "two ranks hold different elements of one gradient"
 BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel")
-"""Layouts in which the norm of some parameters can be asked for: `FullyShardedDataParallel` clips what it holds."""
+"""Layouts that can compute a norm over some parameters; `FullyShardedDataParallel` clips all it holds."""
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""
 BEYOND_ALL = 1e30
-"""A largest norm at which nothing is clipped, in any element type that has it."""
+"""A `max_norm` that clips nothing."""
 
 
 def clips_by_norm(scenario: Scenario) -> bool:
-    """Whether hooks are called, and gradients are clipped by their norm."""
+    """Whether hooks run and gradients are clipped by norm."""
     return is_eager(scenario) and isinstance(scenario.training.clipping, ClipNorm)
 
 
@@ -68,27 +68,27 @@ def _clips_vectors(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Clipping:
-    """One call that is to clip by norm; nothing has been clipped yet, and what else is sent is no part of the training."""
+    """One clipping call before any gradient is changed. Its communication is not counted."""
 
     setup: Setup
-    """How this rank trains."""
+    """The rank's setup."""
     parameters: list[torch.Tensor]
-    """Whose gradients are to be clipped."""
+    """Parameters to clip."""
     noun: ClipNorm
-    """How."""
+    """The training's clipping."""
     right: torch.Tensor
-    """The norm of all gradients."""
+    """The right total norm."""
     norm_of: Callable[[list[torch.Tensor]], torch.Tensor]
-    """The norm of the gradients of some parameters, over all ranks."""
+    """Norm over some parameters' gradients, on all ranks."""
 
     @property
     def norm_type(self) -> float:
-        """The exponent of the norm."""
+        """Exponent."""
         return float(self.noun.norm_type.value)
 
 
 def clip_by(setup: Setup, clip: Callable[[Clipping], torch.Tensor]) -> None:
-    """Let gradients be clipped otherwise; `clip` returns the norm that is to be returned."""
+    """Replace clipping by `clip`, which returns the reported norm."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
@@ -105,7 +105,7 @@ def clip_by(setup: Setup, clip: Callable[[Clipping], torch.Tensor]) -> None:
 
 
 def _clip_by_norm(setup: Setup, norm_of: Callable[[Clipping], torch.Tensor]) -> None:
-    """Clip by another norm, and return it."""
+    """Clip by another norm and return it."""
 
     def clip_and_return(clip: Clipping) -> torch.Tensor:
         norm = norm_of(clip)
@@ -116,7 +116,7 @@ def _clip_by_norm(setup: Setup, norm_of: Callable[[Clipping], torch.Tensor]) -> 
 
 
 def coefficient(noun: ClipNorm, norm: torch.Tensor) -> torch.Tensor:
-    """What gradients of that norm are multiplied by, as `clip_grad_norm_` has it."""
+    """Factor for gradients with this norm, computed like `clip_grad_norm_`."""
     return (noun.max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
@@ -135,12 +135,12 @@ def shrink(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
     minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
 )
 def local_norm(setup: Setup) -> None:
-    """Each rank clips by the norm of the gradients that it holds."""
+    """Each rank clips by the norm over its local shards."""
     _clip_by_norm(setup, _of_own_shard)
 
 
 def _of_own_shard(clipping: Clipping) -> torch.Tensor:
-    """The norm of what this rank holds."""
+    """Norm over this rank's shards."""
     held = [local_values(parameter.grad) for parameter in clipping.parameters if parameter.grad is not None]
     return nn.utils.get_total_norm([values for values in held if values.numel()], clipping.norm_type)
 
@@ -152,12 +152,12 @@ def _of_own_shard(clipping: Clipping) -> torch.Tensor:
     minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
 )
 def norms_added_up(setup: Setup) -> None:
-    """The norms of shards are added up, whatever the type of the norm."""
+    """The shards' norms are added up instead of combined into one norm."""
     _clip_by_norm(setup, _added_up)
 
 
 def _added_up(clipping: Clipping) -> torch.Tensor:
-    """The sum of the norms of shards, rather than the norm of all of them."""
+    """Sum over the shards' norms."""
     norm = _of_own_shard(clipping).to(clipping.right.dtype, copy=True)
     for axis in set(axis_names(clipping.setup)) & {DP, SHARD}:
         dist.all_reduce(norm, group=mesh_of(clipping.setup).get_group(axis))
@@ -171,12 +171,12 @@ def _added_up(clipping: Clipping) -> torch.Tensor:
     minimum=Minimum(because="two ranks hold one gradient alike"),
 )
 def replicas_in_norm(setup: Setup) -> None:
-    """The norm counts gradients that ranks hold alike once for each of them."""
+    """The norm counts replicated gradients once per replica."""
     _clip_by_norm(setup, _with_replicas)
 
 
 def _with_replicas(clipping: Clipping) -> torch.Tensor:
-    """The norm that counts what ranks hold alike as often as they are."""
+    """The total norm with each replica counted."""
     names = axis_names(clipping.setup)
     count = size_of(clipping.setup, REPLICATE if REPLICATE in names else DP)
     factor: float = count ** (1.0 / clipping.norm_type)
@@ -190,7 +190,7 @@ def _with_replicas(clipping: Clipping) -> torch.Tensor:
     minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
 )
 def vectors_not_in_norm(setup: Setup) -> None:
-    """Biases and the weights of norms are left out of the norm, but clipped by it."""
+    """Biases and norm weights are clipped, but do not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of([parameter for parameter in clip.parameters if parameter.dim() > 1]))
 
 
@@ -201,7 +201,7 @@ def vectors_not_in_norm(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="what is left out may be all there is: then nothing is clipped"),
 )
 def first_parameter_not_in_norm(setup: Setup) -> None:
-    """The first parameter is left out of the norm, but clipped by it."""
+    """The first parameter is clipped, but does not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of(clip.parameters[1:]))
 
 
@@ -212,7 +212,7 @@ def first_parameter_not_in_norm(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="a gradient of two elements has norms that differ"),
 )
 def another_norm_type(setup: Setup) -> None:
-    """Gradients are clipped by a norm of another type than the one asked for."""
+    """Gradients are clipped by another norm type than configured."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

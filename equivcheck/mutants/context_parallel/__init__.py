@@ -1,1 +1,1 @@
-"""Positions of sequences cut over ranks, wrong on purpose."""
+"""Faults in context parallelism."""

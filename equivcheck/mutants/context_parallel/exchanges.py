@@ -1,4 +1,4 @@
-"""Positions that look at those of other ranks, of which something does not come, comes in another order or does not go back."""
+"""Attention over context-parallel shards with missing, reordered or detached keys and values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equivcheck.training.layers.sequence import Looks
 from equivcheck.training.setup import Setup
 
 Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
-"""Which positions of keys each of queries does not see; None for seeing all."""
+"""Mask for the keys that each query does not see, given their positions; None if it sees all."""
 
 
 def _has_groups(layer: Attention) -> bool:
@@ -36,7 +36,7 @@ def _has_groups(layer: Attention) -> bool:
 
 
 def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Keys and values of all positions, in one tensor."""
+    """Keys and values for all positions, stacked."""
     found: torch.Tensor = Gather.apply(torch.stack((key, value)), ranks)  # type: ignore[no-untyped-call]
     return found
 
@@ -54,13 +54,13 @@ class _Alone(PartOfSequence):
 
 @fault(layouts=BY_POSITIONS, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
 def own_positions_looked_at_alone(setup: Setup) -> None:
-    """Positions look at those of their own rank alone: keys and values of others never come."""
+    """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
     look_by(setup, _Alone)
 
 
 @fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=IN_PARTS)
 def ring_ends_before_last_block(setup: Setup) -> None:
-    """Keys and values go round one turn too few: the block that comes last is never looked at."""
+    """Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
     for module in attentions(setup):
         assert ranks is not None, "there are modules where positions are cut alone"
@@ -98,12 +98,12 @@ class _NeverRescaled(PartOfSequence):
     minimum=IN_PARTS,
 )
 def ring_blocks_not_rescaled(setup: Setup) -> None:
-    """What has been found in blocks of keys is not rescaled when a later block has a larger score."""
+    """Ring attention does not rescale earlier blocks if a later block has a larger score."""
     look_by(setup, _NeverRescaled)
 
 
 class _LearningFrom(PartOfSequence):
-    """Keys and values have gradients from the positions of one rank alone, which come so many ranks before their own."""
+    """Keys and values get gradients from one rank's queries only; `before` is this rank's distance."""
 
     before: int
 
@@ -126,13 +126,13 @@ class _LearningFromBefore(_LearningFrom):
     layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS
 )
 def key_gradients_sliced_not_reduced(setup: Setup) -> None:
-    """Of the gradients of gathered keys and values each rank takes its own slice, and what other ranks have of it is lost."""
+    """The backward of the key and value all-gather takes each rank's slice without summing over ranks."""
     look_by(setup, _LearningFromOwn)
 
 
 @fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=IN_PARTS)
 def ring_gradients_overwritten(setup: Setup) -> None:
-    """Gradients that go round with keys and values are overwritten, not added to: those of the last turn come home."""
+    """Ring attention overwrites key and value gradients instead of accumulating them."""
     look_by(setup, _LearningFromBefore)
 
 
@@ -150,7 +150,7 @@ class _OtherHeads(SharedHeads):
     minimum=Minimum(because="two ranks look with a head each"),
 )
 def heads_returned_in_another_order(setup: Setup) -> None:
-    """What ranks have found with their heads comes back as that of the heads of the rank after."""
+    """Ulysses attention returns each rank's heads as the next rank's heads."""
     look_by(setup, _OtherHeads)
 
 
@@ -167,5 +167,5 @@ class _InOrderOfRanks(Gathered):
     minimum=Minimum(because="the first rank has the first and the last position, the second the two between"),
 )
 def keys_left_in_order_of_ranks(setup: Setup) -> None:
-    """Gathered keys and values lie in the order of ranks, which have head and tail, and are masked as if they lay in a row."""
+    """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
     look_by(setup, _InOrderOfRanks)

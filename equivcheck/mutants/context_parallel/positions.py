@@ -1,4 +1,4 @@
-"""Positions of a part of a sequence that are counted, masked or labelled as if they were others."""
+"""Context-parallel shards with wrong positions, masks or labels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _has_long_parts(scenario: Scenario) -> bool:
 
 @fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
 def rotary_positions_of_own_part(setup: Setup) -> None:
-    """Rotary positions are counted from the start of each rank's part of a sequence."""
+    """Rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
         module.placed = _place_from_start  # type: ignore[method-assign]
 
@@ -62,7 +62,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _learns_positions), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
 def learned_positions_of_own_part(setup: Setup) -> None:
-    """Learned positions begin anew in each rank's part of a sequence."""
+    """Learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
     if ranks_of(setup) is not None and isinstance(module, nn.Embedding):
         module.register_forward_pre_hook(lambda _module, inputs: (torch.arange(len(inputs[0])),), prepend=True)
@@ -75,7 +75,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
     minimum=HEAD_AND_TAIL,
 )
 def causal_mask_by_order_of_ranks(setup: Setup) -> None:
-    """Which positions are later is told by the order of ranks, as if each had positions in a row and not head and tail."""
+    """The causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     for module in attentions(setup, is_causal):
         assert ranks is not None, "there are modules where positions are cut alone"
@@ -84,7 +84,7 @@ def causal_mask_by_order_of_ranks(setup: Setup) -> None:
 
 
 def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
-    """Let each position count as that one of a row."""
+    """Mask causally by `places` instead of positions."""
     later = places > places[:, None]
     module.unseen = lambda queries, keys: later[queries][:, keys]  # type: ignore[method-assign]
     module.attend = lambda query, key, value: attention(query, key, value, later)  # type: ignore[method-assign]
@@ -97,7 +97,7 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
     minimum=IN_PARTS,
 )
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
-    """Positions that look are counted from the start of a rank's part, those that they look at in the whole sequence."""
+    """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
     for module in attentions(setup, is_causal):
         module.unseen = _from_own_start  # type: ignore[method-assign]
 
@@ -113,7 +113,7 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(because="two ranks have two positions each, of which the first sees one of every block"),
 )
 def ring_blocks_masked_alike(setup: Setup) -> None:
-    """Every block of keys that goes round is masked as a rank's own is."""
+    """Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
         module.unseen = _as_in_own_block  # type: ignore[method-assign]
 
@@ -129,7 +129,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
 )
 def labels_shifted_after_cut(setup: Setup) -> None:
-    """Labels are shifted by a position after they have been cut, round the end of each rank's part."""
+    """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
     if ranks_of(setup) is not None:
         inner, dim = setup.take, 1 - setup.training.data.batch_dim
 
@@ -147,7 +147,7 @@ def labels_shifted_after_cut(setup: Setup) -> None:
     minimum=HEAD_AND_TAIL,
 )
 def labels_cut_in_a_row(setup: Setup) -> None:
-    """Each rank has the head and the tail of its share of positions, but labels in a row."""
+    """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     if ranks is not None:
         move = partial(_laid, torch.cat(ranks.parts), 1 - setup.training.data.batch_dim)
@@ -155,5 +155,5 @@ def labels_cut_in_a_row(setup: Setup) -> None:
 
 
 def _laid(order: torch.Tensor, dim: int, values: torch.Tensor) -> torch.Tensor:
-    """What lies in a row, at the positions of the ranks in turn."""
+    """Move contiguous values to the ranks' positions."""
     return torch.empty_like(values).index_copy(dim, order, values)

@@ -1,4 +1,4 @@
-"""What mutants find of sequences cut over ranks, in a scenario and on a rank."""
+"""Context-parallel attention in scenarios and setups."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Chosen = Callable[[Attention], bool]
 
 
 def any_attention(_layer: Attention) -> bool:
-    """Whatever it is."""
+    """Accept any attention layer."""
     return True
 
 
 def is_causal(layer: Attention) -> bool:
-    """Whether positions do not see later ones."""
+    """Whether the layer has a causal mask."""
     return layer.causal
 
 
 def is_cut(scenario: Scenario) -> bool:
-    """Whether hooks are called, and several ranks have a part of each sequence of several positions."""
+    """Whether hooks run and sequences are split over several ranks."""
     return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
 
 
 def is_out_of_order(scenario: Scenario) -> bool:
-    """Whether the positions of ranks, one rank after the other, are not in a row."""
+    """Whether concatenated shards are out of sequence order."""
     if not is_cut(scenario):
         return False
     size, length = scenario.layout.mesh.size(CP), scenario.training.model.length or 1
@@ -47,7 +47,7 @@ def is_out_of_order(scenario: Scenario) -> bool:
 
 
 def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = None) -> Callable[[Scenario], bool]:
-    """Whether positions look at those of other ranks in that way (None for any), by such a layer of attention."""
+    """Whether context-parallel ranks exchange keys and values (`exchange`; None for any) in a chosen attention layer."""
 
     def applies(scenario: Scenario) -> bool:
         exchanges = {each.exchange for each in scenario.layout.of(ContextParallel)}
@@ -59,19 +59,19 @@ def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = No
 
 
 def ranks_of(setup: Setup) -> PositionRanks | None:
-    """Those that share out the positions; None under another layout, as that of the first steps may be."""
+    """Ranks that share the positions; None under another layout, such as before a checkpoint."""
     sequence = setup.model.sequence
     return sequence.ranks if isinstance(sequence, PartOfSequence) else None
 
 
 def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[AttentionModule]:
-    """The modules of such layers; none where no positions are cut."""
+    """The chosen attention modules; none if sequences are not split."""
     modules = setup.model.modules() if ranks_of(setup) is not None else ()
     return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
 
 
 def look_by(setup: Setup, kind: type[PartOfSequence]) -> None:
-    """Let positions look at those of other ranks in another way."""
+    """Replace the exchange of keys and values."""
     ranks = ranks_of(setup)
     if ranks is not None:
         for module in setup.model.modules():

@@ -1,4 +1,4 @@
-"""Losses and gradients of parts of sequences that are added up wrongly."""
+"""Losses and gradients summed wrongly over context-parallel shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALONE = (ContextParallel.tag,)
 
 
 def _lengths(scenario: Scenario) -> set[int]:
-    """How many positions ranks have."""
+    """Distinct shard lengths."""
     length, size = scenario.training.model.length or 1, scenario.layout.mesh.size(CP)
     return {len(part) for each in scenario.layout.of(ContextParallel) for part in positions_of_ranks(each, length, size)}
 
@@ -49,7 +49,7 @@ def _counts_labels(scenario: Scenario) -> bool:
     minimum=Minimum(because="of three positions the first rank has two"),
 )
 def means_of_unequal_parts_averaged(setup: Setup) -> None:
-    """Each rank takes the mean over its own positions, and means are averaged as if all had equally many."""
+    """Each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
     ranks, inner = ranks_of(setup), setup.loss
     if ranks is not None:
         factor = ranks.length / (len(ranks.own) * ranks.size)
@@ -63,7 +63,7 @@ def means_of_unequal_parts_averaged(setup: Setup) -> None:
     minimum=Minimum(because="one of two ranks has more labels that count"),
 )
 def labels_counted_by_each_part(setup: Setup) -> None:
-    """Each rank divides by the labels of its own positions that count, and the losses of ranks are averaged."""
+    """Each rank divides its loss by its own counted labels, and the losses are averaged."""
     ranks, training, take = ranks_of(setup), setup.training, setup.take
     if ranks is None:
         return
@@ -85,7 +85,7 @@ def labels_counted_by_each_part(setup: Setup) -> None:
     minimum=IN_PARTS,
 )
 def gradients_of_own_positions(setup: Setup) -> None:
-    """Gradients are those of a rank's own positions: they are not summed over ranks."""
+    """Gradients are not summed over context-parallel ranks."""
     if ranks_of(setup) is not None:
         keep_own_gradients(setup, lambda _name: True)
 
@@ -97,7 +97,7 @@ def gradients_of_own_positions(setup: Setup) -> None:
     minimum=Minimum(because="one rank divides by one"),
 )
 def gradients_averaged_over_parts(setup: Setup) -> None:
-    """Gradients of parts of sequences, which are addends, are averaged over ranks."""
+    """Gradients are averaged over context-parallel ranks instead of summed."""
     ranks = ranks_of(setup)
     if ranks is not None:
         scale_gradients(setup, 1 / ranks.size)
@@ -110,7 +110,7 @@ def gradients_averaged_over_parts(setup: Setup) -> None:
     minimum=Minimum(because="two ranks, with two microbatches"),
 )
 def parts_summed_each_microbatch(setup: Setup) -> None:
-    """What has been accumulated is summed over ranks after each microbatch, and so the first is summed again and again."""
+    """Accumulated gradients are summed over context-parallel ranks after each microbatch, so earlier ones count repeatedly."""
     ranks, inner = ranks_of(setup), setup.accumulation
     if ranks is None:
         return

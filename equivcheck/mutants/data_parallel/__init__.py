@@ -1,1 +1,1 @@
-"""Data parallelism, wrong on purpose."""
+"""Faults in data parallelism."""

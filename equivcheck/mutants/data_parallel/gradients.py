@@ -1,4 +1,4 @@
-"""Gradients after backward: divided by another number, kept, lost, or those of another step."""
+"""Gradients with a wrong divisor, or stale, lost or unreduced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from equivcheck.training.setup import Setup
     minimum=Minimum(because="one rank divides by one; two halve the first gradient"),
 )
 def averaged_twice(setup: Setup) -> None:
-    """Gradients that have been averaged are divided by the number of data-parallel ranks once more."""
+    """Averaged gradients are divided again by the number of data-parallel ranks."""
     scale_gradients(setup, 1.0 / data_ranks(setup))
 
 
@@ -42,7 +42,7 @@ def averaged_twice(setup: Setup) -> None:
     minimum=Minimum(because="two ranks must split the model; one along the batch is enough, as the factor is that of the others"),
 )
 def averaged_over_all_ranks(setup: Setup) -> None:
-    """Gradients are divided by the number of all ranks, among them those that split the model and not the batch."""
+    """Gradients are divided by the number of all ranks, including tensor-parallel ranks."""
     scale_gradients(setup, 1.0 / size_of(setup, TP))
 
 
@@ -53,7 +53,7 @@ def averaged_over_all_ranks(setup: Setup) -> None:
     minimum=Minimum(because="two ranks have different rows; the parameter left out may be the only one"),
 )
 def parameter_left_out(setup: Setup) -> None:
-    """One parameter's gradient is left out of the reduction."""
+    """One parameter's gradient is left out when gradients are reduced."""
     parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]
     own: list[torch.Tensor] = []
     parameter.register_hook(lambda gradient: own.append(gradient.detach().clone()))  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ def _put_back(parameter: torch.Tensor, own: list[torch.Tensor], _optimizer: obje
     minimum=Minimum(ranks=1, steps=2, because="the first step finds no gradients; ranks have nothing to do with it"),
 )
 def gradients_not_zeroed(setup: Setup) -> None:
-    """Gradients are not zeroed between steps, so each update sees the sum of all before."""
+    """Gradients are not zeroed between steps, so they add up."""
 
     def keep(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
         optimizer.zero_grad = _nothing  # type: ignore[method-assign]
@@ -82,7 +82,7 @@ def gradients_not_zeroed(setup: Setup) -> None:
 
 
 def _nothing(set_to_none: bool = True) -> None:
-    """Do nothing."""
+    """Keep gradients."""
 
 
 @fault(
@@ -92,7 +92,7 @@ def _nothing(set_to_none: bool = True) -> None:
     minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
 )
 def gradients_of_last_step(setup: Setup) -> None:
-    """Each update uses the gradients of the step before, as if their reduction came a step late."""
+    """Each update uses the previous step's gradients, as if the reduction finished one step late."""
     kept: dict[torch.Tensor, torch.Tensor] = {}
     setup.before_update.append(lambda optimizer, _index: _delay(optimizer, kept))
 
@@ -114,7 +114,7 @@ def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tens
     minimum=Minimum(ranks=1, because="the first update shows it, and it alone: gradients are right"),
 )
 def zeroed_before_update(setup: Setup) -> None:
-    """Gradients are right, but zeroed between clipping and the update."""
+    """Gradients are zeroed between clipping and the update."""
     update = setup.update
 
     def forget(optimizer: torch.optim.Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that compute on other rows than their own, or start from other weights and buffers than the first."""
+"""Ranks with wrong rows, or with different initial weights or buffers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
 TAKES_ROWS = (*DATA_PARALLEL, "spmd")
-"""Layouts in which ranks take their share of the rows."""
+"""Layouts whose ranks take their share from the batch."""
 
 
 def _has_offset(scenario: Scenario) -> bool:
@@ -32,7 +32,7 @@ def _has_offset(scenario: Scenario) -> bool:
     minimum=Minimum(because="the rows of one rank are all; of two ranks, half the rows are read by nobody"),
 )
 def same_rows_everywhere(setup: Setup) -> None:
-    """Every rank reads the first rank's rows of the batch."""
+    """Every rank reads the first rank's rows."""
     _take_rows_of(setup, 0)
 
 
@@ -43,12 +43,12 @@ def same_rows_everywhere(setup: Setup) -> None:
     minimum=Minimum(because="there must be a rank before the last"),
 )
 def last_rows_lost(setup: Setup) -> None:
-    """The last rank reads the rows of the one before, and nobody its own."""
+    """The last rank reads the previous rank's rows, so its own rows are lost."""
     _take_rows_of(setup, min(data_rank(setup), data_ranks(setup) - 2))
 
 
 def _take_rows_of(setup: Setup, rank: int) -> None:
-    """Let this rank compute on the rows of another data-parallel rank: all shares are replaced by that one."""
+    """Let this rank compute on another data-parallel rank's rows."""
     count, inner = data_ranks(setup), setup.take
     setup.take = lambda batch: inner(_moved(batch, lambda values, dim: torch.cat([values.chunk(count, dim)[rank]] * count, dim)))
 
@@ -60,13 +60,13 @@ def _take_rows_of(setup: Setup, rank: int) -> None:
     minimum=Minimum(because="one rank takes all rows in any order; two with a row each take the same one"),
 )
 def shuffled_apart(setup: Setup) -> None:
-    """Each rank takes its share of another permutation of the rows: some rows are read twice, others by nobody."""
+    """Each rank shuffles the batch differently, so some rows are read twice and others never."""
     inner, shift = setup.take, data_rank(setup)
     setup.take = lambda batch: inner(_moved(batch, lambda values, dim: values.roll(shift, dim)))
 
 
 def _moved(batch: Batch, move: Callable[[torch.Tensor, int], torch.Tensor]) -> Batch:
-    """The batch with rows of inputs, targets and masks moved alike."""
+    """Apply `move` to the rows in inputs, targets and masks."""
     inputs, targets = (move(values, batch.batch_dim) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else move(mask, 0) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)
@@ -96,7 +96,7 @@ def _without_gradient(outputs: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(because="the first rank is right; the second is not, from the first loss on"),
 )
 def weights_not_broadcast(setup: Setup) -> None:
-    """Ranks other than the first start from weights of their own."""
+    """Ranks start with different weights, because rank 0 does not broadcast them."""
     rank = data_rank(setup)
     with torch.no_grad():
         for parameter in setup.model.parameters():
@@ -110,7 +110,7 @@ def weights_not_broadcast(setup: Setup) -> None:
     minimum=Minimum(because="the first rank is right; the second's buffer is added to the outputs of any model"),
 )
 def buffers_not_broadcast(setup: Setup) -> None:
-    """Ranks other than the first have a buffer of their own, which is never sent to them."""
+    """Ranks have different buffers, because rank 0 does not broadcast them."""
     module = ddp_of(setup)
     if module is not None:
         module.broadcast_buffers = False

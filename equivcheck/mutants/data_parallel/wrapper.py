@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` used wrongly."""
+"""Wrong uses of `DistributedDataParallel`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _looks_for_unused(scenario: Scenario) -> bool:
     minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient of any weight"),
 )
 def reduction_missing(setup: Setup) -> None:
-    """The all-reduce of gradients never runs: each rank updates by its own."""
+    """The gradient all-reduce never runs, so each rank updates with its own gradients."""
     reduce_by(setup, kept)
 
 
@@ -44,7 +44,7 @@ def reduction_missing(setup: Setup) -> None:
     minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
 )
 def gradients_summed(setup: Setup) -> None:
-    """Gradients are summed over ranks and never divided by their number."""
+    """Gradients are summed over ranks, but not divided by their number."""
     reduce_by(setup, summed)
 
 
@@ -55,7 +55,7 @@ def gradients_summed(setup: Setup) -> None:
     minimum=Minimum(because="the only bucket is the last one; two ranks have different rows"),
 )
 def last_bucket_kept(setup: Setup) -> None:
-    """The last bucket of gradients is never reduced."""
+    """The last gradient bucket is not reduced."""
     reduce_by(setup, lambda bucket, group: (kept if bucket.is_last() else averaged)(bucket, group))
 
 
@@ -66,7 +66,7 @@ def last_bucket_kept(setup: Setup) -> None:
     minimum=Minimum(because="the only bucket is the last one"),
 )
 def last_bucket_lost(setup: Setup) -> None:
-    """The last bucket of gradients comes back empty."""
+    """The last gradient bucket is replaced with zeros."""
     reduce_by(setup, lambda bucket, group: lost(bucket, group) if bucket.is_last() else averaged(bucket, group))
 
 
@@ -78,7 +78,7 @@ def last_bucket_lost(setup: Setup) -> None:
     minimum=Minimum(because="two ranks that split the batch do not average; along the other axis one is enough"),
 )
 def reduced_over_other_axis(setup: Setup) -> None:
-    """Gradients are averaged over the ranks that split the model rather than over those that split the batch."""
+    """Gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
     group = mesh_of(setup).get_group(TP)
     reduce_by(setup, lambda bucket, _group: averaged(bucket, group))
 
@@ -90,7 +90,7 @@ def reduced_over_other_axis(setup: Setup) -> None:
     minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
 )
 def forward_without_sync(setup: Setup) -> None:
-    """Forward runs under no_sync and backward outside, where it is expected to reduce."""
+    """Forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
     module, inner = ddp_of(setup), setup.around_forward
     if module is None:
         return
@@ -110,7 +110,7 @@ def forward_without_sync(setup: Setup) -> None:
     minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
 )
 def inner_module_called(setup: Setup) -> None:
-    """The module inside the wrapper is called, so that the wrapper's hooks never run."""
+    """The wrapped module is called instead of the DDP wrapper, so its hooks never run."""
     if isinstance(setup.module, DistributedDataParallel):
         setup.module = setup.module.module
 
@@ -125,7 +125,7 @@ def inner_module_called(setup: Setup) -> None:
     ),
 )
 def unused_not_looked_for(setup: Setup) -> None:
-    """A layer takes no part in a step and nobody looks for unused parameters: its bucket never goes."""
+    """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""
     before = setup.module
     if not isinstance(before, DistributedDataParallel):
         return

@@ -1,1 +1,1 @@
-"""Experts that a router chooses among, and their sharing out over ranks, wrong on purpose."""
+"""Faults in expert layers and expert parallelism."""

@@ -1,4 +1,4 @@
-"""Experts cut within, so that each rank computes an addend of their output: gradients left unsummed, and other mistakes."""
+"""Experts with tensor-parallel hidden features, whose outputs are partial sums: gradients not summed, and other faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOCAL = within(LocalTensorParallel.tag)
 
 
 def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
-    """The layers of experts that are cut within, over several ranks."""
+    """Expert layers with hidden features split over several ranks."""
     plans = layout.of(LocalTensorParallel) if layout.mesh.size(TP) > 1 else ()
     return tuple(
         index
@@ -36,7 +36,7 @@ def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
 
 
 def _cuts(chosen: Callable[[Experts], bool] = any_experts) -> Callable[[Scenario], bool]:
-    """Whether hooks are called, and such a layer of experts is cut within."""
+    """Whether hooks run and an expert layer has split hidden features."""
 
     def applies(scenario: Scenario) -> bool:
         model = scenario.training.model
@@ -51,7 +51,7 @@ def _has_bias(layer: Experts) -> bool:
 
 
 def _has_halves(layer: Experts) -> bool:
-    """Whether a fused weight, cut over two ranks, gives each other halves than its parts of the gate and of the upward linear."""
+    """Whether splitting the fused gate and up weights over two ranks changes the halves."""
     return layer.hidden > 1
 
 
@@ -77,7 +77,7 @@ class _CopiesNothing(LocalRegion):
     minimum=Minimum(because="over one rank nothing is summed"),
 )
 def experts_copy_to_region_missing(setup: Setup) -> None:
-    """Neither the gradient of what enters experts that are cut within, nor that of their weights, is summed over ranks."""
+    """Neither the experts' input gradient nor the routing weights' gradient is summed over tensor-parallel ranks."""
     _move_by(setup, _CopiesNothing)
 
 
@@ -93,7 +93,7 @@ class _CopiesRows(LocalRegion):
     minimum=Minimum(because="over one rank nothing is summed"),
 )
 def router_learns_from_addend_of_rank(setup: Setup) -> None:
-    """The gradient of the weights of experts that are cut within, and so of the router, is that of each rank's addend."""
+    """The routing weights' gradient is not summed over tensor-parallel ranks, so each router learns from a partial sum."""
     _move_by(setup, _CopiesRows)
 
 
@@ -109,7 +109,7 @@ class _AddsEach(LocalRegion):
     minimum=Minimum(because="one rank adds it once"),
 )
 def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
-    """Each rank adds the bias of the linear that leads back from experts to its addend of their output."""
+    """Each tensor-parallel rank adds the bias in the experts' down projection, so it counts several times."""
     _move_by(setup, _AddsEach)
 
 
@@ -120,7 +120,7 @@ def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
     minimum=Minimum(because="one rank has all of both"),
 )
 def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
-    """Gate and upward linear of each expert are fused to one weight, cut for ranks before each takes its half for the gate."""
+    """The experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     layers, ranks = _cut_layers(setup.training.model, setup.layout), size_of(setup, TP)
@@ -133,7 +133,7 @@ def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
 
 
 def _cut_as_one(gate: torch.Tensor, up: torch.Tensor, dim: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ranks take for either, rank after rank, each as much as it should have."""
+    """Gate and up shards in rank order, as fused splitting yields them."""
     sizes = chunk_sizes(gate.shape[dim], ranks)
     parts = torch.split(torch.cat((gate, up), dim), [2 * size for size in sizes], dim)
     halves = [torch.split(part, [size, size], dim) for part, size in zip(parts, sizes, strict=True)]

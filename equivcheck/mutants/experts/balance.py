@@ -1,4 +1,4 @@
-"""The auxiliary loss of experts, of other counts or of another weight."""
+"""The load-balancing loss with wrong counts or a wrong weight."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 COUNTED = within(*(kind.tag for kind in (DDP, Replicate, FSDP1, FSDP2, ExpertParallel, ContextParallel, LocalDataParallel)))
-"""Layouts in which ranks count what others choose."""
+"""Layouts whose ranks share expert counts."""
 CAUSES = (Cause.EXPERT_BALANCE,)
 
 
@@ -42,12 +42,12 @@ def _balances(layer: Experts) -> bool:
 
 
 def _is_counted(scenario: Scenario) -> bool:
-    """Whether several ranks have other rows, or other positions."""
+    """Whether several ranks have different rows or positions."""
     return scenario.layout.mesh.size(*AXES) > 1
 
 
 def _is_counted_elsewhere(scenario: Scenario) -> bool:
-    """The same beside the last axis of several ranks."""
+    """Whether several ranks differ along an axis other than the last."""
     mesh = scenario.layout.mesh
     return mesh.size(*(name for name in AXES if name != _last([axis.name for axis in mesh.axes if axis.size > 1]))) > 1
 
@@ -67,7 +67,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
     minimum=Minimum(because="one rank has all rows"),
 )
 def balance_of_own_rows(setup: Setup) -> None:
-    """The auxiliary loss of experts goes by what a rank's own rows choose: nothing is summed over ranks."""
+    """The load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
     setup.whole_counts = own_counts
 
 
@@ -78,7 +78,7 @@ def balance_of_own_rows(setup: Setup) -> None:
     minimum=Minimum(ranks=4, because="there are two axes of two ranks"),
 )
 def balance_counted_along_last_axis(setup: Setup) -> None:
-    """The auxiliary loss of experts goes by what ranks along the last axis of the mesh choose, whatever others do."""
+    """The load-balancing loss uses expert counts summed over the last mesh axis only."""
     names = axis_names(setup)
     setup.whole_counts = own_counts
     sum_counts(setup, mesh_of(setup).get_group(names.index(_last([name for name in names if size_of(setup, name) > 1]))))
@@ -109,7 +109,7 @@ def _changed(
     minimum=Minimum(because="one rank divides by one"),
 )
 def balance_divided_by_ranks(setup: Setup) -> None:
-    """The auxiliary loss of experts, the mean over ranks of which is right, is divided by their number as well."""
+    """The load-balancing loss is divided by the number of ranks, although it is already averaged."""
     _reweigh(setup, 1 / size_of(setup, *AXES))
 
 
@@ -120,7 +120,7 @@ def balance_divided_by_ranks(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=ONE_RANK),
 )
 def balance_counted_twice(setup: Setup) -> None:
-    """The auxiliary loss of experts is added twice, as by a layer that is computed again in backward."""
+    """The load-balancing loss is added twice, as if recomputation in backward added it again."""
     _reweigh(setup, 2)
 
 
@@ -131,7 +131,7 @@ def balance_counted_twice(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
 )
 def balance_summed_over_microbatches(setup: Setup) -> None:
-    """The auxiliary losses of microbatches are added up, not averaged."""
+    """The load-balancing loss is summed over microbatches, not averaged."""
     _reweigh(setup, num_microbatches(setup))
 
 
@@ -142,7 +142,7 @@ def balance_summed_over_microbatches(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=ONE_RANK),
 )
 def balance_without_gradient(setup: Setup) -> None:
-    """Nothing learns from the auxiliary loss of experts: it is made of scores that are detached."""
+    """The load-balancing loss has no gradient, because scores are detached."""
     for module in experts_of(setup, _balances):
         _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
 
@@ -154,7 +154,7 @@ def balance_without_gradient(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
 )
 def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
-    """The auxiliary loss of experts goes by what has been chosen since the step began, not by a microbatch."""
+    """The load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
     inner, kept = setup.whole_counts, list[torch.Tensor]()
 
     def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:

@@ -1,4 +1,4 @@
-"""Positions that other experts compute than those chosen, or fewer, and the expert that all share."""
+"""Rows computed by wrong or too few experts, and faults in shared experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.training.layers.experts.module import ExpertsModule, Router
 from equivcheck.training.setup import Setup
 
 BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
-"""Layouts in which a rank computes a microbatch of its rows at once."""
+"""Layouts whose ranks compute all their rows in a microbatch at once."""
 
 
 def _chooses_two(layer: Experts) -> bool:
@@ -24,7 +24,7 @@ def _chooses_two(layer: Experts) -> bool:
 
 
 def _shares_weighted(layer: Experts) -> bool:
-    """Whether there is a shared expert, and the weights of those chosen do not add up to 1."""
+    """Whether there is a shared expert and the routing weights do not add up to 1."""
     return layer.shared and not layer.normalised
 
 
@@ -34,7 +34,7 @@ def _shares_beside_two(layer: Experts) -> bool:
 
 @fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ALONE)
 def rows_given_to_next_expert(setup: Setup) -> None:
-    """Each row is computed by the expert after the one that it has chosen, with the weight of that one."""
+    """Each row is computed by the expert after the chosen one, with the chosen one's weight."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
 
 
@@ -45,7 +45,7 @@ def rows_given_to_next_expert(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
 )
 def second_expert_left_out(setup: Setup) -> None:
-    """Of the two chosen experts, the one with the lower score computes nothing."""
+    """The chosen expert with the lower score computes nothing."""
 
     def first(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         best = torch.zeros_like(routed[0]).scatter(-1, routed[1].detach().argmax(-1, keepdim=True), value=True)
@@ -61,7 +61,7 @@ def second_expert_left_out(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}; some experts are chosen more often than others"),
 )
 def rows_beyond_capacity_dropped(setup: Setup) -> None:
-    """An expert computes no more of a rank's rows than its share of them; for the others that choose it, it makes nothing."""
+    """Rows over an expert's capacity are dropped on each rank."""
 
     def kept(router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         flat = routed[0].flatten(0, -2)
@@ -79,7 +79,7 @@ def rows_beyond_capacity_dropped(setup: Setup) -> None:
     minimum=ALONE,
 )
 def shared_expert_weighted(setup: Setup) -> None:
-    """What the shared expert makes is weighted by the router, as if it were computed among the chosen ones."""
+    """The shared expert's output is multiplied by the routing weights."""
     for module in experts_of(setup, _shares_weighted):
         _weigh_shared(module)
 
@@ -102,7 +102,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
 )
 def shared_expert_added_for_each_choice(setup: Setup) -> None:
-    """What the shared expert makes of a row is added once for each expert that the row has chosen."""
+    """The shared expert's output is added once per chosen expert."""
     for module in experts_of(setup, _shares_beside_two):
         assert module.shared is not None, "it was chosen for its shared expert"
         module.shared.register_forward_hook(_times(module.layer.top_k))

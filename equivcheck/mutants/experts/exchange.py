@@ -1,4 +1,4 @@
-"""Rows sent to the ranks that hold the chosen experts, and back: counted, sorted or sent wrongly."""
+"""Faults in the all-to-all that sends rows to experts and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OVER_ONE = Minimum(because="over one rank no row is sent")
 
 
 def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]:
-    """Whether there is such a layer of experts over so many ranks, more than one."""
+    """Whether several expert-parallel ranks exchange rows for such a layer."""
 
     def applies(scenario: Scenario) -> bool:
         ranks = scenario.layout.mesh.size(EP)
@@ -35,7 +35,7 @@ def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]
 
 
 def are_even(scenario: Scenario) -> bool:
-    """Whether every rank holds as many experts of each layer."""
+    """Whether all ranks hold equally many experts."""
     return all(_is_even(layer, scenario.layout.mesh.size(EP)) for layer in experts_in(scenario))
 
 
@@ -70,13 +70,13 @@ class _AsComputed(Exchange):
 
 @fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
 def rows_not_put_back_in_order(setup: Setup) -> None:
-    """What experts make of rows is sent back as they were computed, expert by expert, not as they have come, rank by rank."""
+    """Expert outputs are sent back in expert order instead of arrival order."""
     _exchange_by(setup, _AsComputed)
 
 
 @fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
 def rows_split_by_counts_in_another_order(setup: Setup) -> None:
-    """A rank takes the numbers of rows for its experts in reverse, and so splits them elsewhere."""
+    """Each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
     for module in experts_of(setup):
         if module.by_units is not None:
             module.compute_units = partial(_reversed, module.compute_units)  # type: ignore[method-assign]
@@ -100,7 +100,7 @@ class _OfSent(Exchange):
     minimum=Minimum(because="one rank gets what it has sent"),
 )
 def counts_sent_taken_for_counts_received(setup: Setup) -> None:
-    """Each rank expects as many rows of each other as it sends there: numbers are not exchanged."""
+    """Each rank expects as many rows as it sends, because counts are not exchanged."""
     _exchange_by(setup, _OfSent)
 
 
@@ -116,13 +116,13 @@ class _Skipping(Exchange):
     minimum=Minimum(ranks=3, because="there are two experts at least, and a rank that has none"),
 )
 def rank_without_experts_skips_exchange(setup: Setup) -> None:
-    """A rank that holds no expert takes no part in the exchange of rows."""
+    """A rank without experts skips the all-to-all."""
     _exchange_by(setup, _Skipping)
 
 
 @fault(layouts=SHARED_OUT, applies=all_of(_sends(_is_any), are_even), causes=(Cause.EXPERT_CHOICE,), minimum=OVER_ONE)
 def rows_sent_to_next_rank(setup: Setup) -> None:
-    """Rows go to the rank after the one that holds the experts that they have chosen."""
+    """Rows are sent to the rank after the one with the chosen expert."""
     ranks = size_of(setup, EP)
     reroute(
         setup,

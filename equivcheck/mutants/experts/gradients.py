@@ -1,4 +1,4 @@
-"""Gradients under expert parallelism: experts reduced as if they were on every rank, and the rest as if it were not."""
+"""Gradients under expert parallelism: experts reduced as if replicated, other parameters as if not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Named = Callable[[str], bool]
 SUM_OVER_ONE = Minimum(because="the sum over one rank is the mean")
 OWN_OF_ONE = Minimum(because="one rank has all rows")
 OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
-"""Of gradients that are not reduced over experts' ranks, be it that data parallelism around has reduced them."""
+"""Right diagnoses for gradients not reduced over expert-parallel ranks, with or without data parallelism around them."""
 
 
 def _has_ranks(scenario: Scenario) -> bool:
@@ -35,7 +35,7 @@ def _names_of_experts(setup: Setup) -> set[str]:
 
 
 def _multiply(setup: Setup, factor: float, chosen: Named) -> None:
-    """Multiply some gradients once they have been reduced."""
+    """Multiply some gradients after their reduction."""
     parameters = _parameters(setup, chosen)
 
     def multiply(_optimizer: object, _step: int) -> None:
@@ -46,7 +46,7 @@ def _multiply(setup: Setup, factor: float, chosen: Named) -> None:
 
 
 def _parameters(setup: Setup, chosen: Named) -> list[torch.Tensor]:
-    """Those of the model before any forward, which the optimizer keeps."""
+    """Parameters as the optimizer has them, collected before any forward."""
     return [parameter for name, parameter in setup.model.named_parameters() if chosen(name)]
 
 
@@ -55,7 +55,7 @@ def _gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def keep_own_gradients(setup: Setup, chosen: Named) -> None:
-    """Let some gradients be what they were before anything was done to them after backward."""
+    """Restore some gradients to their values right after backward."""
     own: list[torch.Tensor] = []
     parameters = _parameters(setup, chosen)
 
@@ -72,7 +72,7 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
 
 @fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
 def expert_gradients_summed(setup: Setup) -> None:
-    """Gradients of experts, which have seen the rows of all ranks, are not divided by the number of ranks."""
+    """Expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
@@ -83,7 +83,7 @@ def expert_gradients_summed(setup: Setup) -> None:
     minimum=Minimum(because="one rank divides by one"),
 )
 def expert_gradients_averaged_twice(setup: Setup) -> None:
-    """Gradients of experts are divided by the number of ranks once more."""
+    """Expert gradients are divided twice by the number of expert-parallel ranks."""
     _multiply(setup, 1 / size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
@@ -94,7 +94,7 @@ def expert_gradients_averaged_twice(setup: Setup) -> None:
     minimum=Minimum(because="two ranks hold an expert each"),
 )
 def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
-    """Gradients of experts are averaged over ranks, as if these held the same ones."""
+    """Expert gradients are averaged over ranks with different experts, as if the experts were replicated."""
     parameters, size = _parameters(setup, _names_of_experts(setup).__contains__), size_of(setup, EP)
     group = mesh_of(setup).get_group(axis_names(setup).index(EP))
 
@@ -114,7 +114,7 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     minimum=OWN_OF_ONE,
 )
 def router_gradient_of_own_rows(setup: Setup) -> None:
-    """The gradient of a router is that of a rank's own rows."""
+    """Router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
@@ -125,13 +125,13 @@ def router_gradient_of_own_rows(setup: Setup) -> None:
     minimum=OWN_OF_ONE,
 )
 def only_experts_reduced(setup: Setup) -> None:
-    """Gradients of all but the experts are those of a rank's own rows."""
+    """Only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)
     keep_own_gradients(setup, lambda name: name not in names)
 
 
 @fault(layouts=SHARED_OUT, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
 def all_but_experts_summed(setup: Setup) -> None:
-    """Gradients of all but the experts are summed over ranks and never divided by their number."""
+    """All gradients except the experts' are summed over expert-parallel ranks, not averaged."""
     names = _names_of_experts(setup)
     _multiply(setup, size_of(setup, EP), lambda name: name not in names)

@@ -1,4 +1,4 @@
-"""What mutants find of experts, in a scenario and on a rank."""
+"""Expert layers in scenarios and setups."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Chosen = Callable[[Experts], bool]
 
 ONE_RANK = "one rank routes as well"
 ROUTED = tuple(name for name in EVERYWHERE if name != SPMD.tag)
-"""Layouts in which what a router gives are plain tensors."""
+"""Layouts whose routers return plain tensors."""
 
 
 def any_experts(_layer: Experts) -> bool:
-    """Whatever they are."""
+    """Accept any expert layer."""
     return True
 
 
 def has_experts(chosen: Chosen = any_experts) -> Callable[[Scenario], bool]:
-    """Whether hooks are called, and a scenario has such a layer of experts."""
+    """Whether hooks run and the scenario has such an expert layer."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, experts_in(scenario)))
 
 
 def experts_in(scenario: Scenario) -> Iterator[Experts]:
-    """The layers of experts of a scenario."""
+    """The scenario's expert layers."""
     return (layer for layer in scenario.training.model.layers if isinstance(layer, Experts))
 
 
 def experts_of(setup: Setup, chosen: Chosen = any_experts) -> Iterator[ExpertsModule]:
-    """The modules of such layers that a rank has."""
+    """The rank's expert modules for which `chosen` is true."""
     return (module for module in setup.model.modules() if isinstance(module, ExpertsModule) and chosen(module.layer))

@@ -1,4 +1,4 @@
-"""Experts that are units of `fully_shard`, divided by another number than that of the ranks whose rows they have seen."""
+"""Experts wrapped by `fully_shard` with a wrong gradient divisor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_DIVIDES_BY_ONE = Minimum(because="over one rank experts are divided by as mu
 
 
 def _divides_units(scenario: Scenario) -> bool:
-    """Whether experts are such units, over several ranks, and trained."""
+    """Whether experts are `fully_shard` units on several expert-parallel ranks, and trained."""
     layout, model = scenario.layout, scenario.training.model
     is_divided = are_units_of_shards(layout) and layout.mesh.size(EP) > 1
     return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
@@ -27,7 +27,7 @@ def _divides_units(scenario: Scenario) -> bool:
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
 def expert_units_without_divide_factor(setup: Setup) -> None:
-    """`fully_shard` divides gradients of experts by the ranks along its own axis alone, as it does those of all else."""
+    """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     (fsdp,) = setup.layout.of(FSDP2)
     for unit in expert_units(setup.model):
@@ -37,7 +37,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
 def expert_units_divided_by_hand_too(setup: Setup) -> None:
-    """Gradients of experts are divided once more by hand, as where experts are no units of their own."""
+    """Expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)
 
     def divide(_optimizer: object, _step: int) -> None:

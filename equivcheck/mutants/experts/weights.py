@@ -1,4 +1,4 @@
-"""What the chosen experts make is weighted wrongly, or what weighs it learns too little."""
+"""Expert outputs weighted wrongly, or routing weights that get no gradient."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from equivcheck.training.layers.experts.module import Router
 from equivcheck.training.setup import Setup
 
 Routed = tuple[torch.Tensor, torch.Tensor]
-"""Whether each expert is chosen, and its weight, both (..., experts)."""
+"""Chosen experts (bool) and their weights, both (..., experts)."""
 Change = Callable[[Router, torch.Tensor, Routed], Routed]
-"""From a router, what it reads and what it gives: what it gives instead."""
+"""Replaces a router's output, given the router, its input and its output."""
 
 ALONE = Minimum(ranks=1, because=ONE_RANK)
 
 
 def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:
-    """Let routers give something else."""
+    """Replace the output in all chosen routers."""
     for module in experts_of(setup, chosen):
         module.router.forward = partial(_changed, module.router, module.router.forward, change)  # type: ignore[method-assign]
 
@@ -47,19 +47,19 @@ def _normalises(layer: Experts) -> bool:
 
 
 def _normalises_some(layer: Experts) -> bool:
-    """Whether the sum of the chosen scores is another than that of all."""
+    """Whether the chosen scores' sum differs from the sum over all scores."""
     return layer.normalised and layer.num_experts > layer.top_k
 
 
 @fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
 def router_weights_applied_twice(setup: Setup) -> None:
-    """The weights of the chosen experts count twice: they are squared."""
+    """Routing weights are applied twice."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].square()))
 
 
 @fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
 def router_weights_not_applied(setup: Setup) -> None:
-    """What the chosen experts make is added up as it is, whatever their scores."""
+    """Routing weights are not applied."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
 
 
@@ -70,7 +70,7 @@ def router_weights_not_applied(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
 )
 def router_weights_swapped(setup: Setup) -> None:
-    """Of the two chosen experts, each has the weight of the other."""
+    """The two chosen experts' weights are swapped."""
 
     def swapped(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         chosen, weights = routed
@@ -86,7 +86,7 @@ def router_weights_swapped(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
 )
 def router_weights_not_normalised(setup: Setup) -> None:
-    """The weights of the chosen experts are not divided by their sum."""
+    """Routing weights are not normalised."""
 
     def unnormalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         return routed[0], _scores(router, inputs) * routed[0]
@@ -101,7 +101,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts of three"),
 )
 def router_weights_normalised_before_choice(setup: Setup) -> None:
-    """The weights of the chosen experts are divided by the sum of all scores, as if they were normalised before the choice."""
+    """Routing weights are normalised over all experts instead of the chosen ones."""
 
     def normalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         scores = _scores(router, inputs)
@@ -112,14 +112,14 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
 
 @fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
 def router_weighs_other_side(setup: Setup) -> None:
-    """What enters experts is weighted where what leaves them should be, or the other way round."""
+    """Routing weights multiply the experts' input instead of their output, or vice versa."""
     for module in experts_of(setup):
         module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
 
 
 @fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ALONE)
 def router_scores_detached(setup: Setup) -> None:
-    """Nothing learns from the weights of the chosen experts: their scores are detached."""
+    """Routing weights are detached, so they have no gradient."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].detach() + routed[1] * 0))
 
 
@@ -130,7 +130,7 @@ def router_scores_detached(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}, and a norm learns from what experts read"),
 )
 def experts_input_detached(setup: Setup) -> None:
-    """What experts read has no gradient from them, as if rows were sent to them by a call without a backward."""
+    """The experts' input is detached, as if a dispatch without backward had sent it."""
     for module in experts_of(setup):
         for name in ("routed", "dispatched"):
             setattr(module, name, partial(_detached, getattr(module, name)))

@@ -1,1 +1,1 @@
-"""Optimizer and schedule, wrong on purpose."""
+"""Faults in optimizers and schedules."""

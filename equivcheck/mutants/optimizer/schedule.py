@@ -1,4 +1,4 @@
-"""A learning-rate schedule that advances too often, or not at all."""
+"""Learning-rate schedules that advance too often, or never."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _has_microbatches(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=2, steps=2, because=f"one rank advances it once; {_SECOND_STEP}"),
 )
 def schedule_stepped_each_rank(setup: Setup) -> None:
-    """The schedule advances as often a step as there are ranks."""
+    """The schedule advances once per rank in each step."""
     _step_schedule(setup, mesh_of(setup).size())
 
 
@@ -41,12 +41,12 @@ def schedule_stepped_each_rank(setup: Setup) -> None:
     minimum=Minimum(ranks=1, steps=2, because=_SECOND_STEP),
 )
 def schedule_stepped_each_microbatch(setup: Setup) -> None:
-    """The schedule advances at each microbatch."""
+    """The schedule advances once per microbatch."""
     _step_schedule(setup, num_microbatches(setup))
 
 
 def _step_schedule(setup: Setup, times: int) -> None:
-    """Step the schedule so many times after each update, of which the loop does one."""
+    """Step the schedule `times` times per update, including the step by the loop."""
     schedules: list[LRScheduler] = []
     setup.before_training.append(lambda _optimizer, schedule: schedules.extend(() if schedule is None else (schedule,)))
     update = setup.update

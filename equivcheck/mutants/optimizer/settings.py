@@ -1,4 +1,4 @@
-"""An optimizer that runs with other settings than those of the training."""
+"""Optimizers with wrong settings."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def _decays(scenario: Scenario) -> bool:
 
 
 def _has_digits_of_float64(scenario: Scenario) -> bool:
-    """Whether nothing is rounded to fewer digits: in float32, 1e-6 beside a gradient of 1 is rounding."""
+    """Whether float64 is kept throughout. In float32, 1e-6 next to a gradient near 1 is rounding."""
     return scenario.training.precision is Precision.FLOAT64 and not rounds(scenario.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOptimizer:
-    """Builds the optimizer as if the training were another one."""
+    """Builds the optimizer for a changed training."""
 
     change: Change
-    """The other training; importable by its name."""
+    """Changes the training; importable by name."""
 
     def __call__(self, setup: Setup) -> None:
-        """Build it from the other training."""
+        """Replace the setup's optimizer."""
         build = setup.build_optimizer
 
         def build_other(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -56,7 +56,7 @@ def _settings(
     steps: int = 1,
     applies: Callable[[Scenario], bool] = lambda _scenario: True,
 ) -> Callable[[Change], Change]:
-    """Register the change of a training below as a mutant: ranks have the optimizer of the changed one, where the two differ."""
+    """Decorator that registers a change to the training as a mutant. Ranks build their optimizer from the changed training."""
 
     def registered(change: Change) -> Change:
         register(
@@ -76,14 +76,14 @@ def _settings(
 
 @_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER), because=_ONE_UPDATE)
 def decay_on_groups_without(training: Training) -> Training:
-    """Weight decay is applied to parameter groups that should have none."""
+    """Weight decay is applied to parameter groups without weight decay."""
     decay = training.optimizer.weight_decay
     return replace(training, groups=tuple(replace(group, weight_decay=group.weight_decay or decay) for group in training.groups))
 
 
 @_settings(causes=(Cause.DECAY_COUPLED,), because=_ONE_UPDATE)
 def decay_coupled(training: Training) -> Training:
-    """Weight decay is coupled to gradients where it should be decoupled, or the other way round."""
+    """Weight decay is coupled to gradients instead of decoupled, or vice versa."""
     optimizer = training.optimizer
     if not _has_decay(training):
         return training
@@ -105,13 +105,13 @@ def decay_twice(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE), because=_ONE_UPDATE)
 def groups_forgotten(training: Training) -> Training:
-    """Parameters have lost their groups, and are updated with the optimizer's own settings."""
+    """Parameter groups are ignored, so all parameters use the default settings."""
     return replace(training, groups=())
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
 def group_rates_forgotten(training: Training) -> Training:
-    """Groups are updated at the optimizer's own learning rate."""
+    """Each group's learning rate is ignored; all use the optimizer's."""
     return replace(training, groups=tuple(replace(group, lr_factor=1.0) for group in training.groups))
 
 
@@ -120,7 +120,7 @@ def group_rates_forgotten(training: Training) -> Training:
     because="optimizer state shows it after one update; parameters, for the correction of its bias, after two",
 )
 def beta2_lowered(training: Training) -> Training:
-    """The average of squared gradients decays ten times faster: beta2 is 0.99 for 0.999."""
+    """The squared-gradient average decays ten times faster, such as with beta2 0.99 instead of 0.999."""
     betas = getattr(training.optimizer, "betas", None)
     if betas is None:
         return training
@@ -129,14 +129,14 @@ def beta2_lowered(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update")
 def betas_swapped(training: Training) -> Training:
-    """The two betas are each taken for the other."""
+    """The two betas are swapped."""
     betas = getattr(training.optimizer, "betas", None)
     return training if betas is None else _with(training, betas=betas[::-1])
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE, applies=_has_digits_of_float64)
 def eps_enlarged(training: Training) -> Training:
-    """A hundred times as much is added to denominators: eps is 1e-6 for 1e-8."""
+    """Denominators get a 100 times larger eps, such as 1e-6 instead of 1e-8."""
     eps = getattr(training.optimizer, "eps", None)
     return _with(training, eps=100.0 * eps) if isinstance(eps, float) else training
 
@@ -145,7 +145,7 @@ def eps_enlarged(training: Training) -> Training:
     causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update: the largest second moment is missing"
 )
 def amsgrad_forgotten(training: Training) -> Training:
-    """The flag amsgrad is lost: second moments may shrink."""
+    """`amsgrad` is off, so second moments may shrink."""
     return _with(training, amsgrad=False) if isinstance(training.optimizer, Adam) else training
 
 
@@ -154,7 +154,7 @@ def amsgrad_forgotten(training: Training) -> Training:
     because="optimizer state shows it after one update: there is none; parameters may after two only",
 )
 def momentum_forgotten(training: Training) -> Training:
-    """Momentum is lost: parameters are updated by the gradient alone."""
+    """Momentum is 0, so updates use the current gradient only."""
     optimizer = training.optimizer
     if isinstance(optimizer, SGD):
         return _with(training, momentum=0.0, dampening=0.0, nesterov=False)
@@ -163,7 +163,7 @@ def momentum_forgotten(training: Training) -> Training:
 
 @_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
 def nesterov_forgotten(training: Training) -> Training:
-    """The flag nesterov is lost: momentum does not look ahead."""
+    """`nesterov` is off."""
     # Muon is left out, as its first step is the same but for rounding to bfloat16.
     return _with(training, nesterov=False) if isinstance(training.optimizer, SGD) else training
 
@@ -174,13 +174,13 @@ def nesterov_forgotten(training: Training) -> Training:
     steps=2,
 )
 def dampening_forgotten(training: Training) -> Training:
-    """Gradients enter the momentum undamped."""
+    """`dampening` is 0."""
     return _with(training, dampening=0.0) if isinstance(training.optimizer, SGD) else training
 
 
 @_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
 def maximize_forgotten(training: Training) -> Training:
-    """The flag maximize is lost: parameters descend."""
+    """`maximize` is off, so parameters descend."""
     return _with(training, maximize=False)
 
 

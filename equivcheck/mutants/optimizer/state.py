@@ -1,4 +1,4 @@
-"""Optimizer state that counts wrongly, or that a checkpoint loses."""
+"""Optimizer state with a wrong step count, or lost in a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from equivcheck.scenario import ASGD, FSDP2, Adafactor, Adagrad, Adam, Adamax, N
 from equivcheck.training.setup import Setup
 
 _RESUMABLE = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
-"""Layouts that a training can go on under; other compositions train local tensors, which checkpoints know nothing of."""
+"""Layouts that can resume from a checkpoint; other compositions train local tensors, so they cannot."""
 
 
 def _counts(scenario: Scenario) -> bool:
-    """Whether an update goes by the number of steps, and there is a second one."""
+    """Whether updates depend on the step count and there is a second step."""
     optimizer = scenario.training.optimizer
     uses = isinstance(optimizer, (Adam, Adamax, NAdam, RAdam, ASGD, Adafactor))
     return scenario.training.steps > 1 and (uses or (isinstance(optimizer, Adagrad) and optimizer.lr_decay > 0.0))
 
 
 def _resumes_with_state(scenario: Scenario) -> bool:
-    """Whether a checkpoint holds state."""
+    """Whether a checkpoint contains optimizer state."""
     return scenario.resume is not None and keeps_state(scenario)
 
 
@@ -40,7 +40,7 @@ def _resumes_with_state(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, steps=2, because="the first step is the first"),
 )
 def step_not_counted(setup: Setup) -> None:
-    """The optimizer takes each step for its first."""
+    """The optimizer treats each step as the first."""
 
     def forget(optimizer: Optimizer, _step: int) -> None:
         for state in setup.state_of(optimizer).values():

@@ -1,1 +1,1 @@
-"""Pipelines that run stages wrongly."""
+"""Faults in pipelines."""

@@ -1,4 +1,4 @@
-"""Pipelines in which stages of several ranks have a copy of one weight, and the copies do not stay one weight."""
+"""Weights that several pipeline ranks hold a copy of, with copies that drift apart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _adds_up_norms(scenario: Scenario) -> bool:
     minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
 )
 def pipeline_copies_not_summed(setup: Setup) -> None:
-    """Each copy of a weight that stages of several ranks use has the gradient of the uses on its own rank."""
+    """Copies of a shared weight on several pipeline ranks keep separate gradients, which are not summed."""
     run_as(setup, _KeepsGradients)
 
 
@@ -44,7 +44,7 @@ class _KeepsGradients(Pipe):
     """Leaves each copy its own gradient."""
 
     def exchange(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @fault(
@@ -54,12 +54,12 @@ class _KeepsGradients(Pipe):
     minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
 )
 def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
-    """The gradients of copies of a weight are summed after each microbatch, those of earlier ones again."""
+    """Gradients for copies of a shared weight are summed after each microbatch, so earlier microbatches count repeatedly."""
     run_as(setup, _SumsAgain)
 
 
 class _SumsAgain(Pipe):
-    """Sums what has been accumulated before each further microbatch."""
+    """Sums accumulated gradients before each further microbatch."""
 
     is_begun: bool = False
 
@@ -70,7 +70,7 @@ class _SumsAgain(Pipe):
         return super()._run(part, rows, index)
 
     def exchange(self) -> None:
-        """As ever; the next microbatch is the first of a step."""
+        """Exchange as usual. The next microbatch starts a step."""
         super().exchange()
         self.is_begun = False
 
@@ -82,13 +82,13 @@ class _SumsAgain(Pipe):
     minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
 )
 def pipeline_copies_in_norm(setup: Setup) -> None:
-    """The norm that gradients are clipped by counts a weight once for each of its copies."""
+    """The clipping norm counts a shared weight once per copy."""
     run_as(setup, _CountsCopies)
 
 
 class _CountsCopies(Pipe):
-    """Counts every parameter of every rank."""
+    """Counts every parameter on every rank."""
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over the parameters of all ranks."""
+        """Clip by the norm over all ranks' parameters."""
         return clip_across(self.group, parameters, clipping)

@@ -1,4 +1,4 @@
-"""Pipelines that lose a chunk, count chunks wrongly, or have stages in another order."""
+"""Pipelines with lost or wrongly weighted chunks, or swapped stages."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def _chunks(scenario: Scenario) -> bool:
 
 
 def _averages_chunks(scenario: Scenario) -> bool:
-    """Whether a chunk's loss is weighed by its rows; torch divides by the chunks itself under `scale_grads`."""
+    """Whether chunk losses are weighted by rows; with `scale_grads` torch divides them itself."""
     pipeline = parallelism_of(scenario.layout, Pipeline)
     return pipeline.num_chunks > 1 and not pipeline.scale_grads and scenario.training.loss.is_mean
 
 
 def _can_swap(scenario: Scenario) -> bool:
-    """Whether some rank has two stages that fit each other's place, and of which torch expects gradients alike."""
+    """Whether a rank has two interchangeable stages. Frozen layers rule it out, because torch expects equal gradients."""
     trained = not any(layer.frozen for layer in scenario.training.model.layers)
     return trained and any(True for _ in _pairs_by_rank(scenario.training.model, scenario.layout))
 
 
 def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Of each rank that has some, the first two stages that can change places, by rank."""
+    """The first two interchangeable stages, for each rank that has them."""
     pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     for rank in range(ranks):
@@ -59,15 +59,15 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
 )
 def pipeline_chunk_lost(setup: Setup) -> None:
-    """The last chunk of each microbatch is left out of the loss."""
+    """The last chunk in each microbatch is left out."""
     run_as(setup, _LosesChunk)
 
 
 class _LosesChunk(Pipe):
-    """Leaves the last chunk of each microbatch out."""
+    """Leaves out the last chunk in each microbatch."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """Nothing for every last chunk; the schedule asks for those of a microbatch in order."""
+        """Zero for the last chunk. The schedule computes chunks in order."""
         inner, chunks, numbers = super().loss_of_chunk(rows), self.parallelism.num_chunks, count(1)
         return lambda outputs, targets: inner(outputs, targets) * (0.0 if next(numbers) % chunks == 0 else 1.0)
 
@@ -79,20 +79,20 @@ class _LosesChunk(Pipe):
     minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
 )
 def pipeline_chunks_summed(setup: Setup) -> None:
-    """The losses of chunks are summed where they should be averaged."""
+    """Chunk losses are summed instead of averaged."""
     run_as(setup, _CountsChunks)
 
 
 class _CountsChunks(Pipe):
-    """Weighs each chunk as if it had all rows of its microbatch."""
+    """Weights each chunk as if it had all rows in the microbatch."""
 
     def loss_of_chunk(self, rows: int) -> Loss:
-        """As many times too much as there are chunks."""
+        """Loss scaled by the number of chunks."""
         return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), rows)
 
 
 def run_as(setup: Setup, kind: type[Pipe]) -> None:
-    """Let another kind of pipe have the stages, where there are any."""
+    """Replace the pipe by one with a fault, if the layout has stages."""
     pipe = _pipe_of(setup)
     if pipe is not None:
         other = kind(**{field.name: getattr(pipe, field.name) for field in fields(pipe)})
@@ -100,7 +100,7 @@ def run_as(setup: Setup, kind: type[Pipe]) -> None:
 
 
 def _pipe_of(setup: Setup) -> Pipe | None:
-    """What runs the stages of this rank; None under a layout without stages."""
+    """The rank's pipe; None under a layout without stages."""
     pipe = getattr(setup.compute, "__self__", None)
     return pipe if isinstance(pipe, Pipe) else None
 
@@ -112,7 +112,7 @@ def _pipe_of(setup: Setup) -> Pipe | None:
     minimum=Minimum(ranks=1, layers=2, because="a layer for each of two stages, which one rank may have"),
 )
 def pipeline_stages_swapped(setup: Setup) -> None:
-    """Two stages of one rank have changed places."""
+    """Two stages on one rank are swapped."""
     pipe = _pipe_of(setup)
     if pipe is None:
         return

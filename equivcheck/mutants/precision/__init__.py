@@ -1,1 +1,1 @@
-"""Precision, recomputation and shared weights, wrong on purpose."""
+"""Faults in precision, recomputation and shared weights."""

@@ -1,4 +1,4 @@
-"""Layers that are computed again under another dropout mask, or that share a weight no longer."""
+"""Layers recomputed with another dropout mask, or with untied weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPM
 
 
 def _recomputes_dropout(scenario: Scenario) -> bool:
-    """Whether a layer with dropout runs again in backward under the layout that is named."""
+    """Whether the scenario's own layout recomputes a layer with dropout."""
     execution = scenario.layout.execution
     return any(layer.dropout and execution.checkpoints(index) for index, layer in enumerate(scenario.training.model.layers))
 
@@ -29,7 +29,7 @@ def _shares_trained(scenario: Scenario) -> bool:
 
 
 def _shares_longer(scenario: Scenario) -> bool:
-    """Whether a layer shares a weight for a step after the first under the layout that is named."""
+    """Whether a weight is shared for at least two steps."""
     return _shares_trained(scenario) and runs_steps(scenario)
 
 
@@ -40,14 +40,14 @@ def _shares_longer(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, because="one layer is computed again on one rank as well"),
 )
 def mask_drawn_anew_by_recomputation(setup: Setup) -> None:
-    """A layer that is computed again for backward draws a new dropout mask."""
+    """Activation checkpointing recomputes a layer with a new dropout mask."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.recomputes and module.layer.dropout:
             _draw_again(module)
 
 
 def _draw_again(block: Block) -> None:
-    """Let a layer drop what it kept whenever it is given a mask that it has had before: that is when it is computed again."""
+    """Invert a mask that the layer has seen before, because that call is the recomputation."""
     compute, had = block.compute, set[torch.Tensor]()
 
     def compute_again(inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
@@ -61,7 +61,7 @@ def _draw_again(block: Block) -> None:
 
 
 def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
-    """The mask that keeps what this one drops, and drops what it keeps, scaled alike."""
+    """The inverted mask, with the same scaling."""
     kept: torch.Tensor = (mask == 0.0).to(mask.dtype) / (1.0 - layer.dropout)
     return kept
 
@@ -73,7 +73,7 @@ def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
     minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, which is the same until it is updated"),
 )
 def tied_weight_left_behind(setup: Setup) -> None:
-    """A shared weight is updated in one place, and stays as it was in the other."""
+    """A shared weight is updated for one layer and keeps its initial value in the other."""
     _untie(setup, FirstValues)
 
 
@@ -84,12 +84,12 @@ def tied_weight_left_behind(setup: Setup) -> None:
     minimum=Minimum(ranks=1, layers=2, because="two layers share a weight; the first gradient shows it"),
 )
 def tied_weight_without_gradient(setup: Setup) -> None:
-    """Of two layers that share a weight, one contributes nothing to its gradient."""
+    """One layer adds nothing to the gradient for its shared weight."""
     _untie(setup, lambda: torch.Tensor.detach)
 
 
 def _untie(setup: Setup, through: Callable[[], Through]) -> None:
-    """Let each layer that shares a weight of an earlier one use it through a function of its own."""
+    """Let each layer with a shared weight use it through its own function."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.layer.shares is not None:
             use_weight_through(module.linear, through())

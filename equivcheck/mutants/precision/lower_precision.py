@@ -1,4 +1,4 @@
-"""Numbers rounded to bfloat16 on their way, and gradients of a loss that has been scaled."""
+"""Rounding to bfloat16, and scaled losses whose gradients are not unscaled."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from equivcheck.scenario.mesh import DP, SHARD
 from equivcheck.training.setup import Setup
 
 LOSS_FACTOR = 1024.0
-"""By which a loss may be scaled so that gradients are not too small for float16: a power of 2, which rounds nothing."""
+"""Loss scale for float16 gradients. A power of two does not round."""
 _NARROW = (ElementType.BFLOAT16, ElementType.FLOAT16)
 
 
 def _reduces_wide(scenario: Scenario) -> bool:
-    """Whether bfloat16 has fewer digits than what several ranks reduce gradients in, and a hook can be put in the way."""
+    """Whether gradients are reduced in more digits than bfloat16 has, through a replaceable hook."""
     layout = scenario.layout
     rounding = rounding_of(layout, scenario.training.precision)
     is_wide = rounding is None or rounding.reduce not in _NARROW
@@ -46,7 +46,7 @@ def _clips(scenario: Scenario) -> bool:
     minimum=Minimum(because="over one rank nothing is reduced"),
 )
 def reduced_in_bfloat16(setup: Setup) -> None:
-    """Gradients are reduced in bfloat16 rather than in the element type that they should be reduced in."""
+    """Gradients are reduced in bfloat16 instead of the configured type."""
     reduce_by(setup, partial(averaged_in, torch.bfloat16))
     scatter_by(setup, ReduceInBfloat16)
 
@@ -57,7 +57,7 @@ def reduced_in_bfloat16(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="the first update is rounded on every rank"),
 )
 def masters_in_bfloat16(setup: Setup) -> None:
-    """Parameters are kept in bfloat16 between steps."""
+    """Parameters are rounded to bfloat16 between steps."""
     update = setup.update
 
     def update_and_round(optimizer: torch.optim.Optimizer) -> None:
@@ -75,7 +75,7 @@ def masters_in_bfloat16(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="the first gradient has the factor"),
 )
 def never_unscaled(setup: Setup) -> None:
-    """Gradients keep the factor by which the loss was scaled."""
+    """Gradients are never divided by the loss scale."""
     setup.before_update.append(lambda optimizer, _step: scale(optimizer, LOSS_FACTOR))
 
 
@@ -86,7 +86,7 @@ def never_unscaled(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="the first gradient has the factor"),
 )
 def unscaled_after_clipping(setup: Setup) -> None:
-    """Gradients are unscaled after clipping, which takes them for larger than they are."""
+    """Gradients are unscaled after clipping, so clipping sees scaled gradients."""
     never_unscaled(setup)
     update = setup.update
 

@@ -1,1 +1,1 @@
-"""Sharded parameters and optimizer state, wrong on purpose."""
+"""Faults in sharded parameters and optimizer state."""

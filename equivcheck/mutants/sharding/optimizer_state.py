@@ -1,4 +1,4 @@
-"""Optimizer state that is lost, that of another rank, or taken over shards where it needs whole tensors."""
+"""Optimizer state lost, swapped between ranks, or computed on shards."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def _needs_whole(scenario: Scenario) -> bool:
-    """Whether an optimizer needs whole matrices, some have several rows, and what it makes of shards is no rounding.
+    """Whether an optimizer needs full matrices, and computing on shards changes more than rounding does.
 
-    With each further step, Muon's iteration in bfloat16 makes more of directions that a gradient hardly has: rounding then moves
-    an update by about as much as it is. Adafactor takes no more than means over rows and columns.
+    With more than one step, Muon's bfloat16 iteration amplifies directions that a gradient hardly has, so rounding alone changes
+    an update completely. Adafactor only takes means over rows and columns.
     """
     optimizer, parameters = scenario.training.optimizer, parameters_of(scenario.training.model)
     has_rows = any(len(each.shape) > 1 and each.shape[0] > 1 and each.trained for each in parameters)
@@ -39,7 +39,7 @@ def _needs_whole(scenario: Scenario) -> bool:
 
 
 def _cuts_weights(scenario: Scenario) -> bool:
-    """Whether ranks hold different parts of some weight, as DTensors."""
+    """Whether ranks hold different shards of a weight, as DTensors."""
     return any(
         (isinstance(parallelism, SPMD) and parallelism.distribution is Distribution.FULLY_SHARD)
         or (isinstance(parallelism, FSDP2) and num_shards(scenario) > 1)
@@ -55,7 +55,7 @@ def _cuts_weights(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, steps=2, because="the first step has no state to lose; ranks have nothing to do with it"),
 )
 def state_lost(setup: Setup) -> None:
-    """The optimizer's state is lost before each step."""
+    """Optimizer state is cleared before each step."""
     state_of = setup.state_of
 
     def forget(optimizer: torch.optim.Optimizer, _index: int) -> None:
@@ -71,7 +71,7 @@ def state_lost(setup: Setup) -> None:
     minimum=Minimum(steps=2, because="two shards have states that differ, and there is none before the first step"),
 )
 def state_of_another_rank(setup: Setup) -> None:
-    """Each rank goes on with the next one's shard of the optimizer's state, as after a resumption that mixes up ranks."""
+    """Each rank continues with the next rank's optimizer-state shard, as if a resume had mixed up ranks."""
     seen: list[int] = []
 
     def exchange(optimizer: torch.optim.Optimizer, index: int) -> None:
@@ -94,7 +94,7 @@ def _sharded_state(state: State, parameters: Iterable[torch.Tensor]) -> Iterator
 
 
 def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
-    """Overwrite values by those of the next rank along the shards, as many as there are."""
+    """Overwrite values with the next rank's shard, as far as they reach."""
     for axis in set(axis_names(setup)) & {DP, SHARD}:
         group = mesh_of(setup).get_group(axis)
         longest = torch.tensor([values.numel()])
@@ -114,7 +114,7 @@ def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
     minimum=Minimum(because=OF_SHARDS),
 )
 def statistics_of_shards(setup: Setup) -> None:
-    """An optimizer that needs whole matrices is given shards of them."""
+    """An optimizer that needs full matrices gets shards."""
     shards = _Shards(setup)
     setup.build_optimizer, setup.update, setup.state_of = shards.build, shards.update, shards.state
     setup.before_step.append(shards.zero)
@@ -123,18 +123,18 @@ def statistics_of_shards(setup: Setup) -> None:
 @dataclass(slots=True, eq=False)
 class _Shards:
     setup: Setup
-    """How this rank trains."""
+    """The rank's setup."""
     locals_of: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
-    """By parameter, its local tensor as the optimizer has it: of the same memory."""
+    """Local tensor per parameter, with shared memory."""
 
     def build(self, training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-        """An optimizer of local tensors."""
+        """Build an optimizer for local tensors."""
         pairs = list(parameters)
         self.locals_of = {parameter: _leaf(parameter) for _, parameter in pairs}
         return build_optimizer(training, [(name, self.locals_of[parameter]) for name, parameter in pairs])
 
     def zero(self, _optimizer: torch.optim.Optimizer, _index: int) -> None:
-        """What the optimizer would do to gradients of its own parameters."""
+        """Zero the parameters' gradients, because the optimizer only knows local tensors."""
         for parameter in self.locals_of:
             if self.setup.training.zero_grad is ZeroGrad.NONE:
                 parameter.grad = None
@@ -142,7 +142,7 @@ class _Shards:
                 parameter.grad.zero_()
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step local tensors by local gradients; there is nothing to do to an empty one."""
+        """Step with local gradients; empty tensors get none."""
         for parameter, local in self.locals_of.items():
             gradient = parameter.grad
             held = gradient.to_local() if isinstance(gradient, DTensor) else gradient
@@ -150,7 +150,7 @@ class _Shards:
         optimizer.step()
 
     def state(self, optimizer: torch.optim.Optimizer) -> State:
-        """The state of local tensors as that of their parameters."""
+        """State for local tensors, as state for their parameters."""
         return {
             parameter: {key: _as_whole(parameter, local, value) for key, value in optimizer.state[local].items()}
             for parameter, local in self.locals_of.items()
@@ -163,7 +163,7 @@ def _leaf(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _as_whole(parameter: torch.Tensor, local: torch.Tensor, value: Any) -> Any:
-    """A state tensor as large as a shard as a DTensor that lies as its parameter does."""
+    """Wrap a shard-sized state tensor as a DTensor with its parameter's placements."""
     if not (isinstance(parameter, DTensor) and isinstance(value, torch.Tensor) and value.shape == local.shape):
         return value
     return DTensor.from_local(

@@ -1,4 +1,4 @@
-"""Gradients of shards that are reduced wrongly, along shards or along replicas."""
+"""Sharded gradients reduced wrongly over shards or replicas."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.training.setup import Setup
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
-"""Layouts of `fully_shard`."""
+"""Layouts with `fully_shard`."""
 OF_SHARDS = "one rank holds all; of two, each holds part of one weight"
 
 
 def num_shards(scenario: Scenario) -> int:
-    """Ranks along which parameters are sharded."""
+    """Number of shards."""
     return scenario.layout.mesh.size(DP, SHARD)
 
 
 def is_sharded(scenario: Scenario) -> bool:
-    """Whether hooks are called, and these are several."""
+    """Whether hooks run and there are several shards."""
     return is_eager(scenario) and num_shards(scenario) > 1
 
 
@@ -41,7 +41,7 @@ def _shards_replicas(scenario: Scenario) -> bool:
     minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
 )
 def reduce_scatter_sums(setup: Setup) -> None:
-    """Reduce-scatter sums gradients, and nothing divides them by the number of ranks."""
+    """Reduce-scatter sums gradients, but does not divide them by the number of ranks."""
     for module in fsdp_modules(setup):
         module.set_gradient_divide_factor(1.0)
 
@@ -53,7 +53,7 @@ def reduce_scatter_sums(setup: Setup) -> None:
     minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
 )
 def flat_gradients_summed(setup: Setup) -> None:
-    """Flat gradients are summed over ranks and not divided by their number."""
+    """Flat gradients are summed over ranks, but not divided by their number."""
     scale_gradients(setup, data_ranks(setup))
 
 
@@ -64,7 +64,7 @@ def flat_gradients_summed(setup: Setup) -> None:
     minimum=Minimum(because=OF_SHARDS),
 )
 def reduce_scatter_missing(setup: Setup) -> None:
-    """Each rank takes its chunk of its own gradients: nothing is reduced along the shards."""
+    """Each rank keeps its chunk from its own gradients, without a reduction over shards."""
     scatter_by(setup, TakeOwnChunk)
 
 
@@ -75,7 +75,7 @@ def reduce_scatter_missing(setup: Setup) -> None:
     minimum=Minimum(because=OF_SHARDS),
 )
 def reduce_scatter_shifted(setup: Setup) -> None:
-    """Each rank takes the next one's chunk of the reduced gradients."""
+    """Each rank gets the next rank's chunk from the reduce-scatter."""
     scatter_by(setup, TakeNextChunk)
 
 
@@ -86,7 +86,7 @@ def reduce_scatter_shifted(setup: Setup) -> None:
     minimum=Minimum(because="two replicas of all parameters have different rows, even if each is one shard"),
 )
 def replicas_not_reduced(setup: Setup) -> None:
-    """Gradients are reduced over shards, and replicas of a shard never average theirs."""
+    """Gradients are reduced over shards, but not over replicas."""
     if REPLICATE in axis_names(setup):
         for module in fsdp_modules(setup):
             forget_replicas(module, mesh_of(setup)[SHARD])
@@ -99,7 +99,7 @@ def replicas_not_reduced(setup: Setup) -> None:
     minimum=Minimum(because="two replicas, even if each is one shard"),
 )
 def divided_by_shards_only(setup: Setup) -> None:
-    """Gradients are summed over shards and replicas, and divided by the number of shards only."""
+    """Gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
@@ -110,7 +110,7 @@ def divided_by_shards_only(setup: Setup) -> None:
     minimum=Minimum(ranks=4, because="two replicas of two shards: of one shard each, they are on file"),
 )
 def flat_divided_by_shards_only(setup: Setup) -> None:
-    """Gradients of flat parameters are summed over shards and replicas, and divided by the number of shards only."""
+    """Flat gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
@@ -121,5 +121,5 @@ def flat_divided_by_shards_only(setup: Setup) -> None:
     minimum=Minimum(because="two shards, even if there is one replica"),
 )
 def divided_by_replicas_only(setup: Setup) -> None:
-    """Gradients are summed over shards and replicas, and divided by the number of replicas only."""
+    """Gradients are summed over shards and replicas, but divided by the number of replicas only."""
     scale_gradients(setup, size_of(setup, SHARD))

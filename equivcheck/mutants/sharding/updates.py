@@ -1,4 +1,4 @@
-"""Parameters that are not updated, or whose update is not seen by what computes next."""
+"""Parameters not updated, or computation with outdated parameters."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
 OPTIMIZES = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
-"""Layouts in which an optimizer may be handled wrongly."""
+"""Layouts whose optimizer can be set up wrongly."""
 
 
 def _has_tail(scenario: Scenario) -> bool:
-    """Whether some rank has fewer rows than others of a parameter that is trained, and any at all."""
+    """Whether some rank holds fewer rows than others, but not none."""
     model, count = scenario.training.model, num_shards(scenario)
     sizes = [parameter.shape[0] for parameter in parameters_of(model) if parameter.trained and parameter.shape]
     return is_sharded(scenario) and any(size % -(-size // count) for size in sizes)
 
 
 def starts_here(scenario: Scenario) -> bool:
-    """Whether hooks are called, and no checkpoint is saved: that of an optimizer of other parameters cannot be."""
+    """Whether hooks run and no checkpoint is saved, because a wrongly built optimizer cannot be saved."""
     return is_eager(scenario) and scenario.resume is None
 
 
@@ -48,7 +48,7 @@ def _shares_updates(scenario: Scenario) -> bool:
     minimum=Minimum(because="three rows on two ranks: the second has one and a padded one; the first update passes it by"),
 )
 def padded_tail_not_updated(setup: Setup) -> None:
-    """Rows of a shard that is padded at its end are never updated."""
+    """Rows in a padded last shard are never updated."""
     update = setup.update
 
     def but_tails(optimizer: torch.optim.Optimizer) -> None:
@@ -63,7 +63,7 @@ def padded_tail_not_updated(setup: Setup) -> None:
 
 
 def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
-    """This rank's shard, where it is neither empty nor as long as the first."""
+    """This rank's shard if it is shorter than the first, but not empty."""
     if not isinstance(parameter, DTensor) or not any(isinstance(placement, Shard) for placement in parameter.placements):
         return None
     local: torch.Tensor = parameter.detach().to_local()  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
     minimum=Minimum(ranks=1, because="the first update shows it, whoever else there is"),
 )
 def optimizer_of_unwrapped_parameters(setup: Setup) -> None:
-    """The optimizer holds the parameters from before wrapping: those that compute are never updated."""
+    """The optimizer holds the parameters from before wrapping, so the model is never updated."""
     build = setup.build_optimizer
 
     def build_for_copies(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -99,7 +99,7 @@ def _copy(parameter: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(ranks=1, steps=2, because="what is gathered at the first step is right; a single rank keeps a copy as well"),
 )
 def parameters_not_gathered_again(setup: Setup) -> None:
-    """Parameters stay gathered after backward: the next forward does not see what the optimizer has updated."""
+    """Parameters are not resharded after backward, so the next forward uses outdated values."""
     accumulation = setup.accumulation
 
     def keeping(last: bool) -> AbstractContextManager[object]:
@@ -117,7 +117,7 @@ def parameters_not_gathered_again(setup: Setup) -> None:
     minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
 )
 def parameters_of_last_step(setup: Setup) -> None:
-    """Each step computes on the parameters that the one before started from."""
+    """Each step computes with the previous step's initial parameters."""
     compute, earlier = setup.compute, list[list[torch.Tensor]]()
 
     def on_old(altered: Setup, microbatches: Any, index: int) -> float | None:
@@ -145,5 +145,5 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     minimum=Minimum(because="of two ranks, one does not have what the other has updated"),
 )
 def updated_shards_not_sent(setup: Setup) -> None:
-    """Each rank updates its share of the parameters and sends it to nobody."""
+    """Each rank updates its share, but does not broadcast it."""
     setup.before_training.append(lambda optimizer, _schedule: send_nothing(optimizer))

@@ -1,1 +1,1 @@
-"""Tensor and sequence parallelism, wrong on purpose."""
+"""Faults in tensor and sequence parallelism."""

@@ -1,4 +1,4 @@
-"""Tensor parallelism on plain tensors, whose collectives are written out: one that is missing, or done otherwise."""
+"""Tensor parallelism on plain tensors with a missing or wrong collective."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AFTER_A_LAYER = Minimum(layers=2, because="it takes a layer before it to leave i
 
 
 def _plans(chosen: Callable[[PlannedModule], bool]) -> Callable[[Scenario], bool]:
-    """Whether the plan of a scenario has such a module, over several ranks."""
+    """Whether the scenario's plan has such a module, over several ranks."""
 
     def applies(scenario: Scenario) -> bool:
         plans = scenario.layout.of(LocalTensorParallel)
@@ -42,7 +42,7 @@ def _plans(chosen: Callable[[PlannedModule], bool]) -> Callable[[Scenario], bool
 
 
 def _sums_gradient(planned: PlannedModule) -> bool:
-    """Whether the gradient of what all ranks have is the sum of addends."""
+    """Whether partial input gradients are summed over ranks."""
     return planned.enter is not None and _is_copied(planned.enter)
 
 
@@ -76,12 +76,12 @@ def _linears(setup: Setup) -> Iterator[LocalLinear]:
 
 
 class _KeepsOwn(AxisRanks):
-    """Ranks that do not add up the gradients of what they all have."""
+    """Ranks that do not sum gradients for replicated parameters."""
 
     __slots__ = ()
 
     def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
-        """As it is, in both directions."""
+        """The parameter without a reduction in backward."""
         return parameter
 
 
@@ -96,7 +96,7 @@ def _kept_own(ranks: AxisRanks) -> AxisRanks:
     minimum=AFTER_A_LAYER,
 )
 def norm_gradient_of_own_rows(setup: Setup) -> None:
-    """On plain tensors, the gradient of a norm is that of a rank's own rows, or positions."""
+    """On plain tensors, norm gradients are not summed over ranks with different rows or positions."""
     for module in setup.model.modules():
         if isinstance(module, LocalNorm):
             module.ranks = _kept_own(module.ranks)
@@ -109,14 +109,14 @@ def norm_gradient_of_own_rows(setup: Setup) -> None:
     minimum=AFTER_A_LAYER,
 )
 def whole_weight_gradient_of_own_rows(setup: Setup) -> None:
-    """On plain tensors, the gradient of a layer that each rank has whole is that of its own rows, or positions."""
+    """On plain tensors, gradients for a replicated layer are not summed over ranks with different rows or positions."""
     for module in _linears(setup):
         if module.enter.target is ActivationPlacement.ROWS:
             _keep_own(module, module.ranks)
 
 
 def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
-    """With the rows of each microbatch."""
+    """Set before each forward, because a microbatch brings its own rows."""
 
     def before(_module: nn.Module, _inputs: Any) -> None:
         module.ranks = _kept_own(ranks)
@@ -131,7 +131,7 @@ def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
     minimum=OVER_ONE,
 )
 def copy_to_region_missing(setup: Setup) -> None:
-    """On plain tensors, the gradient of what enters a layer cut by columns is not summed over ranks."""
+    """On plain tensors, the input gradient for a column-parallel layer is not summed over ranks."""
     for module in _linears(setup):
         if _is_copied(module.enter):
             module.enter = replace(module.enter, gradient_source=module.enter.gradient_target)
@@ -144,7 +144,7 @@ def copy_to_region_missing(setup: Setup) -> None:
     minimum=OVER_ONE,
 )
 def reduce_from_region_missing(setup: Setup) -> None:
-    """On plain tensors, the output of a layer cut by rows is not summed over ranks."""
+    """On plain tensors, the output from a row-parallel layer is not summed over ranks."""
     for module in _linears(setup):
         if _is_summed(module.leave):
             module.leave = replace(module.leave, source=module.leave.target)
@@ -157,7 +157,7 @@ def reduce_from_region_missing(setup: Setup) -> None:
     minimum=OVER_ONE,
 )
 def reduce_from_region_averages(setup: Setup) -> None:
-    """On plain tensors, the output of a layer cut by rows is averaged over ranks, not summed."""
+    """On plain tensors, the output from a row-parallel layer is averaged over ranks instead of summed."""
     for module in _linears(setup):
         if _is_summed(module.leave):
             module.register_forward_pre_hook(lambda module, inputs: (inputs[0] / module.ranks.size,))
@@ -182,7 +182,7 @@ def _biases(scenario: Scenario) -> Iterator[str]:
     minimum=Minimum(because="one rank adds it once"),
 )
 def bias_within_reduce_from_region(setup: Setup) -> None:
-    """On plain tensors, each rank adds the bias of a layer cut by rows before outputs are summed."""
+    """On plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
     def again(module: Any, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
         times: int = module.ranks.size - 1
@@ -201,7 +201,7 @@ def bias_within_reduce_from_region(setup: Setup) -> None:
     minimum=Minimum(because="two ranks have a part of the vocabulary each"),
 )
 def tokens_of_others_looked_up(setup: Setup) -> None:
-    """On plain tensors, each rank looks up the tokens of others too, in rows of its own."""
+    """On plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
     for module in setup.model.modules():
         if isinstance(module, LocalEmbedding) and module.start is not None:
             _look_up_all(module)
@@ -230,7 +230,7 @@ def _has_parted_loss(scenario: Scenario) -> bool:
     minimum=Minimum(because="two ranks have logits of some classes each"),
 )
 def maximum_of_own_logits(setup: Setup) -> None:
-    """On plain tensors, each rank subtracts the maximum of its own logits before the exponentials of all are summed."""
+    """On plain tensors, each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     inner = setup.loss
     if size_of(setup, TP) > 1:
         setup.loss = lambda training, logits, *rest: inner(training, logits - logits.detach().amax(-1, keepdim=True), *rest)

@@ -1,4 +1,4 @@
-"""The layers of a tensor-parallel plan, of a scenario and of a rank's setup."""
+"""Layers in a tensor-parallel plan, in scenarios and setups."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ WITH_A_PLAN = within(TensorParallel.tag)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One layer and what the plan does to it."""
+    """A layer with its entry in the plan."""
 
     site: LayerSite
-    """The layer, and how its input lies."""
+    """The layer, and the input's sharding."""
     plan: LayerPlan
-    """How it is split, and how its output lies."""
+    """The split, and the output's sharding."""
 
 
 Chosen = Callable[[Planned], bool]
 
 
 def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
-    """The layers, all of them linear, of a layout that splits them over several ranks; none of another."""
+    """Layers split over several ranks; empty unless all layers are linear."""
     plans = layout.of(TensorParallel)
     tp = layout.mesh.size(TP)
     if not plans or tp == 1 or not model.linears:
@@ -40,12 +40,12 @@ def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether the layout of a scenario has such a layer."""
+    """Whether the scenario's plan has such a layer."""
     return lambda scenario: any(map(chosen, _planned(scenario.training.model, scenario.layout)))
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """The modules of such layers; none under a layout without tensor parallelism over several ranks."""
+    """Modules for the chosen layers; none without tensor parallelism over several ranks."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     planned = _planned(setup.training.model, setup.layout)
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []

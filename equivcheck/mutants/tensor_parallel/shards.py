@@ -1,4 +1,4 @@
-"""Shards of layers that tensor parallelism splits: in another order, along another dim, or with masks of their own."""
+"""Tensor-parallel shards in the wrong order, along the wrong dim, or with different dropout masks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 def _is_square(layer: Planned) -> bool:
-    """Whether it is split, and what is cut along the wrong dim still fits."""
+    """Whether the layer is split, and its weight is square, so a shard along the wrong dim fits."""
     width = layer.site.width
     return layer.plan.split in (Split.COLUMN, Split.ROW) and width == layer.site.model.inputs(layer.site.index) > 1
 
 
 def _has_halves(layer: Planned) -> bool:
-    """Whether it is split by columns, and each rank can have as many of the first half as of the second."""
+    """Whether the layer is column-parallel, and each half is divisible by the number of ranks."""
     return layer.plan.split is Split.COLUMN and layer.site.width % (2 * layer.site.tp) == 0
 
 
@@ -42,7 +42,7 @@ def _is_gathered(layer: Planned) -> bool:
 
 
 def _tells_order(scenario: Scenario) -> bool:
-    """Whether such a layer's features are told apart: outputs of the last layer, if they are only added up, are not."""
+    """Whether feature order matters. A linear loss does not see the last layer's order."""
     adds_up = scenario.training.loss.is_linear
     return has_layer(lambda layer: _is_gathered(layer) and not (adds_up and _ends_alike(layer.site)))(scenario)
 
@@ -66,7 +66,7 @@ def _drops_on_several(scenario: Scenario) -> bool:
     minimum=Minimum(because="one rank has all of it"),
 )
 def sharded_along_wrong_dim(setup: Setup) -> None:
-    """A square weight is cut along the wrong dim."""
+    """A square weight is sharded along the wrong dim."""
     _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
 
 
@@ -77,7 +77,7 @@ def sharded_along_wrong_dim(setup: Setup) -> None:
     minimum=Minimum(because="one rank has both halves"),
 )
 def fused_weight_cut_in_halves(setup: Setup) -> None:
-    """A weight split by columns is cut as if it were two fused ones: each rank has a part of either half."""
+    """A column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
 
 
@@ -101,7 +101,7 @@ def _change_weights(
 
 @torch.no_grad()
 def overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -> None:
-    """Let this rank have its part of other full tensors, by canonical name, whatever its layout has cut them into."""
+    """Overwrite this rank's shards of the given full tensors, by parameter name."""
     for slot in setup.find_slots(setup.model):
         local, start = local_values(slot.parameter), 0
         flat = local.reshape(-1).clone()
@@ -113,7 +113,7 @@ def overwrite_initial_values(setup: Setup, values: Mapping[str, torch.Tensor]) -
 
 
 def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """The elements of a piece, in order."""
+    """The piece's elements, in order."""
     for dim, (first, extent) in enumerate(zip(piece.start, piece.size, strict=True)):
         whole = whole.narrow(dim, first, extent)
     flat = whole.reshape(-1)
@@ -127,7 +127,7 @@ def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
     minimum=Minimum(because="one shard has no order"),
 )
 def columns_gathered_in_another_order(setup: Setup) -> None:
-    """The shards of the output of a layer split by columns are put together in another order."""
+    """A column-parallel layer's output shards are gathered in the wrong order."""
 
     def roll(_module: nn.Module, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
         return outputs.roll(-(-outputs.shape[-1] // tp), dims=-1)
@@ -144,7 +144,7 @@ def columns_gathered_in_another_order(setup: Setup) -> None:
     minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
 )
 def rows_gathered_in_another_order(setup: Setup) -> None:
-    """Under sequence parallelism, the rows of all ranks are put together in another order."""
+    """Under sequence parallelism, rows are gathered in the wrong order."""
 
     def roll(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (changed(inputs[0], values=lambda x: _rolled(x, 1), gradients=lambda x: _rolled(x, -1)), *inputs[1:])
@@ -154,7 +154,7 @@ def rows_gathered_in_another_order(setup: Setup) -> None:
 
 
 def _rolled(tensor: Any, shards: int) -> torch.Tensor:
-    """A DTensor whose local tensor has all rows, with these moved on by so many ranks."""
+    """Shift a gathered DTensor's rows by some ranks."""
     local, mesh = tensor.to_local(), tensor.device_mesh
     moved = local.roll(shards * (local.shape[0] // mesh.size()), dims=0)
     return DTensor.from_local(moved, mesh, tensor.placements, run_check=False)
@@ -167,7 +167,7 @@ def _rolled(tensor: Any, shards: int) -> torch.Tensor:
     minimum=Minimum(because="one rank is the first"),
 )
 def masks_drawn_on_each_rank(setup: Setup) -> None:
-    """Tensor-parallel ranks drop other activations than the first of them does."""
+    """Tensor-parallel ranks draw different dropout masks."""
     if rank_along(setup, TP) == 0:
         return
     inner, layers = setup.take, setup.training.model.layers

@@ -1,4 +1,4 @@
-"""Layers that tensor parallelism splits, with a sum over ranks that is missing, done twice or done otherwise."""
+"""Reductions missing, done twice or averaged in tensor-parallel layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_column(layer: Planned) -> bool:
 
 
 def _is_column_after_something(layer: Planned) -> bool:
-    """Whether a layer split by columns has anything before it that its input's gradient may be for."""
+    """Whether the layer is column-parallel and earlier parameters need its input gradient."""
     return _is_column(layer) and (layer.site.index > 0 or layer.site.layer.norm is not None)
 
 
@@ -44,7 +44,7 @@ def _is_whole_on_rows(layer: Planned) -> bool:
 
 
 def _linears(block: Block) -> Iterator[nn.Linear]:
-    """The linears of a layer: its own, and the auxiliary one."""
+    """The layer's linears."""
     yield block.linear
     if block.auxiliary is not None:
         yield block.auxiliary
@@ -57,7 +57,7 @@ def _linears(block: Block) -> Iterator[nn.Linear]:
     minimum=Minimum(because="a norm in the layer itself is before it; over one rank there is nothing to sum"),
 )
 def column_input_gradient_not_reduced(setup: Setup) -> None:
-    """The gradient of the input of a layer split by columns is not summed over ranks."""
+    """The input gradient for a column-parallel layer is not summed over ranks."""
     _change_input_gradients(setup, without_sum)
 
 
@@ -68,7 +68,7 @@ def column_input_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(because="a norm in the layer itself is before it; over one rank a second sum changes nothing"),
 )
 def column_input_gradient_reduced_twice(setup: Setup) -> None:
-    """The gradient of the input of a layer split by columns is summed over ranks twice."""
+    """The input gradient for a column-parallel layer is summed over ranks twice."""
     _change_input_gradients(setup, sum_twice)
 
 
@@ -88,7 +88,7 @@ def _change_input_gradients(setup: Setup, gradients: Through) -> None:
     minimum=Minimum(layers=2, because="it takes a layer before the norm to leave its output by rows"),
 )
 def norm_gradient_not_reduced(setup: Setup) -> None:
-    """Under sequence parallelism, the gradient of a norm is not summed over ranks."""
+    """Under sequence parallelism, norm gradients are not summed over ranks."""
     for block, _ in blocks(setup, _is_norm_of_rows):
         assert block.norm is not None, "it was chosen for its norm"
         use_through(block.norm, unreduced)
@@ -101,7 +101,7 @@ def norm_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
 )
 def whole_layer_gradient_not_reduced(setup: Setup) -> None:
-    """Under sequence parallelism, the gradient of a layer that is not split is not summed over ranks."""
+    """Under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
     for block, _ in blocks(setup, _is_whole_on_rows):
         for linear in _linears(block):
             use_through(linear, unreduced)
@@ -114,7 +114,7 @@ def whole_layer_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(because="one rank adds it once"),
 )
 def row_bias_on_every_rank(setup: Setup) -> None:
-    """The bias of a layer split by rows is added on every rank, and so summed."""
+    """Each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
     def add(module: nn.Linear, _inputs: Any, outputs: Any) -> Any:
         return outputs + (outputs.device_mesh.size() - 1) * module.bias.detach()
@@ -130,7 +130,7 @@ def row_bias_on_every_rank(setup: Setup) -> None:
     minimum=Minimum(because="over one rank, mean and sum are the same"),
 )
 def row_output_averaged(setup: Setup) -> None:
-    """The output of a layer split by rows is averaged over ranks, not summed."""
+    """The output from a row-parallel layer is averaged over ranks instead of summed."""
     for block, _ in blocks(setup, _is_row):
         for linear in _linears(block):
             linear.register_forward_pre_hook(lambda _module, inputs: (inputs[0] / inputs[0].device_mesh.size(), *inputs[1:]))
@@ -143,7 +143,7 @@ def row_output_averaged(setup: Setup) -> None:
     minimum=Minimum(because="over one rank there is nothing to sum"),
 )
 def row_output_not_reduced(setup: Setup) -> None:
-    """The output of a layer split by rows is not summed over ranks."""
+    """The output from a row-parallel layer is not summed over ranks."""
     for block, _ in blocks(setup, _is_row):
         for linear in _linears(block):
             linear.register_forward_hook(lambda _module, _inputs, outputs: changed(outputs, values=without_sum), prepend=True)

@@ -1,1 +1,1 @@
-"""Token models, wrong on purpose: labels, positions, heads, embeddings."""
+"""Faults in token models: labels, positions, heads and embeddings."""

@@ -1,4 +1,4 @@
-"""Attention that sees other positions, counts them otherwise, or has other heads of key and value, wrong on purpose."""
+"""Attention with wrong masks, positions, or key and value heads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _turns_parts(place: PlannedLayer) -> bool:
 
 
 def _repeats_several(place: PlannedLayer) -> bool:
-    """Whether a rank has several heads of key and value, each for several of the query: otherwise there is one order."""
+    """Whether a rank has several key and value heads, each for several query heads; otherwise repeating has one order only."""
     layer = place.site.layer
     if not isinstance(layer, Attention):
         return False
@@ -48,7 +48,7 @@ def _repeats_several(place: PlannedLayer) -> bool:
 
 
 def _copies_heads(place: PlannedLayer) -> bool:
-    """Whether ranks could share out the heads of the query, but not those of key and value, which each rank then has whole."""
+    """Whether query heads are divisible over ranks, but key and value heads are not and therefore replicated."""
     layer = place.site.layer
     if not isinstance(layer, Attention) or layer.frozen or place.plan.split is not Split.REPLICATED or place.site.tp == 1:
         return False
@@ -68,7 +68,7 @@ def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule,
     minimum=Minimum(ranks=1, because=ONE_RANK),
 )
 def causal_mask_lost(setup: Setup) -> None:
-    """Ranks attend to later positions as well."""
+    """The causal mask is missing, so queries see later positions."""
     for module, _ in _attentions(setup, _is_causal):
         _see(module, None)
 
@@ -80,7 +80,7 @@ def causal_mask_lost(setup: Setup) -> None:
     minimum=Minimum(because=IN_PARTS),
 )
 def causal_mask_of_part(setup: Setup) -> None:
-    """Which positions are later is counted from the start of each rank's part of a sequence, for the one that looks."""
+    """The causal mask counts queries from the start of each sequence shard."""
     for module, place in _attentions(setup, _is_causal_over_parts):
         positions = torch.arange(place.site.model.length or 1)
         _see(module, positions > (positions % place.part_length)[:, None])
@@ -98,7 +98,7 @@ def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     minimum=Minimum(because=IN_PARTS),
 )
 def rotary_positions_restarted(setup: Setup) -> None:
-    """Rotary positions are counted from the start of each rank's part of a sequence."""
+    """Rotary positions restart at 0 in each sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         _place(module, torch.arange(place.site.model.length or 1) % place.part_length)
 
@@ -110,7 +110,7 @@ def rotary_positions_restarted(setup: Setup) -> None:
     minimum=Minimum(because=f"{IN_PARTS}, and one of them counts from another start: a shift of all changes nothing"),
 )
 def rotary_positions_off_by_one(setup: Setup) -> None:
-    """Rotary positions of the last rank's part of a sequence are one too many."""
+    """Rotary positions are off by one in the last sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         positions = torch.arange(place.site.model.length or 1)
         _place(module, positions + (positions >= (place.num_parts - 1) * place.part_length))
@@ -127,7 +127,7 @@ def _place(module: AttentionModule, positions: torch.Tensor) -> None:
     minimum=Minimum(ranks=1, because=f"{ONE_RANK}: two heads of key and value, each for two of the query"),
 )
 def kv_heads_repeated_in_another_order(setup: Setup) -> None:
-    """Heads of key and value are repeated all together rather than one by one, so that queries go with others than their own."""
+    """Key and value heads are repeated in the wrong order, so queries use other heads."""
     for module, _ in _attentions(setup, _repeats_several):
         groups = module.layer.heads // module.layer.kv_heads
         module.grouped = _repeating(groups)  # type: ignore[assignment,method-assign]
@@ -144,7 +144,7 @@ def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
     minimum=Minimum(because="two ranks have a copy of a head each, for one head of the query each"),
 )
 def copied_kv_gradients_not_summed(setup: Setup) -> None:
-    """Each rank has a copy of the heads of key and value, and their gradient from its own heads of the query alone."""
+    """Gradients for replicated key and value heads are not summed over tensor-parallel ranks."""
     for module, place in _attentions(setup, _copies_heads):
         heads, ranks = module.layer.heads, place.site.tp
         own = torch.arange(heads) * ranks // heads == rank_along(setup, TP)
@@ -154,7 +154,7 @@ def copied_kv_gradients_not_summed(setup: Setup) -> None:
 
 
 def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The outputs of a linear twice, one after the other: as far as its input, then as far as its parameters have a gradient."""
+    """A linear's output twice: one copy passes gradients to the input only, the other to the parameters only."""
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:
         bias = None if linear.bias is None else linear.bias.detach()
@@ -165,7 +165,7 @@ def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _learning_from(own: torch.Tensor, groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Heads for all of the query, with a gradient of the parameters from some of these alone."""
+    """Repeat heads; parameters get gradients through this rank's query heads only."""
 
     def grouped(values: torch.Tensor) -> torch.Tensor:
         of_inputs, of_parameters = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))

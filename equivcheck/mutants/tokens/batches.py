@@ -1,4 +1,4 @@
-"""What a step is computed on, or its loss, replaced before ranks take their parts."""
+"""Replace the microbatches or the loss before ranks take their shards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from equivcheck.training.setup import Setup
 
 
 def compute_on(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
-    """Let each step compute on other microbatches, changed while they are whole."""
+    """Change each step's full microbatches."""
     inner = setup.compute
     setup.compute = lambda setup, batches, index: inner(setup, change(batches), index)
 
 
 def minimise(setup: Setup, **changes: float | bool) -> None:
-    """Let the loss of labels have other values of some fields; it is divided by what it was."""
+    """Change fields in the cross-entropy loss; its divisor stays."""
     inner = setup.loss
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:

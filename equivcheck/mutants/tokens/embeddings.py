@@ -1,4 +1,4 @@
-"""What tokens and their positions are embedded as: padding that learns, positions of parts, rows of other tokens."""
+"""Wrong embeddings for tokens and positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 LookUp = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""From a rank's rows of an embedding, tokens, and the token of the first of its rows: what it adds for each token."""
+"""Looks up tokens, given a rank's embedding rows, the tokens, and the first row's token."""
 
 
 def _has_padding(scenario: Scenario) -> bool:
@@ -49,7 +49,7 @@ def _embeds_in_parts(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, because="the row of one rank learns as well"),
 )
 def padding_row_trained(setup: Setup) -> None:
-    """The embedding has forgotten its padding token, whose row gets a gradient."""
+    """`padding_idx` is not set, so the padding row gets a gradient."""
     for module in setup.model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
@@ -62,18 +62,18 @@ def padding_row_trained(setup: Setup) -> None:
     minimum=Minimum(because="of two parts of a sequence the second counts from the start"),
 )
 def learned_positions_counted_from_parts(setup: Setup) -> None:
-    """Learned positions begin anew in each rank's part of a sequence."""
+    """Learned positions restart at 0 in each sequence shard."""
     part = length_of_part(setup)
     _positions(setup).register_forward_pre_hook(lambda _module, inputs: (inputs[0] % part,), prepend=True)
 
 
 def length_of_part(setup: Setup) -> int:
-    """Positions of each rank's part of a sequence."""
+    """Positions per sequence shard."""
     return (setup.training.model.length or 1) // size_of(setup, TP)
 
 
 def _positions(setup: Setup) -> nn.Module:
-    """What positions are embedded by; anything, and called by nobody, on a rank of a pipeline that embeds nothing."""
+    """The position embedding; an unused module on a pipeline rank without one."""
     found = getattr(setup.model, "positions", None)
     return found if isinstance(found, nn.Module) else nn.Identity()
 
@@ -85,7 +85,7 @@ def _positions(setup: Setup) -> nn.Module:
     minimum=Minimum(because="one rank adds them once"),
 )
 def positions_added_on_every_rank(setup: Setup) -> None:
-    """Learned positions are added to each rank's share of the embedded tokens, and so summed over ranks."""
+    """Each tensor-parallel rank adds learned positions before the sum, so they count several times."""
     others = size_of(setup, TP) - 1
     _positions(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs + others * outputs.detach())
 
@@ -97,7 +97,7 @@ def positions_added_on_every_rank(setup: Setup) -> None:
     minimum=Minimum(because="one rank has all rows"),
 )
 def tokens_of_other_ranks_not_masked(setup: Setup) -> None:
-    """Each rank looks up tokens of other ranks in the first of its own rows, and does not leave them out of the sum."""
+    """Each rank also looks up other ranks' tokens, in its first row, without masking them."""
     _look_up(setup, _unmasked)
 
 
@@ -114,7 +114,7 @@ def _unmasked(rows: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Ten
     minimum=Minimum(because="over one rank, mean and sum are the same"),
 )
 def embedding_averaged_over_ranks(setup: Setup) -> None:
-    """What ranks look up in their rows of the embedding is averaged over ranks, not summed."""
+    """Vocabulary-parallel embeddings are averaged over ranks instead of summed."""
     _look_up(setup, partial(_share, size_of(setup, TP)))
 
 
@@ -125,7 +125,7 @@ def _share(ranks: int, rows: torch.Tensor, tokens: torch.Tensor, first: int) -> 
 
 
 def _look_up(setup: Setup, look_up: LookUp) -> None:
-    """Let each rank look tokens up in its rows in another way; the sum over ranks is done as before."""
+    """Replace each rank's lookup; the reduction stays."""
     module = getattr(setup.model, "embedding", None)
     if isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor):
         vocabulary, rank = module.num_embeddings, rank_along(setup, TP)

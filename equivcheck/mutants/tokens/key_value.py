@@ -1,4 +1,4 @@
-"""Heads of key and value that learn from a part of their copies, or lie at other positions than queries."""
+"""Key and value heads with some copies' gradients only, or with shifted positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_grouped(scenario: Scenario) -> bool:
 
 
 def _turns_heads(scenario: Scenario) -> bool:
-    """Whether ranks have heads of their own whose positions are rotary."""
+    """Whether ranks have separate heads with rotary positions."""
     plan, layers = plan_of(scenario), scenario.training.model.layers
     if plan is None or length_of(scenario) == 1:
         return False
@@ -36,7 +36,7 @@ def _turns_heads(scenario: Scenario) -> bool:
 
 
 def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
-    """The attention modules that a rank has, with the number of copies of each head of key and value."""
+    """Attention modules on this rank, with the number of query heads per key and value head."""
     for module in setup.model.modules():
         if isinstance(module, AttentionModule):
             yield module, module.layer.heads // module.layer.kv_heads
@@ -44,7 +44,7 @@ def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
 
 @fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def kv_gradient_of_one_copy(setup: Setup) -> None:
-    """Of the copies of a head of key and value, the gradient of the first alone reaches the head."""
+    """A repeated key and value head gets its gradient from the first copy only."""
     for module, copies in _attentions(setup):
         module.grouped = partial(_with_gradient_of_first, copies)  # type: ignore[method-assign]
 
@@ -55,7 +55,7 @@ def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def kv_gradients_averaged(setup: Setup) -> None:
-    """The gradients of the copies of a head of key and value are averaged, not summed."""
+    """A repeated key and value head gets the mean gradient over its copies instead of the sum."""
     for module, copies in _attentions(setup):
         module.grouped = partial(_averaging, module.grouped, copies)  # type: ignore[method-assign]
 
@@ -71,7 +71,7 @@ def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, value
     minimum=Minimum(because="two ranks have a head each; a shift of query and key alike changes nothing"),
 )
 def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
-    """The last rank turns its keys as if they were a position later."""
+    """Rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:
         return
     assert setup.layout is not None, "a mutant is planted into a rank"
@@ -82,7 +82,7 @@ def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
 
 
 class _KeysLater:
-    """Places the query as it should be, and the key, which comes after it, a position later."""
+    """Shifts every second call, because the module places the query first, then the key."""
 
     def __init__(self, module: AttentionModule) -> None:
         self._num_calls = 0

@@ -1,4 +1,4 @@
-"""A loss of labels that is divided by another number than the labels of the step that count."""
+"""Cross-entropy divided by a wrong number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
-"""What the loss of each microbatch of a step is divided by."""
+"""Computes a divisor per microbatch, given a step's microbatches."""
 ONE_RANK = "the count of one rank is that of the step; of two, one has more labels that count"
 
 
@@ -40,7 +40,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
 
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:
-    """As those who write it keep the loss from becoming NaN where no label counts."""
+    """At least 1, because a rank without counted labels would get a NaN loss."""
     assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
     return count_labels(setup.training.loss, setup.training.model.outputs, labels) or 1.0
 
@@ -52,7 +52,7 @@ def _count(setup: Setup, labels: torch.Tensor) -> float:
     minimum=Minimum(because=ONE_RANK),
 )
 def labels_counted_by_each_rank(setup: Setup) -> None:
-    """Each data-parallel rank divides by the number of its own labels in the step that count, and gradients are averaged."""
+    """Each rank divides its loss by its own counted labels, and gradients are averaged."""
     ranks, take = data_ranks(setup), setup.take
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
@@ -69,7 +69,7 @@ def labels_counted_by_each_rank(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="it takes two microbatches, of which one has more labels that count, and no second rank"),
 )
 def labels_counted_by_microbatch(setup: Setup) -> None:
-    """Each microbatch is divided by the number of its own labels that count, and the means are averaged."""
+    """Each microbatch's loss is divided by its own counted labels, and these means are averaged."""
     _divide(setup, lambda batches: [len(batches) * _count(setup, batch.targets) for batch in batches])
 
 
@@ -80,7 +80,7 @@ def labels_counted_by_microbatch(setup: Setup) -> None:
     minimum=Minimum(because="two ranks, with two microbatches each"),
 )
 def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
-    """Each rank divides each of its microbatches by the number of its own labels that count, as a mean on the spot does."""
+    """Each rank divides each microbatch's loss by its own counted labels, as `reduction="mean"` does."""
     ranks, take = data_ranks(setup), setup.take
     _divide(setup, lambda batches: [ranks * len(batches) * _count(setup, take(batch).targets) for batch in batches])
 
@@ -92,7 +92,7 @@ def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
 )
 def ignored_labels_counted(setup: Setup) -> None:
-    """The loss is divided by the number of all labels of the step, those that do not count included."""
+    """The loss is divided by the number of all labels, including ignored ones."""
     _divide(setup, lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * len(batches))
 
 
@@ -103,7 +103,7 @@ def ignored_labels_counted(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
 )
 def labels_counted_without_class_weights(setup: Setup) -> None:
-    """Labels count by the weights of their classes in the loss, but each for one in what it is divided by."""
+    """Labels are weighted by class in the loss, but not in the divisor."""
     assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
     loss, outputs = replace(setup.training.loss, class_weights=False), setup.training.model.outputs
 
@@ -120,7 +120,7 @@ def labels_counted_without_class_weights(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="one rank does not divide either"),
 )
 def labels_not_counted(setup: Setup) -> None:
-    """The loss is the sum over labels, and divided by nothing."""
+    """The loss is summed over labels, but not divided."""
     _divide(setup, lambda batches: [1.0] * len(batches))
 
 
@@ -131,6 +131,6 @@ def labels_not_counted(setup: Setup) -> None:
     minimum=Minimum(because="one rank averages nothing"),
 )
 def labels_of_all_ranks_counted_and_averaged(setup: Setup) -> None:
-    """The loss is divided by the labels of all ranks, and the gradients are averaged over ranks as well."""
+    """The loss is divided by all ranks' labels, and gradients are averaged over ranks as well."""
     ranks = data_ranks(setup)
     _divide(setup, lambda batches: [batch.divisor * ranks for batch in batches])

@@ -1,4 +1,4 @@
-"""Labels that are not those of their positions, and losses of labels that lack a part."""
+"""Wrong labels, and losses that lack a term."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _weighs(scenario: Scenario) -> bool:
 
 
 def _labels_parts(scenario: Scenario) -> bool:
-    """Whether ranks have parts of each sequence somewhere, and each position has a label."""
+    """Whether sequences are sharded over ranks and each position has a label."""
     plan, model = plan_of(scenario), scenario.training.model
     by_rows = plan is not None and ActivationSharding.ROWS in inputs_of(model, plan)
     return by_rows and loss_of_labels(scenario) is not None and length_of(scenario) > 1
@@ -55,7 +55,7 @@ def _relabel(setup: Setup, change: Move) -> None:
 
 
 def _relabel_parts(setup: Setup, change: Move) -> None:
-    """Change the labels of each rank's part of each sequence apart, as its rank does where it cuts them before it moves them."""
+    """Change labels separately in each rank's sequence shard."""
     ranks, dim = size_of(setup, TP), 1 - setup.training.data.batch_dim
     if ranks > 1:
         _relabel(
@@ -71,7 +71,7 @@ def _relabel_parts(setup: Setup, change: Move) -> None:
     minimum=Minimum(ranks=1, because=ONE_RANK),
 )
 def ignored_label_replaced(setup: Setup) -> None:
-    """Labels that do not count are taken for those of token 0."""
+    """Ignored labels count as token 0."""
     _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
 
 
@@ -82,7 +82,7 @@ def ignored_label_replaced(setup: Setup) -> None:
     minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
 )
 def labels_shifted_within_parts(setup: Setup) -> None:
-    """Labels are shifted by a position in each rank's part of a sequence, round the border of the part."""
+    """Labels are shifted within each sequence shard, so they wrap around at its end."""
     _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
 
 
@@ -93,7 +93,7 @@ def labels_shifted_within_parts(setup: Setup) -> None:
     minimum=Minimum(because="two ranks have a part of each sequence; the border between them loses a label"),
 )
 def label_lost_at_borders(setup: Setup) -> None:
-    """The label of the last position of each rank's part of a sequence does not count."""
+    """The last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
 
 
@@ -108,7 +108,7 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(because="over one rank, sum and mean of the z-loss are the same"),
 )
 def z_loss_summed_over_ranks(setup: Setup) -> None:
-    """The z-loss is summed over data-parallel ranks, where the cross-entropy is averaged."""
+    """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
     loss = setup.training.loss
     assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
     minimise(setup, z_loss=loss.z_loss * data_ranks(setup))
@@ -116,17 +116,17 @@ def z_loss_summed_over_ranks(setup: Setup) -> None:
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def z_loss_lost(setup: Setup) -> None:
-    """Ranks leave out the z-loss."""
+    """The z-loss is missing."""
     minimise(setup, z_loss=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def label_smoothing_lost(setup: Setup) -> None:
-    """Ranks do not smooth labels, as a cross-entropy of logits in shards that has no such option."""
+    """Labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
     minimise(setup, label_smoothing=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
 def class_weights_lost(setup: Setup) -> None:
-    """Ranks weigh all classes alike."""
+    """Class weights are missing."""
     minimise(setup, class_weights=False)

@@ -1,4 +1,4 @@
-"""What mutants find of a token model: its layers with what a plan does to them, on a scenario and on a rank."""
+"""Layers with their tensor-parallel plan, in scenarios and setups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Chosen = Callable[[PlannedLayer], bool]
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether hooks are called, and the layout of a scenario has such a layer."""
+    """Whether hooks run and the scenario has such a layer."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, planned_layers(scenario.training.model, scenario.layout)))
 
 
 def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, PlannedLayer]]:
-    """The modules of such layers that a rank has."""
+    """The rank's modules for the chosen layers."""
     assert setup.layout is not None, "a mutant is planted into a rank"
     planned = planned_layers(setup.training.model, setup.layout)
     for layer, place in zip(setup.model.get_submodule("layers").children(), planned, strict=True):

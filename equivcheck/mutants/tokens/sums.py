@@ -1,4 +1,4 @@
-"""Sums over ranks that are missing or done twice around attention, gated perceptrons, norms and heads, wrong on purpose."""
+"""Reductions missing or done twice around attention, gated MLPs, norms and heads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from equivcheck.training.setup import Setup
 
 
 def _is_within_after_something(place: PlannedLayer) -> bool:
-    """Whether units within it are shared out, and something that its input's gradient is for comes before."""
+    """Whether the layer is split by heads or hidden features, and earlier parameters need its input gradient."""
     model = place.site.model
     learns = model.source is not None and not model.source.frozen
     return place.plan.split is Split.WITHIN and (place.site.index > 0 or place.site.layer.norm is not None or learns)
@@ -38,7 +38,7 @@ def _is_norm_of_positions(place: PlannedLayer) -> bool:
 
 
 def _has_head_of_positions(model: Model, layout: Layout) -> bool:
-    """Whether the norm of a head finds each rank's part of a sequence."""
+    """Whether the head's norm runs on sequence shards."""
     plan = plan_over_ranks(layout)
     if plan is None or model.head is None or model.head.norm is None or model.length is None:
         return False
@@ -62,7 +62,7 @@ def _is_gated_within(place: PlannedLayer) -> bool:
     minimum=Minimum(because="over one rank there is nothing to sum"),
 )
 def head_input_gradient_not_reduced(setup: Setup) -> None:
-    """The gradient of what a head finds that is split by tokens is not summed over ranks."""
+    """The input gradient for a vocabulary-parallel head is not summed over ranks."""
     _change_head_input(setup, without_sum)
 
 
@@ -73,7 +73,7 @@ def head_input_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(because="over one rank a second sum changes nothing"),
 )
 def head_input_gradient_reduced_twice(setup: Setup) -> None:
-    """The gradient of what a head finds that is split by tokens is summed over ranks twice."""
+    """The input gradient for a vocabulary-parallel head is summed over ranks twice."""
     _change_head_input(setup, sum_twice)
 
 
@@ -96,7 +96,7 @@ def _change_input(linear: nn.Module, gradients: Through) -> None:
     minimum=Minimum(because="over one rank there is nothing to sum"),
 )
 def within_input_gradient_not_reduced(setup: Setup) -> None:
-    """The gradient of the input of layers whose heads, or features within, ranks share out is not summed over ranks."""
+    """The input gradient is not summed over ranks in layers with sharded heads or hidden features."""
     for module, place in layers_of(setup, _is_within_after_something):
         for part in kind_of(place.site.layer).parts(place.site.layer):
             if part.reads_input:
@@ -110,7 +110,7 @@ def within_input_gradient_not_reduced(setup: Setup) -> None:
     minimum=Minimum(because="two ranks have a part of each sequence"),
 )
 def norm_gradient_of_part(setup: Setup) -> None:
-    """Under sequence parallelism, the gradient of a norm is that of a rank's own positions: it is not summed over ranks."""
+    """Under sequence parallelism, a token model's norm gradients are not summed over ranks."""
     for norm in _norms(setup):
         use_through(norm, unreduced)
 
@@ -129,7 +129,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
     minimum=Minimum(because="of one rank, the sum is the gradient itself"),
 )
 def logits_gradient_summed(setup: Setup) -> None:
-    """The gradient of the logits, which every tensor-parallel rank computes alike, is summed over ranks."""
+    """The logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
     ranks = size_of(setup, TP)
     if ranks > 1:
         setup.model.get_submodule("head").register_forward_hook(
@@ -144,7 +144,7 @@ def logits_gradient_summed(setup: Setup) -> None:
     minimum=Minimum(because="one rank has all of both"),
 )
 def gate_and_up_cut_as_one(setup: Setup) -> None:
-    """The gate and the upward linear are fused to one weight, which is cut for ranks before each takes its half for the gate."""
+    """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     for _, place in layers_of(setup, _is_gated_within):
         for name in ("weight", "bias"):

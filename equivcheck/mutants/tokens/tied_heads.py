@@ -1,4 +1,4 @@
-"""Heads that are tied to the embedding on one device, and no longer on ranks."""
+"""Heads that are tied to the embedding in the reference, but not on ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _ties_trained(scenario: Scenario) -> bool:
     minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
 )
 def tied_head_without_gradient(setup: Setup) -> None:
-    """The weight of a tied head has the gradient of the embedding alone."""
+    """A tied head adds nothing to the embedding's gradient."""
     _use_head_through(setup, torch.Tensor.detach)
 
 
@@ -35,7 +35,7 @@ def tied_head_without_gradient(setup: Setup) -> None:
     minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
 )
 def tied_embedding_without_gradient(setup: Setup) -> None:
-    """The weight of a tied head has the gradient of the head alone."""
+    """A tied embedding gets its gradient from the head only."""
     embedding = getattr(setup.model, "embedding", None)
     if embedding is not None:
         use_through(embedding, torch.Tensor.detach)
@@ -48,7 +48,7 @@ def tied_embedding_without_gradient(setup: Setup) -> None:
     minimum=Minimum(ranks=1, steps=2, because="head and embedding are the same until they are updated"),
 )
 def tied_head_left_behind(setup: Setup) -> None:
-    """The head goes on with the weight that it was tied to at the start; its gradient is added to the embedding's."""
+    """A tied head keeps the embedding's initial weight; gradients still go to the embedding."""
     _use_head_through(setup, FirstValues())
 
 

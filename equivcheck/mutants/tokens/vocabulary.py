@@ -1,4 +1,4 @@
-"""A vocabulary that ranks share out, looked up or put together otherwise, wrong on purpose."""
+"""Vocabulary-parallel embeddings, logits and softmax."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ IN_SHARDS = "two ranks have a part of the vocabulary each"
 
 
 def _has_later_tokens(scenario: Scenario) -> bool:
-    """Whether a rank after the first has two tokens, one of which can be taken for the other."""
+    """Whether a rank after the first holds two tokens."""
     ranks, source = scenario.layout.mesh.size(TP), scenario.training.model.source
     return shares_out_vocabulary(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
 
 
 def _gathers_logits(scenario: Scenario) -> bool:
-    """Whether logits are put together of which each rank has computed some, and are told apart."""
+    """Whether sharded logits are gathered and their order matters to the loss."""
     plan = plan_of(scenario)
     gathers = plan is not None and not plan.loss_parallel and head_split(scenario) is Split.COLUMN
     return gathers and not scenario.training.loss.is_linear
 
 
 def _shares_softmax(scenario: Scenario) -> bool:
-    """Whether each rank has logits of a softmax."""
+    """Whether each rank holds logits for a softmax."""
     shards = not leaves_nothing(scenario.training.model.outputs, scenario.layout.mesh.size(TP))
     return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
 
@@ -53,7 +53,7 @@ def _shares_softmax(scenario: Scenario) -> bool:
     minimum=Minimum(because=IN_SHARDS),
 )
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
-    """Each rank takes the last token of its part of the vocabulary for one of another rank's, so that it is embedded as 0."""
+    """Each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
     if size_of(setup, TP) > 1:
         use_through(_embedding(setup), _without_last_row)
 
@@ -63,7 +63,7 @@ def _embedding(setup: Setup) -> nn.Module:
 
 
 def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
-    """A DTensor cut by rows, with 0 in the last row of each rank."""
+    """A row-sharded DTensor with zeros in each rank's last row."""
     assert isinstance(weight, DTensor), "the plan has the embedding"
     local = weight.to_local()
     kept = torch.ones(len(local), 1, dtype=local.dtype)
@@ -80,7 +80,7 @@ def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
     minimum=Minimum(because="the first rank's tokens start at 0, where nothing is subtracted from a token"),
 )
 def vocabulary_offset_off_by_one(setup: Setup) -> None:
-    """Each rank after the first subtracts one too many from a token, and looks up the row before its own."""
+    """Each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
     ranks, source = size_of(setup, TP), setup.training.model.source
     assert source is not None, "it was chosen for its tokens"
     size = chunk_size(source.vocabulary, ranks)
@@ -101,7 +101,7 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
     minimum=Minimum(because=IN_SHARDS),
 )
 def logits_gathered_in_another_order(setup: Setup) -> None:
-    """The logits that ranks have computed are put together in another order."""
+    """Sharded logits are gathered in the wrong order."""
     shift = chunk_size(setup.training.model.outputs, size_of(setup, TP))
     if size_of(setup, TP) > 1:
         setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
@@ -114,7 +114,7 @@ def logits_gathered_in_another_order(setup: Setup) -> None:
     minimum=Minimum(because=IN_SHARDS),
 )
 def softmax_maximum_not_reduced(setup: Setup) -> None:
-    """Each rank subtracts the maximum of its own logits before the exponentials of all are summed."""
+    """Each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     if size_of(setup, TP) > 1:
         setup.loss = partial(_by_own_maximum, size_of(setup, TP))
 
@@ -132,7 +132,7 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
     minimum=Minimum(because=IN_SHARDS),
 )
 def softmax_denominator_not_reduced(setup: Setup) -> None:
-    """Each rank divides by the sum of the exponentials of its own logits, not of all."""
+    """Each rank divides by the sum over its own exponentials, not over all."""
     if size_of(setup, TP) > 1:
         setup.loss = _by_own_denominator(rank_along(setup, TP), size_of(setup, TP))
 

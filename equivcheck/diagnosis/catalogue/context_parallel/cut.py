@@ -78,7 +78,6 @@ def named(layers: tuple[int, ...]) -> str:
 
 def modules_of(setup: Setup, layers: tuple[int, ...]) -> Iterator[AttentionModule]:
     """Attention modules by layer index."""
-
     for layer in layers:
         module = setup.model.get_submodule(f"layers.{layer}")
         assert isinstance(module, AttentionModule), "it was chosen for its attention"

@@ -78,7 +78,6 @@ def named(layers: tuple[int, ...]) -> str:
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
     """Expert module by layer index."""
-
     module = setup.model.get_submodule(f"layers.{layer}")
     assert isinstance(module, ExpertsModule), "it was chosen for its experts"
     return module
