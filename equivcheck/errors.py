@@ -1,4 +1,4 @@
-"""The errors that this package raises on purpose; everything else that escapes is a bug in it."""
+"""Errors that equivcheck raises on purpose. Any other exception that escapes is a bug in equivcheck."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 
 class EquivCheckError(Exception):
-    """Root of every error raised on purpose by this package."""
+    """Base class for all errors that equivcheck raises on purpose."""
 
 
 class InvalidScenario(EquivCheckError, ValueError):
-    """A noun was built with a value outside its range, or a serialised scenario does not describe one."""
+    """Invalid value in a scenario class, or JSON that does not describe a scenario."""
 
 
 class UsageError(EquivCheckError, ValueError):
-    """A caller asked for something that does not exist; the text lists what does."""
+    """Request for something that does not exist or is not possible. The text lists the valid choices."""
 
 
 class NotEquivalent(EquivCheckError, AssertionError):
-    """A parallel training did not compute what one device computes (or that could not be established)."""
+    """The parallel training differs from the single-device run, or the comparison could not be completed."""
 
     def __init__(self, text: str = "", tell: Callable[[], str] | None = None) -> None:
-        """`tell` gives a better text at the first time that one is asked for; where it fails, `text` stands, and says so."""
+        """`tell` computes a longer text when the error is first printed. If it fails, `text` is kept with a note."""
         super().__init__(text)
         self._tell = tell
 

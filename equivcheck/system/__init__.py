@@ -1,1 +1,1 @@
-"""What the operating system gives: files, folders, standard streams, and processes that end with their parent."""
+"""Operating system helpers: files, folders, standard streams, and processes that end with their parent."""

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Choice(Enum):
-    """An `Enum` with string values, written to JSON as the value and printed as ``Class.MEMBER``."""
+    """`Enum` with string values. JSON contains the value; the repr is ``Class.MEMBER``."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}.{self.name}"

@@ -1,4 +1,4 @@
-"""Commands run to their end or to a limit, and ended with all that they started."""
+"""Run commands with a time limit and end all processes that they started."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ from typing import IO
 from equivcheck.system.parent_death import tied
 
 _END_SECONDS = 15.0
-"""How long a process that is asked to end may take; torchrun ends its ranks meanwhile, which are in sessions of their own."""
+"""Seconds between SIGTERM and SIGKILL. torchrun needs them to end its ranks, which run in their own sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a process did."""
+    """Result of a finished command."""
 
     code: int | None
-    """Its exit code, negative for a signal; None if it was ended at its time limit."""
+    """Exit code, negative for a signal; None if the time limit ended it."""
     printed: str
-    """What it printed on stdout."""
+    """Text on stdout."""
     errors: str
-    """What it printed on stderr."""
+    """Text on stderr."""
 
     @property
     def last_line(self) -> str:
-        """The last line that it printed, on stderr if there is any: mostly why it failed."""
+        """Last line on stderr, or on stdout if stderr is empty. It usually names the error."""
         lines = (self.errors.strip() or self.printed.strip()).splitlines()
         return lines[-1].strip() if lines else ""
 
 
 def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[str, str]) -> Ran:
-    """Run a command to its end, or to a limit in seconds; then, and when this process is interrupted or killed, it is ended."""
+    """Run a command with a time limit in seconds.
+
+    The command ends at the limit, and if this process is interrupted or killed.
+    """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             tied(command), stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, env=dict(environment), start_new_session=True
@@ -56,7 +59,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask all of a process group to end, unless its leader has, and insist."""
+    """Send SIGTERM to the process group if its leader still runs, then SIGKILL."""
     if process.returncode is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Whether an import is under way, which must not be interrupted: a module half imported breaks its process for good."""
+"""Detect imports in progress. Interrupting one leaves a half-imported module, which breaks the process for good."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 
 
 def imports(thread: int | None) -> bool:
-    """Whether the thread of an id imports a module, whose lock it then has.
+    """Whether a thread holds a module's import lock, so that it is importing.
 
-    Its frames would tell as well, but those of a thread that goes on meanwhile cannot be walked safely.
+    Its stack frames would show that too, but walking the frames of a running thread is not safe.
     """
     locks = [reference() for reference in list(_bootstrap._module_locks.values())]
     return any(lock is not None and lock.owner == thread for lock in locks)

@@ -1,4 +1,4 @@
-"""Files that users name: regular ones of a sensible size, read without waiting for anybody."""
+"""Read files that users name. Only regular files up to a size limit are read, and reading never blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import BinaryIO
 from equivcheck.errors import UsageError
 
 MAX_BYTES = 16 * 2**20
-"""Of a file that is read: a scenario has some thousand, a finding with the stacks of 64 ranks less than a million."""
+"""Largest file that is read, in bytes. Scenarios have some thousand bytes, findings with the stacks of 64 ranks less than a
+million."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -22,11 +23,11 @@ _KINDS = {
 
 
 class UnreadableFile(UsageError):
-    """A file cannot be read, or is none; the text names it."""
+    """A file cannot be read or is not a regular text file; the message names it."""
 
 
 def read_text(path: Path | str) -> str:
-    """The text of a regular file of at most `MAX_BYTES` in UTF-8. Raises `UnreadableFile`."""
+    """Read a regular UTF-8 file of at most `MAX_BYTES`. Raises `UnreadableFile`."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -40,7 +41,7 @@ def read_text(path: Path | str) -> str:
 
 
 def read_stream(stream: BinaryIO, name: str) -> str:
-    """The text of a stream up to its end, at most `MAX_BYTES` in UTF-8. Raises `UnreadableFile`."""
+    """Read a stream to its end as UTF-8, at most `MAX_BYTES`. Raises `UnreadableFile`."""
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise UnreadableFile(f"{name} is too large; allowed: at most {MAX_BYTES:,} bytes")
@@ -51,5 +52,4 @@ def read_stream(stream: BinaryIO, name: str) -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A FIFO that nobody writes to would be waited for."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file at once: a reader finds it as it was or as it is now, and so does whoever comes after a disk that is full."""
+    """Write a file atomically: readers get the old or the new content, even if the disk is full."""
     written = file.with_name(f"{file.name}.part")
     try:
         written.write_text(text, encoding="utf-8")

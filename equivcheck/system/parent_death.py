@@ -1,4 +1,4 @@
-"""Processes that end with the one that has started them, however suddenly that ends; on Linux, elsewhere nothing is done."""
+"""Processes that end with their parent, even if the parent is killed. Linux only; elsewhere these functions do nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have this process sent a signal when the thread that started it ends; `parent` is the id of that thread's process."""
+    """Send this process a signal when the thread that started it ends. `parent` is the process id of that thread."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
         if os.getppid() != parent:  # it has ended before
@@ -20,22 +20,22 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def tie() -> str:
-    """Code of a new interpreter by which it is killed when this thread ends, until it takes that back."""
+    """Python code that makes a new interpreter end when the current thread ends, until it calls `outlive_parent`."""
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()})"
 
 
 def outlive_parent() -> None:
-    """Take that back: from now on the process sees for itself when nobody is left to talk to."""
+    """Cancel `end_with_parent`. The process must then notice by itself that its parent is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """A command that is asked to end (SIGTERM) when this thread ends; an interpreter starts it."""
+    """Wrap a command so that it gets SIGTERM when the current thread ends. An interpreter starts it."""
     call = f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
     code = f"import os, sys; sys.path.insert(0, {_ROOT!r}); {call}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]
 
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Where this package is found."""
+"""Folder that contains the package."""

@@ -1,4 +1,4 @@
-"""Text of unknown origin on a terminal: nothing that the terminal would obey, and no more than a line or so."""
+"""Print text from unknown sources: without terminal control characters, and shortened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _KEPT = "\n\t"
 
 
 def printable(text: str) -> str:
-    """The text with what is not printable, line breaks and tabs excepted, as escapes."""
+    """Escape all unprintable characters except line breaks and tabs."""
     return "".join(each if each.isprintable() or each in _KEPT else _escaped(each) for each in text)
 
 
@@ -15,7 +15,10 @@ def _escaped(character: str) -> str:
 
 
 def in_short(text: str, most: int) -> str:
-    """The text, cut in its middle if it is longer than `most` characters: it may end with what is allowed."""
+    """Shorten the text in the middle to at most `most` characters.
+
+    The end stays because error messages end with the expected values.
+    """
     if len(text) <= most:
         return text
     cut, half = " ... ", most // 2

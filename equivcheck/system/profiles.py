@@ -1,23 +1,22 @@
 """Hypothesis profiles for property tests of parallel trainings.
 
-Meant for the entry-point group ``hypothesis``: they exist as soon as Hypothesis is imported, before pytest loads the one that
-``--hypothesis-profile`` names.
+The entry-point group ``hypothesis`` loads them when Hypothesis is imported, before pytest reads ``--hypothesis-profile``.
 """
 
 from __future__ import annotations
 
 PREFIX = "equivcheck-"
-"""Keeps the installed profiles apart from those of the tests that they are used in."""
+"""Prefix that separates the installed profiles from those in the user's tests."""
 
 EXAMPLES = {"ci": 100, "dev": 20, "nightly": 1000}
-"""Examples a test by profile."""
+"""Examples per test for each profile."""
 
 
 def register_profiles(prefix: str = PREFIX) -> None:
-    """Register `ci` (the same examples each time, no database), `dev` (few) and `nightly` (many, with a database) under a prefix.
+    """Register `ci` (fixed examples, no database), `dev` (few) and `nightly` (many, with a database) under a prefix.
 
-    `ci` derives from Hypothesis's own, the others from its default: what is set there holds. None has a deadline, as a check
-    takes as long as its ranks need.
+    `ci` derives from Hypothesis's `ci`, the others from its default, so settings made there still hold. No profile has a deadline
+    because a check takes as long as its ranks need.
     """
     # Not above: Hypothesis imports this module while it is being imported itself.
     from hypothesis import settings

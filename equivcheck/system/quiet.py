@@ -1,7 +1,7 @@
-"""What torch keeps to itself while a command runs: its remarks on generated scenarios are no news to anybody.
+"""Silence torch's warnings and log messages while a command runs, because they say nothing about the user's training.
 
-Environment variables, so that every process that a command starts is as quiet; what the user has set stays. Errors are printed,
-but not those that torch logs and then raises: where ranks refuse an operation, that is part of the verdict.
+Environment variables do it, so that child processes are silent too; variables that the user has set stay. Errors are printed,
+except those that torch logs and then raises: a refused operation is part of the verdict.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _QUIET = {
 }
 
 _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
-"""Of torch, the logger that has a traceback for each operation that tells no shape of what it gives."""
+"""Logger that prints a traceback for each operation with data-dependent output shapes."""
 
 
 def quiet(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment under which a process that has not imported torch yet prints no remarks of torch's."""
+    """Environment in which a process that has not imported torch yet prints no torch messages."""
     return _QUIET | dict(environment)
 
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """While entered, this process and those that it starts are quiet; torch must not have been imported before."""
+    """Silence torch in this process and its children inside this context. torch must not have been imported before."""
     added = {name: value for name, value in _QUIET.items() if name not in os.environ}
     with warnings.catch_warnings():
         if not sys.warnoptions:

@@ -1,4 +1,4 @@
-"""The standard streams of a command, each of which may be closed, full, or read by nobody."""
+"""Standard streams that may be closed, full, or not read by anybody."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from equivcheck.errors import EquivCheckError, UsageError
 
 
 class OutputFailed(EquivCheckError):
-    """What a command has found could not be printed."""
+    """A command's output could not be printed."""
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """While entered, stdout that fails raises `OutputFailed`, and stderr that fails is silent; both may be closed."""
+    """Inside this context, failing stdout raises `OutputFailed` and failing stderr is silent. Both may be closed."""
     _reserve_numbers()
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as undo:
@@ -32,20 +32,23 @@ def standard_streams() -> Iterator[None]:
 
 
 def require_stdout() -> None:
-    """Raise `UsageError` where stdout is closed: a command that cannot say what it finds need not look for it."""
+    """Raise `UsageError` if stdout is closed, because the command could not print its result."""
     if sys.stdout is None:
         raise UsageError("standard output is closed; allowed: a terminal, a file, a pipe or /dev/null")
 
 
 def standard_input() -> BinaryIO:
-    """The bytes of stdin. Raises `UsageError` where it is closed."""
+    """Binary stdin. Raises `UsageError` if it is closed."""
     if sys.stdin is None:
         raise UsageError("standard input is closed; allowed: a file or a pipe with a scenario")
     return sys.stdin.buffer
 
 
 def _reserve_numbers() -> None:
-    """Open what is closed of the first three file descriptors: the next files would get their numbers, and what is printed."""
+    """Open those of the file descriptors 0, 1 and 2 that are closed.
+
+    Otherwise the next file would get the number and receive the output.
+    """
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= 2:
         fd = os.open(os.devnull, os.O_RDWR)
@@ -58,7 +61,7 @@ def _restore(stdout: TextIO, stderr: TextIO) -> None:
 
 @contextlib.contextmanager
 def _writes_anything(stream: TextIO) -> Iterator[None]:
-    """While entered, characters that the stream's encoding lacks are written as escapes."""
+    """Inside this context, characters that the stream's encoding lacks are written as escapes."""
     reconfigure = getattr(stream, "reconfigure", lambda **_options: None)
     before = stream.errors
     reconfigure(errors="backslashreplace")
@@ -73,7 +76,7 @@ def _raise_failed(error: OSError) -> None:
 
 
 class _Guarded:
-    """A stream that goes nowhere once it has failed: what is left in its buffer would fail again as the process ends."""
+    """Stream that discards output after its first failure, because flushing the rest at exit would fail again."""
 
     def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
         self._stream, self._failed = stream, failed
@@ -90,7 +93,7 @@ class _Guarded:
         self._attempt(self._stream.flush)
 
     def _attempt(self, do: Callable[[], object]) -> None:
-        """Told of a failure again and again: click swallows the first."""
+        """Call `do`, and report a failure at every later call too, because click swallows the first one."""
         if self._error is None:
             try:
                 do()

@@ -1,30 +1,30 @@
-"""How many scenarios this process has checked, by layout, world and outcome, for a face that sums up."""
+"""Count the scenarios that this process has checked, by layout, world and outcome, for the pytest summary."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 IN_PART = "in part"
-"""Stands for the outcome of what is equivalent up to some step, after which nothing could be decided."""
+"""Outcome for a check that was equivalent up to some step and undecided afterwards."""
 
 Row = tuple[str, str, str]
-"""Layout, world, outcome."""
+"""Layout, world and outcome."""
 
 _checked: Counter[Row] = Counter()
 
 
 def record(layout: str, world: str, outcome: str) -> None:
-    """Count one check; `layout` as `Layout.name` writes it, `outcome` as JSON does, or `IN_PART`."""
+    """Count one check. `layout` is `Layout.name`; `outcome` is the value in JSON or `IN_PART`."""
     _checked[layout, world, outcome] += 1
 
 
 def counted() -> Counter[Row]:
-    """The checks counted since the last call of `take`, which stay counted."""
+    """Checks counted since the last `take`. The counts stay."""
     return _checked.copy()
 
 
 def take() -> Counter[Row]:
-    """The checks counted since the last call."""
+    """Checks counted since the last `take`. The counts are reset."""
     taken = counted()
     _checked.clear()
     return taken

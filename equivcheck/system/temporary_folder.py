@@ -1,7 +1,7 @@
-"""Folders for a while, none of which is left: not after an interruption, nor after the sudden end of the process that made one.
+"""Temporary folders that are removed even if their process is interrupted or killed.
 
-A process has a lock on each of its folders, which ends with it however it ends. What nobody has locked is cleared by the next
-process that makes a folder, or that ends one which may have left some.
+A process locks each of its folders, and the lock ends with the process. The next process that creates a folder, or that ends a
+process, removes all unlocked ones.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from equivcheck.errors import EquivCheckError
 
 _PREFIX = "equivcheck-temporary-"
 _NAME = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
-"""As `tempfile.mkdtemp` names them: nobody else's folder is to be cleared."""
+"""Matches names from `tempfile.mkdtemp` with this prefix, so that no other folder is ever removed."""
 _PROBED_BYTES = 2**16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 _own: set[str] = set()
 _making = threading.Lock()
-"""Held from before a folder is made until it is in `_own`, and for good once this process is about to end."""
+"""Held while a folder is created and entered in `_own`, and forever once this process is about to end."""
 
 
 class NoSpace(EquivCheckError):
-    """Nothing can be written where temporary files are kept, which says nothing about a scenario."""
+    """Temporary files cannot be written. This says nothing about the scenario."""
 
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[str]:
-    """An empty folder until the end of the context, or of the process. Raises `NoSpace` where none can be made."""
+    """Create an empty folder that lasts until the context or the process ends. Raises `NoSpace` if none can be created."""
     _clear_at_first_use()
     try:
         with _making:
@@ -53,7 +53,7 @@ def temporary_folder() -> Iterator[str]:
 
 
 def require_space() -> None:
-    """Raise `NoSpace` where no more temporary files can be written: what failed for that says nothing about a scenario."""
+    """Raise `NoSpace` if temporary files can no longer be written. A failure with that cause says nothing about the scenario."""
     try:
         with tempfile.TemporaryFile() as file:
             file.write(bytes(_PROBED_BYTES))
@@ -63,14 +63,14 @@ def require_space() -> None:
 
 
 def clear_own() -> None:
-    """Before this process ends at once: remove its folders. Its other threads make no more: who tries waits for the end."""
+    """Remove this process's folders before it ends abruptly. Other threads that create a folder then block until the end."""
     _making.acquire()
     for folder in tuple(_own):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def clear_abandoned() -> None:
-    """Remove the folders of this user's processes that have ended."""
+    """Remove folders of this user's processes that have ended."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):
@@ -83,7 +83,6 @@ def _clear_at_first_use() -> None:
 
 
 def _made() -> tuple[str, int]:
-    """A folder and its locked file descriptor; another process may have cleared it before it was locked."""
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
         with contextlib.suppress(FileNotFoundError):

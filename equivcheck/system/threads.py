@@ -1,4 +1,4 @@
-"""The threads of this process as the operating system has them; on Linux alone they can be looked at."""
+"""Threads of this process in the operating system. Linux only."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 
 _TASKS = "/proc/self/task"
 _LOOK_SECONDS = 0.0005
-"""How far apart it is looked whether one has ended."""
+"""Seconds between two checks whether a thread has ended."""
 
 
 def num_threads() -> int:
-    """How many there are."""
+    """Number of threads, including those that C++ started."""
     return len(os.listdir(_TASKS))
 
 
 def end_of(thread: threading.Thread, seconds: float) -> None:
-    """Wait for the end of a thread, so long at most, and of what libraries keep for it.
+    """Wait for a thread to end in the operating system, for at most `seconds`.
 
-    `Thread.join` returns when Python is done with it. What torch keeps for a thread is dropped after that and takes the GIL: in a
-    process that ends meanwhile there is none to be had any more, and C++ aborts ("terminate called without an active exception").
+    `Thread.join` returns when Python is done with the thread. torch frees its thread-local state after that and needs the GIL. If
+    the process exits meanwhile, there is no GIL and C++ aborts ("terminate called without an active exception").
     """
     thread.join(seconds)
     place = f"{_TASKS}/{thread.native_id}"

@@ -1,6 +1,6 @@
-"""Which torch is installed, and whether a range of versions has it.
+"""Installed torch version, and tests whether a version range contains it.
 
-What differs between versions is declared with the range that it holds in: limits, options, expected calls and known issues.
+Limits, options, expected calls and known issues declare the range in which they hold.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 OLDEST = Version("2.9")
-"""The oldest torch that is supported; `pyproject.toml` asks for it."""
+"""Oldest supported torch; `pyproject.toml` requires it."""
 
 
 def installed_torch() -> Version:
-    """The release that trainings run on, a nightly build as the one it leads to; read from metadata, as importing is slow."""
+    """Installed torch release; a nightly build counts as its next release. Reads metadata, because importing torch is slow."""
     return Version(_installed().base_version)
 
 
 def torch_in(versions: str) -> bool:
-    """Whether the installed torch is in a range, a PEP 440 specifier such as ``>=2.9,<2.14``; an empty one has every version."""
+    """Whether the installed torch is in a range, a PEP 440 specifier such as ``>=2.9,<2.14``.
+
+    An empty range contains every version.
+    """
     return not versions or _contains(versions, installed_torch())
 
 

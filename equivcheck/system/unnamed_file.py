@@ -1,4 +1,4 @@
-"""Files without a name, which processes share and which are gone with them."""
+"""Files without a name that processes share and that vanish with them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import IO
 
 
 def unnamed_file(num_bytes: int) -> IO[bytes]:
-    """So many zeros, to be mapped: in memory where the system can, as a disk may be full.
+    """Create a file with this many zero bytes for mapping, in memory if the system supports it.
 
-    They are written, as a page that has no space yet would end the process that writes to it.
+    The zeros are written because touching a page without disk space would kill the process.
     """
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("equivcheck"), "w+b")

@@ -1,1 +1,1 @@
-"""Training: builds model, optimizer and batches from the nouns; one loop for the reference and for every rank."""
+"""Build model, optimizer and batches from a scenario, and train: one loop for the single-device run and for every rank."""

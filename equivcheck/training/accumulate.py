@@ -1,4 +1,4 @@
-"""Losses and gradients of a step, accumulated over its microbatches."""
+"""Accumulate losses and gradients over a step's microbatches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-    """Forward and backward of one microbatch after the other; returns the step's loss."""
+    """Run forward and backward for each microbatch. Returns the step's loss."""
     total = 0.0
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
@@ -28,7 +28,7 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
 
 
 def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
-    """The loss of a microbatch, scaled so that the sum over microbatches and the mean over ranks is the step's loss."""
+    """Forward a microbatch and scale its loss so that the sum over microbatches and mean over ranks is the step's loss."""
     training = setup.training
     with setup.around_forward():
         outputs = setup.module(batch.inputs, batch.masks, index)
@@ -38,7 +38,6 @@ def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor
 
 
 def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
-    """A loss of a batch that has just been computed, with those of layers, of which the microbatch has so large a share."""
     loads = loads_of(setup.model)
     counts = setup.whole_counts(setup.model, [load.counts for load in loads], batch, index)
     added = balance_loss(loads, counts, batch.rows * (setup.training.model.length or 1)) * share
@@ -46,23 +45,23 @@ def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, sh
 
 
 def backward(setup: Setup, loss: torch.Tensor) -> None:
-    """Leave the gradients of a loss, or of so many times the loss as the setup asks for."""
+    """Run backward, with the loss scaled by `Setup.gradient_scale`."""
     (loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale).backward()  # type: ignore[no-untyped-call]
 
 
 def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
-    """The loss of so many of the step's rows as a part of the step's loss."""
+    """Scale the loss of some rows to their share in the step's loss."""
     training = setup.training
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 
 
 def scalar(value: torch.Tensor) -> float:
-    """The full value of a scalar tensor, reduced over ranks first if it is a DTensor with a pending sum."""
+    """Value of a scalar tensor as a float. A DTensor with a Partial placement is reduced over ranks first."""
     return float(whole(value))
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
-    """The full value as a plain tensor."""
+    """Full value as a plain tensor."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,7 +1,7 @@
-"""The auxiliary loss of layers whose units are to be chosen alike, such as experts.
+"""Load-balancing loss for layers that route positions to units, such as experts.
 
-How often units are chosen is counted over a whole microbatch, whoever computes its rows: what a part of the rows chooses gives
-another loss. The rest is a mean over rows, of which a rank has its addend.
+The fraction of positions routed to each unit is taken over a whole microbatch, because a part would give another loss. The rest
+is a mean over rows, so a rank has its partial sum.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 
 Counts = Sequence[torch.Tensor]
-"""Of each layer that has such a loss, how often each unit is chosen."""
+"""For each layer with a load-balancing loss, the number of positions routed to each unit."""
 
 
 def loads_of(model: nn.Module) -> list[Load]:
-    """How the last forward has loaded layers, of those that have a loss of their own."""
+    """Loads that layers with a load-balancing loss recorded in the last forward."""
     found = (module.load() for module in model.modules() if isinstance(module, LayerModule))
     return [load for load in found if load is not None]
 
 
 def own_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
-    """Those of a batch, or of the microbatch that it is a part of."""
+    """Counts for a batch, or for the microbatch that it is a part of."""
     return counts if batch.whole is None else counts_in(model, batch.whole, index)
 
 
 def counts_in(model: nn.Module, batch: Batch, index: int) -> Counts:
-    """What layers choose in a batch at a step."""
+    """Counts that the model's layers record for a batch at a step."""
     assert isinstance(model, MLP), "the model is a stack"
     with torch.no_grad():
         model.through_layers(batch.inputs, batch.masks, index)
@@ -39,7 +39,7 @@ def counts_in(model: nn.Module, batch: Batch, index: int) -> Counts:
 
 
 def balance_loss(loads: Sequence[Load], counts: Counts, positions: int) -> torch.Tensor:
-    """The sum of the losses of layers, by counts of a whole microbatch, with means over so many positions."""
+    """Sum of the layers' load-balancing losses, given a whole microbatch's counts and the number of positions."""
     return torch.stack(list(_losses(loads, counts))).sum() / positions
 
 

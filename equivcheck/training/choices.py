@@ -1,4 +1,4 @@
-"""What a model chooses by the values that it computes, such as experts: rounding may move a choice, and with it everything."""
+"""Record the routing in a model, such as experts per position. Rounding may change a choice, and so all later values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import LayerModule
 
 
 class RecordedChoices:
-    """The choices of every forward of a model from now on; none where nothing in it chooses."""
+    """Routing in every forward of a model from now on; empty if the model has no router."""
 
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[torch.Tensor] = []
@@ -22,6 +22,6 @@ class RecordedChoices:
         self._kept.append(outputs[0])
 
     def taken(self) -> tuple[torch.Tensor, ...]:
-        """Those since the last time, in the order in which they were made."""
+        """Choices since the last call, in order."""
         found, self._kept = tuple(self._kept), []
         return found

@@ -1,7 +1,7 @@
-"""Clipping gradients of which some may be plain tensors and some DTensors, or DTensors of different meshes.
+"""Clip gradients that mix plain tensors and DTensors, or DTensors on different meshes.
 
-`clip_grad_norm_` puts all norms into one tensor and refuses such a mixture. Those who have one do as here: they take the norm of
-each kind, then the norm of those norms.
+`clip_grad_norm_` stacks all norms into one tensor and refuses a mixture. Training loops with such a mixture therefore take the
+norm for each kind of tensor, and then the norm over these norms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GradientOf = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip as one device does, by one call where all parameters are of a kind; returns the norm before clipping."""
+    """Clip by norm, with `clip_grad_norm_` if all parameters are on one mesh. Returns the norm before clipping."""
     if len(_kinds(parameters)) > 1:
         return clip_by_norm_of_norms(parameters, clipping)
     return nn.utils.clip_grad_norm_(parameters, clipping.max_norm, norm_type=float(clipping.norm_type.value))
@@ -28,7 +28,7 @@ def clip_by_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: C
 def clip_by_norm_of_norms(
     parameters: list[torch.Tensor], clipping: ClipNorm, gradient_of: GradientOf = lambda parameter: parameter.grad
 ) -> torch.Tensor:
-    """Clip by the norm over all kinds of gradients and all ranks; `gradient_of` gives what a parameter adds to it."""
+    """Clip by the norm over all kinds of gradients and all ranks. `gradient_of` returns a parameter's contribution to it."""
     norm_type = float(clipping.norm_type.value)
     gradients = [gradient for gradient in map(gradient_of, parameters) if gradient is not None]
     norms = [_whole(nn.utils.get_total_norm(kind, norm_type)) for kind in _kinds(gradients)]
@@ -39,7 +39,7 @@ def clip_by_norm_of_norms(
 
 
 def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
-    """Clip each element, in one call for each kind of tensor."""
+    """Clip each element, with one call for each kind of tensor."""
     kinds = _kinds(parameters)
     for kind in kinds:
         # It raises where there is nothing to clip, which is nobody's fault if there is something elsewhere.
@@ -48,7 +48,7 @@ def clip_by_value(parameters: list[torch.Tensor], clipping: ClipValue) -> None:
 
 
 def _kinds(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors by what they must have in common to be computed with together: the mesh of DTensors; plain ones have none."""
+    """Group tensors that can be computed together: by mesh for DTensors, and plain tensors."""
     kinds: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)

@@ -1,4 +1,4 @@
-"""Several copies of a training, one after the other: for what `train_ensemble` cannot run in one pass over all copies."""
+"""Train several copies one after the other, if `train_ensemble` cannot run them in one pass."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Snapshot, Step, Trace
 
 Choices = tuple[torch.Tensor, ...]
-"""What a model chooses in the forwards of a step."""
+"""Routing in all forwards of a step."""
 
 MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
-"""The setup of a copy from its initial parameters."""
+"""Builds a copy's setup from its initial parameters."""
 
 
 def train_copies(
@@ -30,7 +30,7 @@ def train_copies(
     steps: Sequence[Sequence[Batch]],
     make_setup: MakeSetup = single_device,
 ) -> EnsembleTrace:
-    """Train one copy per entry of the first dim; arguments and result are those of `train_ensemble`."""
+    """Train one copy for each entry along dim 0. Arguments and result are those of `train_ensemble`."""
     copies = len(next(iter(parameters.values())))
     runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
     found = stacked([trace for trace, _ in runs])
@@ -46,7 +46,6 @@ def _train_copy(
     make_setup: MakeSetup,
     copy: int,
 ) -> tuple[Trace, list[Choices]]:
-    """What a copy leaves, and what it chooses in each step."""
     setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
     recorded, choices = RecordedChoices(setup.model), list[Choices]()
     setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.taken()))
@@ -54,7 +53,6 @@ def _train_copy(
 
 
 def _are_alike(copies: Sequence[Choices]) -> bool:
-    """Whether all copies have chosen what the first one has."""
     return all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
 
 
@@ -63,7 +61,7 @@ def _batch(batch: Batch, copy: int) -> Batch:
 
 
 def stacked(traces: Sequence[Trace]) -> EnsembleTrace:
-    """The traces of single-device runs of one training as one, with the copies as first dim."""
+    """Stack the traces of several single-device runs, with the copies along dim 0."""
     steps = tuple(_step(rows) for rows in zip(*(trace.steps for trace in traces), strict=True))
     state = [trace.state for trace in traces]
     return EnsembleTrace(steps=steps, state_names=tuple(piece.name for piece in state[0].pieces), state=_rows(state))

@@ -1,9 +1,8 @@
-"""Several copies of a single-device training at once, each from material of its own: one pass instead of one a copy.
+"""Train several copies of a single-device training in one pass, each with its own parameters and data.
 
-Every tensor has the copies as its first dim. Models of linear layers are written for that; `torch.vmap` of the model, which
-serves the others, gives the same and takes twice as long. Nothing mixes copies: products are batched, losses are per copy (so
-that one backward gives every copy its own gradient), norms are taken per copy, and optimizers must be elementwise, with step
-counts that do not depend on values.
+Every tensor has the copies along dim 0. Linear models have batched functions for that. Other models use `torch.vmap`, which gives
+the same results in twice the time. Nothing mixes copies: matmuls are batched, losses and norms are computed for each copy, and
+one backward gives each copy its own gradient. Optimizers must be elementwise, with step counts that do not depend on values.
 """
 
 from __future__ import annotations
@@ -36,49 +35,48 @@ from equivcheck.training.optimizer import build_optimizer, build_schedule
 Array = npt.NDArray[np.floating]
 
 CLIP_EPS = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""
+"""Term that `torch.nn.utils.clip_grad_norm_` adds to the norm before dividing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleStep:
-    """What one step leaves in each copy; row d is laid out as the values of the snapshot that copy d alone would leave."""
+    """Results of one step for each copy. Row d has the layout of the snapshot from a separate run of copy d."""
 
     loss: Array
     """Shape (copies,)."""
     present: tuple[bool, ...]
-    """Per parameter, whether it has a gradient: the same in every copy."""
+    """Whether each parameter has a gradient, equal in all copies."""
     gradients: Array
-    """Shape (copies, elements of the gradients present), after the last backward, before clipping."""
+    """Gradients after the last backward, before clipping; shape (copies, elements of all present gradients)."""
     clip_norm: Array | None
-    """Shape (copies,); None without clipping by norm."""
+    """Norm before clipping, shape (copies,); None without clipping by norm."""
     clipped: Array | None
-    """Shaped as `gradients`, after clipping; None without clipping."""
+    """Gradients after clipping, shaped like `gradients`; None without clipping."""
     parameters: Array
-    """Shape (copies, elements of all parameters), after the update."""
+    """Parameters after the update, shape (copies, elements of all parameters)."""
     chosen_alike: bool = True
-    """Whether what the model chooses by values, such as experts, is the same in every copy."""
+    """Whether all copies routed their positions identically."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleTrace:
-    """What a whole run leaves in each copy; buffers are left out, as they depend on no value."""
+    """Results of a whole run for each copy, without buffers because they do not depend on values."""
 
     steps: tuple[EnsembleStep, ...]
-    """One a step."""
+    """One entry for each step."""
     state_names: tuple[str, ...]
-    """``parameter/key`` of each state tensor, in the order of a single run's state snapshot."""
+    """``parameter/key`` for each state tensor, in the order of a single run's state snapshot."""
     state: Array
-    """Shape (copies, elements of all state tensors); a step count and the like is repeated for every copy."""
+    """Optimizer state, shape (copies, elements of all state tensors). Scalars such as step counts are repeated for each copy."""
 
 
 Tensors = tuple[torch.Tensor, ...]
 Use = tuple[dict[str, Any], str]
-"""The parameters of a module, and the name of one of them."""
+"""A module's `_parameters` dict and the name in it."""
 Losses = Callable[[Batch, int, float], tuple[torch.Tensor, bool]]
-"""The loss of each copy of a microbatch at a step, as a share of the step's loss, and whether all copies have chosen alike.
+"""Computes losses and gradients from a microbatch, a step index and the microbatch's share in the step's loss.
 
-Leaves the gradients.
-"""
+Returns the loss for each copy, and whether all copies routed their positions identically."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,13 +88,13 @@ class _Run:
 
 
 def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], steps: Sequence[Sequence[Batch]]) -> EnsembleTrace:
-    """Train one copy per entry of the first dim.
+    """Train one copy for each entry along dim 0.
 
     Args:
-        training: What each copy trains; its own material is not used.
-        parameters: Initial parameters of shape (copies, *shape) by canonical name, ordered as `Material.parameters`.
-        steps: Per step, its microbatches: inputs of shape (copies, rows, features), targets of shape (copies, rows, outputs),
-            rows and the other dim the other way round where the batch dim is 1; masks of shape (rows, width) that all share.
+        training: Training of each copy; its own parameters and data are not used.
+        parameters: Initial parameters with shape (copies, *shape) by canonical name, ordered like `Material.parameters`.
+        steps: Microbatches for each step. Inputs have shape (copies, rows, features), targets (copies, rows, outputs),
+            with the last two dims swapped if the batch dim is 1. Masks have shape (rows, width) and are shared.
     """
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(training.model)}
     copied = {name: values.clone().requires_grad_(trained[name]) for name, values in parameters.items()}
@@ -114,14 +112,13 @@ def train_ensemble(training: Training, parameters: Mapping[str, torch.Tensor], s
 
 
 def _is_batched(training: Training) -> bool:
-    """Whether the functions of linear layers, which take all copies at once, are enough."""
     model = training.model
     plain = model.length is None and not isinstance(training.loss, CrossEntropy)
     return plain and all(isinstance(layer, Layer) for layer in model.layers)
 
 
 def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """By the module itself, a copy like another."""
+    """Losses by `torch.vmap` over the module."""
     first = {name: values[0].detach() for name, values in parameters.items()}
     layers = tuple(kind_of(layer).with_known_shapes(layer) for layer in training.model.layers)
     model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
@@ -151,19 +148,18 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
 
 
 def _balance_loss(training: Training, model: nn.Module, rows: int) -> torch.Tensor:
-    """The losses of layers in a microbatch of so many rows, as a share of the step's loss."""
     loads, positions = loads_of(model), rows * (training.model.length or 1)
     return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.data.batch)
 
 
 def _embedded(module: nn.Embedding, padding: int, tokens: torch.Tensor) -> torch.Tensor:
-    """What an embedding gives: backward goes through what `torch.vmap` takes it apart to, which forgets the padding."""
+    """Embedding for `torch.vmap`, which decomposes backward and so ignores `padding_idx`."""
     values = functional.embedding(tokens, module.weight)
     return values.where(tokens.ne(padding).unsqueeze(-1), values.detach())
 
 
 def _uses(model: nn.Module) -> dict[str, list[Use]]:
-    """By the name of a parameter, where modules keep it: in several places where it is shared."""
+    """Modules that hold each parameter, by its name. A shared parameter has several."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     found: dict[str, list[Use]] = {name: [] for name in names.values()}
     for module in model.modules():
@@ -173,14 +169,14 @@ def _uses(model: nn.Module) -> dict[str, list[Use]]:
 
 
 def _use(uses: Sequence[Sequence[Use]], values: Tensors) -> None:
-    """Let modules compute with other tensors, as `torch.func.functional_call` does, which takes longer than a small layer."""
+    """Replace the modules' parameters. `torch.func.functional_call` does the same but takes longer than a small layer."""
     for places, value in zip(uses, values, strict=True):
         for kept, attribute in places:
             kept[attribute] = value
 
 
 def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """By the functions of linear layers."""
+    """Losses by the batched functions of linear layers."""
     model, scale = training.model, parameters.get(SCALE.full_name)
     blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
 
@@ -201,7 +197,6 @@ def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) 
 
 
 def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> LayerFunctions:
-    """The functions of a layer with their parameters, each of shape (copies, *shape)."""
     path, owner = f"layers.{index}", index if layer.shares is None else layer.shares
     weight, auxiliary = parameters[f"layers.{owner}.linear.weight"], parameters.get(f"{path}.auxiliary.weight")
     norm_weight, norm_bias = (parameters.get(f"{path}.norm.{name}") for name in ("weight", "bias"))
@@ -237,7 +232,6 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
 
 
 def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[torch.Tensor, bool]:
-    """The loss of each copy, and whether all have chosen alike; leaves the gradients."""
     training, total, alike = run.training, torch.zeros(()), True
     for batch in microbatches:
         averages = training.loss.is_mean and len(microbatches) > 1
@@ -248,7 +242,7 @@ def _accumulate(run: _Run, microbatches: Sequence[Batch], index: int) -> tuple[t
 
 
 def _normalise(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
-    """A layer normalisation; without a bias one by the root of the mean square."""
+    """Layer norm, or RMS norm if there is no bias."""
     features = inputs.shape[-1:]
     if bias is None:
         return functional.rms_norm(inputs, features) * weight.unsqueeze(1)
@@ -261,7 +255,6 @@ def _linear(weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tenso
 
 
 def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The loss of each copy, as `equivcheck.training.loss.loss_of` has it for one."""
     errors = outputs - targets
     if not training.loss.is_linear:
         errors = errors.square()
@@ -269,7 +262,6 @@ def _losses(training: Training, outputs: torch.Tensor, targets: torch.Tensor) ->
 
 
 def _clip(run: _Run, gradients: list[torch.Tensor]) -> torch.Tensor | None:
-    """Clip in place; the norm of each copy before, if it is clipped by norm."""
     clipping = run.training.clipping
     if isinstance(clipping, ClipNorm):
         return _clip_norm(clipping, gradients)
@@ -289,13 +281,12 @@ def _clip_norm(clipping: ClipNorm, gradients: list[torch.Tensor]) -> torch.Tenso
 
 
 def _rows(tensors: list[torch.Tensor]) -> Array:
-    """A copy of all values, shape (copies, elements)."""
     rows: Array = torch.cat([_flat(tensor) for tensor in tensors], dim=1).numpy()
     return rows
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Shape (copies, elements)."""
+    """Reshape to (copies, elements)."""
     return tensor.reshape(len(tensor), -1)
 
 

@@ -1,4 +1,4 @@
-"""The one train loop: the reference and every rank of every layout run it."""
+"""The train loop, used by the single-device run and by every rank in every layout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
 
 class Pause(Choice):
-    """Where trainings that run side by side wait for each other."""
+    """Points at which trainings that run side by side wait for each other."""
 
     ZEROED = "zeroed"
-    """Before the step's loss and gradients are computed."""
+    """Before forward."""
     UPDATED = "updated"
     """After the update, before parameters are read."""
 
@@ -49,7 +49,7 @@ class _Run:
 
 
 def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
-    """Train as the setup says, on the training's own microbatches unless others are given, and keep what every step leaves."""
+    """Train and record every step. `steps` replaces the training's own microbatches."""
     running = pausing(setup, steps)
     while True:
         try:
@@ -60,7 +60,7 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
 
 
 def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
-    """`train`, stopping twice a step, so that several can be run side by side."""
+    """Generator form of `train`, which yields twice per step so that several trainings can run side by side."""
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
     optimizer = setup.build_optimizer(training, [(slot.pieces[0].name, slot.parameter) for slot in slots])

@@ -1,4 +1,4 @@
-"""The loss of outputs beside targets or labels, as its noun says."""
+"""Loss functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.training.material import IGNORED, class_weights
 
 
 def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """The loss noun applied to outputs and targets; a loss of labels is divided by what those of the step count."""
+    """Apply a loss to outputs and targets. Cross-entropy is divided by `divisor`."""
     loss = training.loss
     if isinstance(loss, CrossEntropy):
         return cross_entropy(loss, outputs, targets) / divisor
@@ -22,7 +22,7 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
 
 
 def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The sum over labels that count, of outputs (..., classes) beside labels (...)."""
+    """Sum over labels that are not ignored, for logits (..., classes) and labels (...)."""
     logits, flat = outputs.flatten(0, -2), labels.flatten()
     weight = beside(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
     total = functional.cross_entropy(

@@ -1,6 +1,6 @@
-"""What a training starts from: initial parameters and data, drawn from its seed once and shared by every run of it.
+"""Initial parameters and data, drawn once from the training's seed and shared by all runs.
 
-Drawn with NumPy rather than torch: torch's default generator is one for the whole process, and ranks may be threads.
+NumPy draws them, because torch's default generator is process-wide and ranks may be threads.
 """
 
 from __future__ import annotations
@@ -20,38 +20,37 @@ from equivcheck.training.layers.registry import kind_of
 Array = npt.NDArray[np.floating]
 
 KEPT_TRAININGS = 16
-"""Materials kept: a scenario is looked up again by every rank and while it shrinks; each is some tens of KiB."""
+"""Trainings in the cache. Every rank and every shrinking step asks for them again; each has some tens of KiB."""
 
 
 IGNORED = -100
-"""A label that does not count, as torch has it."""
+"""Label that is ignored, torch's default `ignore_index`."""
 IGNORED_SHARE = 1 / 3
-"""How likely a label is not to count under `Ignored.SOME`."""
+"""Probability that a label is ignored under `Ignored.SOME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One microbatch; never written to."""
+    """Microbatch. Its tensors are never written to."""
 
     inputs: torch.Tensor
-    """Shape (rows, features), or (features, rows) with rows along dim 1.
+    """Shape (rows, features), or (features, rows) if the batch dim is 1.
 
-    Of sequences (rows, length, features) or (length, rows, features), of tokens the same without features.
-    """
+    Sequences are (rows, length, features) or (length, rows, features); tokens lack the last dim."""
     targets: torch.Tensor
-    """As `inputs`, with outputs in place of features; labels are without outputs, and `IGNORED` where they do not count."""
+    """Shape like `inputs`, with output features. Labels lack the last dim and are `IGNORED` if they do not count."""
     masks: tuple[torch.Tensor | None, ...]
-    """Per layer, the dropout mask of shape (rows, width), or (rows, length, width), scaled by 1 / (1 - p); None for none."""
+    """Dropout mask for each layer, scaled by 1 / (1 - p); shape (rows, width) or (rows, length, width). None without dropout."""
     divisor: float = 1.0
-    """What a loss of labels is divided by, the same for all microbatches of a step."""
+    """Divisor for a cross-entropy, the same in all microbatches of a step."""
     batch_dim: int = 0
-    """The dim of inputs and targets along which the rows lie; of a batch of several copies, the dim within a copy."""
+    """Batch dim in inputs and targets, not counting the dim of copies."""
     whole: Batch | None = None
-    """The microbatch that it is a part of, where one device computes that in parts, and a loss looks at all of it."""
+    """Microbatch that contains it, if one device computes the microbatch in parts; for losses over all its rows."""
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return self.inputs.shape[self.batch_dim]
 
 
@@ -60,14 +59,14 @@ class Material:
     """Initial parameters and all batches of a training."""
 
     parameters: dict[str, torch.Tensor]
-    """By canonical name, shared weights once; never written to."""
+    """Parameters by canonical name, without duplicates for shared weights. They are never written to."""
     steps: tuple[tuple[Batch, ...], ...]
-    """Per step, its microbatches."""
+    """Microbatches for each step."""
 
 
 @lru_cache(maxsize=KEPT_TRAININGS)
 def material(training: Training) -> Material:
-    """Draw the material of a training from its seed."""
+    """Draw parameters and data from the training's seed."""
     generator = np.random.default_rng(training.seed)
     dtype = np.dtype(training.precision.value)
     parameters = {
@@ -96,10 +95,10 @@ def _draw(parameter: Parameter, generator: np.random.Generator) -> Array:
 
 
 def _with_positive_first(values: Array) -> Array:
-    """Values whose first row is not negative.
+    """Make the first row non-negative.
 
-    The first unit of each layer, for the first row of each microbatch, then rarely dies in a ReLU: a small network in which no
-    unit is alive has no gradient, and proves nothing.
+    Then the first unit in each layer rarely dies in a ReLU on the first row of a microbatch. A small network with only dead units
+    has no gradient and tests nothing.
     """
     values[0] = np.abs(values[0])
     return values
@@ -128,7 +127,7 @@ def _draw_batch(training: Training, rows: int, generator: np.random.Generator) -
 
 
 def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], generator: np.random.Generator) -> tuple[Batch, ...]:
-    """The batches of a step with `IGNORED` for labels that do not count, and what the loss is divided by."""
+    """Set ignored labels to `IGNORED` and compute the loss divisor."""
     kept = [_draw_counts(loss, number, batch, generator) for number, batch in enumerate(batches)]
     if not any(counts.any() for counts in kept):
         kept[-1].flat[-1] = True
@@ -138,13 +137,13 @@ def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], gener
 
 
 def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> float:
-    """How many labels count, or what they count together where classes have weights."""
+    """Number of labels that are not ignored, or the sum of their class weights."""
     counted = labels[labels != IGNORED]
     return float(class_weights(classes, torch.float64)[counted].sum()) if loss.class_weights else float(counted.numel())
 
 
 def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Which labels of a microbatch count."""
+    """Whether each label in a microbatch is kept."""
     shape, rows = tuple(batch.targets.shape), batch.rows
     if loss.ignored is Ignored.SOME:
         return generator.random(shape) >= IGNORED_SHARE
@@ -157,12 +156,11 @@ def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.ra
 
 
 def class_weights(classes: int, dtype: torch.dtype) -> torch.Tensor:
-    """What the labels of each class count, shape (classes,)."""
+    """Weight for each class, shape (classes,)."""
     return torch.linspace(0.5, 1.5, classes, dtype=dtype)
 
 
 def _laid(batch: Batch, batch_dim: int) -> Batch:
-    """The same batch with its rows along a dim."""
     if batch_dim == 0:
         return batch
     inputs, targets = (values.transpose(0, 1).contiguous() for values in (batch.inputs, batch.targets))

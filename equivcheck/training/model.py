@@ -1,4 +1,4 @@
-"""The torch module of a model noun."""
+"""torch modules for models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.training.layers.sequence import WHOLE, Sequence
 
 
 class HeadModule(nn.Module):
-    """A linear over a normalisation."""
+    """Head: a linear after an optional norm."""
 
     def __init__(self, head: Head, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -23,13 +23,13 @@ class HeadModule(nn.Module):
         self.linear = Linear(inputs, outputs, bias=head.bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map features to a number for each token."""
+        """Map features to logits."""
         outputs: torch.Tensor = self.linear(inputs if self.norm is None else self.norm(inputs))
         return outputs
 
 
 class MLP(nn.Module):
-    """A stack of layers between two transpositions, where rows do not come first; of tokens, between embedding and head."""
+    """Stack of layers, optionally with embedding and head. It transposes its input and output if the batch dim is 1."""
 
     forwards: torch.Tensor
     offset: torch.Tensor
@@ -56,9 +56,11 @@ class MLP(nn.Module):
             self.scale = nn.Parameter(torch.ones((), dtype=dtype))
 
     def forward(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Map (rows, features) to (rows, outputs), or both the other way round; `step` decides which auxiliary linears run.
+        """Map (rows, features) to (rows, outputs), both transposed if the batch dim is 1.
 
-        Sequences are (rows, length, features), or (length, rows, features), and tokens the same without features.
+        `step` decides if auxiliary linears run.
+
+        Sequences are (rows, length, features) or (length, rows, features); tokens lack the last dim.
         """
         if "forwards" in self._buffers:
             self.forwards += 1
@@ -66,14 +68,14 @@ class MLP(nn.Module):
         return values.transpose(0, 1) if self.batch_dim else values
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """What leaves the last layer, rows first."""
+        """Output of the last layer, with rows along dim 0."""
         values = self.embedded(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
         return values
 
     def embedded(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the first layer is given: the inputs, or what tokens and their positions are embedded as."""
+        """Embed tokens and positions; other inputs pass through."""
         if self.embedding is None:
             return inputs
         values: torch.Tensor = self.embedding(inputs)
@@ -83,7 +85,7 @@ class MLP(nn.Module):
         return values + placed
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:
-        """What comes after the last layer: the head, a scale, an offset."""
+        """Apply head, scale and offset."""
         if self.head is not None:
             values = self.head(values)
         if self._parameters.get("scale") is not None:
@@ -94,7 +96,7 @@ class MLP(nn.Module):
 
 
 def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim: int = 0) -> MLP:
-    """The module of a noun with copies of the given initial parameters, for rows along a dim of inputs and outputs."""
+    """Build the module with copies of the initial parameters."""
     module = MLP(model, batch_dim, next(iter(parameters.values())).dtype)
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
     for name, values in parameters.items():
@@ -107,17 +109,17 @@ def build_model(model: Model, parameters: Mapping[str, torch.Tensor], batch_dim:
 
 
 def share_weights(module: nn.Module, model: Model) -> None:
-    """Let layers use the weights of others, as the model says."""
+    """Share weights between layers as the model specifies."""
     for index, layer in enumerate(model.layers):
         if layer.shares is not None:
             module.get_submodule(f"layers.{index}.linear").weight = module.get_submodule(f"layers.{layer.shares}.linear").weight
 
 
 def tie_head(module: nn.Module) -> None:
-    """Have the head use the weight of the embedding."""
+    """Make the head use the embedding's weight."""
     module.get_submodule("head.linear").weight = module.get_submodule("embedding").weight
 
 
 def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:
-    """What a model with an offset adds to its outputs, shape (outputs,): no two alike, none of them zero."""
+    """Constant that a model with `offset` adds to its outputs, shape (outputs,): distinct and nonzero."""
     return torch.linspace(0.25, 0.75, model.outputs, dtype=dtype)

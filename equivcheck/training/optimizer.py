@@ -1,4 +1,4 @@
-"""The torch optimizer and schedule of their nouns."""
+"""Build torch optimizers and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from equivcheck.training.layers.parameters import layer_of
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class OptimizerParts:
-    """What an optimizer is built from."""
+    """Arguments for constructing an optimizer."""
 
     kind: type[torch.optim.Optimizer]
-    """Its class."""
+    """Optimizer class."""
     groups: list[dict[str, Any]]
-    """Its parameter groups, each with the settings that are its own."""
+    """Parameter groups with their own settings."""
     arguments: dict[str, Any]
-    """What it is called with beside the groups."""
+    """Further constructor arguments."""
 
 
 def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
-    """What the optimizer of a training is built from, over (canonical name, parameter) pairs; empty groups are left out."""
+    """Constructor arguments for a training's optimizer, given (canonical name, parameter) pairs. Empty groups are left out."""
     chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
         chosen[group_of(training, name)].append(parameter)
@@ -37,7 +37,7 @@ def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Te
 
 
 def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-    """The optimizer of a training over (canonical name, parameter) pairs."""
+    """Build a training's optimizer from (canonical name, parameter) pairs."""
     parts = optimizer_parts(training, parameters)
     return parts.kind(parts.groups, **parts.arguments)
 
@@ -48,7 +48,7 @@ def _class_of(optimizer: Optimizer) -> type[torch.optim.Optimizer]:
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:
-    """The scheduler of a noun; None for a constant rate."""
+    """Build the scheduler; None for a constant rate."""
     if schedule is None:
         return None
     settings = {field.name: getattr(schedule, field.name) for field in fields(schedule)}
@@ -57,7 +57,7 @@ def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) 
 
 
 def selects(group: Group, name: str) -> bool:
-    """Whether a group takes the parameter of that canonical name."""
+    """Whether a group contains the parameter with this canonical name."""
     if group.select is Select.VECTORS:
         return name.endswith(("bias", "norm.weight"))
     layer = layer_of(name)
@@ -65,7 +65,7 @@ def selects(group: Group, name: str) -> bool:
 
 
 def group_of(training: Training, name: str) -> Group | None:
-    """The group of the parameter of that canonical name; None for the optimizer's own."""
+    """Group of the parameter with this canonical name; None for the default group."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 

@@ -1,4 +1,4 @@
-"""Reading local values off parameters, gradients, optimizer state and buffers."""
+"""Read local values of parameters, gradients, optimizer state and buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
-"""What wrappers put into the names of parameters."""
+"""Prefixes that wrappers add to parameter names."""
 
 
 State = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -24,14 +24,14 @@ State = Mapping[torch.Tensor, Mapping[str, Any]]
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name without what wrappers add to it."""
+    """Parameter name without wrapper prefixes."""
     for prefix in WRAPPER_PREFIXES:
         name = name.replace(prefix, "")
     return name
 
 
 def default_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """A slot for each distinct parameter of a model whose parameters are plain tensors or DTensors."""
+    """Slots for a model with plain or DTensor parameters, one for each distinct parameter."""
     return tuple(
         Slot(parameter=parameter, pieces=(piece_of(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -39,16 +39,16 @@ def default_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def piece_of(name: str, tensor: torch.Tensor) -> Piece:
-    """What this rank holds of a tensor: all of it, or the box that a DTensor's placements give this rank."""
+    """Box of the full tensor that this rank holds, from the DTensor's placements; a plain tensor is the full tensor."""
     if not isinstance(tensor, DTensor):
         return Piece(name=name, shape=tuple(tensor.shape))
     return box_of(name, tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
 def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
-    """What this rank holds of a tensor: as `piece_of`, or several boxes of one whose packed parts are sharded each by itself.
+    """Boxes of the full tensor that this rank holds. There are several if a packed parameter is sharded part by part.
 
-    So do plans for a gate and an up projection that are one parameter.
+    Tensor parallelism does that if gate and up projections are one parameter.
     """
     dim, count = _packing(tensor)
     if count == 1:
@@ -62,7 +62,7 @@ def pieces_of(name: str, tensor: torch.Tensor) -> tuple[Piece, ...]:
 
 
 def _packing(tensor: torch.Tensor) -> tuple[int, int]:
-    """A dim, and the number of its packed parts: those of a strided shard that are not shards of later axes of the mesh."""
+    """Dim and number of packed parts. A strided shard has packed parts unless later mesh axes explain its split factor."""
     placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
     for axis, placement in enumerate(placements):
         if type(placement).__name__ == "_StridedShard":
@@ -75,7 +75,7 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """The local elements of a tensor, box by box."""
+    """Local elements ordered box by box."""
     dim, count = _packing(tensor)
     if count == 1:
         return local.reshape(-1)
@@ -84,9 +84,9 @@ def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
-    """The box that placements on a mesh give this rank of a tensor of that full shape.
+    """Box of a tensor with this full shape that the placements give this rank.
 
-    It is computed here, by the rule of `torch.chunk`, rather than asked of DTensor: a second opinion.
+    It follows the rule of `torch.chunk` instead of asking DTensor, to be an independent check.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
@@ -100,14 +100,14 @@ def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequ
 
 
 def _sharding_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they cut the tensor: a strided shard (FSDP over TP) cuts what the later axes left."""
+    """Mesh axes in the order in which they split the tensor. A strided shard (FSDP over TP) splits after the later axes."""
     plain = [axis for axis, placement in enumerate(placements) if type(placement) is Shard]
     strided = [axis for axis, placement in enumerate(placements) if type(placement).__name__ == "_StridedShard"]
     return plain + strided[::-1]
 
 
 def local_values(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's elements of a plain tensor or DTensor; a pending sum over ranks is done first (a collective)."""
+    """Local elements of a tensor. Partial placements are reduced first, which communicates."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if any(isinstance(placement, Partial) for placement in tensor.placements):
@@ -118,9 +118,9 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def placed_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """The gradient or state of a DTensor parameter redistributed to the parameter's placements (a collective), if it has others.
+    """Redistribute a parameter's gradient or state to the parameter's placements, which communicates.
 
-    Propagation places a gradient as it likes, and momentum begins as a gradient. Anything else comes back as it is.
+    Propagation may give a gradient other placements, and momentum starts as a gradient. Other tensors are returned unchanged.
     """
     if not (isinstance(parameter, DTensor) and isinstance(tensor, DTensor)):
         return tensor
@@ -132,7 +132,7 @@ def placed_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """Local values of one tensor a slot (its parameter, or that one's gradient), in one copy."""
+    """Copy the local values of one tensor per slot, such as a parameter or its gradient."""
     present: list[bool] = []
     fits: list[bool] = []
     dtypes: list[str] = []
@@ -153,9 +153,11 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
 
 
 def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None]) -> Snapshot:
-    """What `full_tensor()` gives of each DTensor that no rank lacks: it communicates, so that others would wait for that rank.
+    """Values from `full_tensor()` for each DTensor that all ranks have.
 
-    Those of which the full tensor is a part of the parameter are left out.
+    The call communicates, so a missing rank would block the others.
+
+    Packed parameters are left out, because their full tensor is only a part.
     """
     named = [
         (slot.pieces[0].name, tensor)
@@ -175,9 +177,9 @@ def full_snapshot(slots: Sequence[Slot], tensors: Iterable[torch.Tensor | None])
 
 
 def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
-    """Optimizer state; a tensor as large as its parameter lies where that lies, anything else is whole on every rank that has it.
+    """Optimizer state. A tensor with its parameter's shape has the parameter's placement; anything else counts as replicated.
 
-    A rank that holds no element of a parameter has no say about its state.
+    A rank without elements of a parameter contributes nothing for it.
     """
     found = state_slots(_placed(state), slots)
     named = [slot for slot, _ in found]
@@ -185,7 +187,7 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
 
 def _placed(state: State) -> State:
-    """State placed as parameters are, also on ranks that hold nothing of one: they take part in what that communicates."""
+    """Redistribute state like the parameters, on all ranks: those without elements must join the collectives too."""
     return {
         parameter: {
             key: placed_as(parameter, value) if isinstance(value, torch.Tensor) else value for key, value in values.items()
@@ -195,7 +197,7 @@ def _placed(state: State) -> State:
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
-    """Each tensor of the optimizer's state, with a slot that says what it holds; names are ``parameter/key``."""
+    """State tensors, each with a slot that says what it holds. Names are ``parameter/key``."""
     found: list[tuple[Slot, torch.Tensor]] = []
     for slot in slots:
         for key, value in state.get(slot.parameter, {}).items():
@@ -213,7 +215,7 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
 
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:
-    """The buffers of a model."""
+    """Buffers of a model."""
     named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
     slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])

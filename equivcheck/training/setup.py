@@ -1,4 +1,4 @@
-"""What one rank trains with: every step of the loop that a layout (or a planted fault) may replace."""
+"""Setup of one rank's training: every part of the loop that a layout or a mutant can replace."""
 
 from __future__ import annotations
 
@@ -23,72 +23,73 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> State:
-    """The state of an optimizer that keeps all of it itself."""
+    """State of an optimizer that keeps all of it itself."""
     return optimizer.state
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:
-    """Update as the optimizer does."""
+    """Call `optimizer.step()`."""
     optimizer.step()
 
 
 @dataclass(slots=True, kw_only=True)
 class Setup:
-    """A model and how to train it, single-device unless a layout changes it. Mutable: layouts are applied one after the other."""
+    """Model and train loop hooks, for a single device unless layouts change them. It is mutable because layouts apply in turn."""
 
     training: Training
-    """What is trained."""
+    """Training to run."""
     model: nn.Module
-    """The model itself: its parameters, wrapper prefixes aside, have canonical names."""
+    """Unwrapped model. Its parameters have canonical names, apart from wrapper prefixes."""
     module: nn.Module
-    """What is called: the model or a wrapper around it."""
+    """Module to call: the model or a wrapper around it."""
     take: Callable[[Batch], Batch] = lambda batch: batch
-    """The part of a microbatch that this rank computes on."""
+    """Selects this rank's part of a microbatch."""
     loss: Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor] = loss_of
-    """The loss of outputs beside targets, of a training whose labels are divided by a number."""
+    """Computes the loss from outputs, targets and the divisor for labels."""
     loss_scale: float = 1.0
-    """Factor of a sum loss before backward: data-parallel ranks average gradients, so it is their number."""
+    """Factor on a sum loss before backward: the number of data-parallel ranks, because they average gradients."""
     whole_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = own_counts
-    """How often units of layers are chosen in a whole microbatch, where they are in the part of it that this rank computes on.
+    """Returns routing counts over a whole microbatch, given the counts for this rank's part.
 
-    Called with the model, the part and the step's index after its forward, for layers that have a loss of their own."""
+    Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss."""
     gradient_scale: float = 1.0
-    """Factor of a loss in backward, not in what is reported: undoes a division of gradients by another number than the ranks."""
+    """Factor on the loss in backward but not in the reported loss. It undoes a gradient divisor other than the number of
+    ranks."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
-    """Entered around forward and backward of a microbatch; told whether it is the step's last."""
+    """Context around a microbatch's forward and backward. Its argument says whether it is the last microbatch."""
     around_forward: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered around forward and loss of a microbatch, not around its backward."""
+    """Context around a microbatch's forward and loss, without backward."""
     around_compute: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Entered around forward and backward of all microbatches of a step."""
+    """Context around forward and backward of all microbatches in a step."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
-    """Leaves the gradients of a step's microbatches and returns the step's loss, if this rank has it; told the step's index."""
+    """Computes the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
-    """Clips the gradients of parameters by norm and returns the norm before."""
+    """Clips gradients by norm. Returns the norm before clipping."""
     update: Callable[[torch.optim.Optimizer], None] = step
-    """Lets the optimizer update the parameters from the gradients."""
+    """Updates the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
-    """What this rank holds of each parameter of the model."""
+    """Finds the pieces of each parameter that this rank holds."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
-    """Builds the optimizer over (name, parameter) pairs; a parameter of several pieces has the name of its first."""
+    """Builds the optimizer from (name, parameter) pairs. A parameter with several pieces has the name of the first."""
     state_of: Callable[[torch.optim.Optimizer], State] = own_state
-    """Where the optimizer keeps this rank's state, by parameter; a parameter of which this rank has none is not there."""
+    """Returns this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
     mesh: DeviceMesh | None = None
-    """The ranks with the names of the axes; None on one device."""
+    """Device mesh; None on one device."""
     layout: Layout | None = None
-    """How the training is spread; None on one device."""
+    """Layout that is applied; None on one device."""
     reads_full_tensors: bool = False
-    """Whether what `full_tensor()` gives of DTensors is read as well, at the last step that is run."""
+    """Whether `full_tensor()` of DTensors is recorded too, at the last step."""
     span: range | None = None
-    """The steps of the training that are run, in a row; None for all."""
+    """Consecutive steps to run; None for all."""
     before_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
-    """Called with the optimizer and the schedule before the first step that is run."""
+    """Hooks before the first step, with optimizer and schedule."""
     after_training: list[Callable[[torch.optim.Optimizer, LRScheduler | None], None]] = field(default_factory=list)
-    """Called with both after the last one, when all has been read."""
+    """Hooks after the last step and all reading, with optimizer and schedule."""
     release: Callable[[], None] = lambda: None
-    """Called when all is over, also after an error, to let go of what would stay in memory."""
+    """Called at the end, even after an error, to free memory."""
     announce: Callable[[Stage, int], None] = lambda _stage, _step: None
-    """Told of every stage of every step as it begins, with the step's index."""
+    """Called at the start of each stage with the step index."""
     before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
-    """Called with the optimizer and the step's index before gradients are zeroed."""
+    """Hooks with optimizer and step index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
-    """Called with the optimizer and the step's index after backward, before gradients are read."""
+    """Hooks with optimizer and step index after backward, before gradients are read."""

@@ -1,4 +1,4 @@
-"""The setup that everything starts from: one device, nothing parallel."""
+"""Setup for a single device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.training.setup import Setup
 
 
 def single_device(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
-    """The setup of the reference: nothing parallel; it starts from the training's own parameters unless others are given."""
+    """Setup for the single-device run, with the training's own initial parameters unless others are given."""
     initial = material(training).parameters if parameters is None else parameters
     model = build_model(training.model, initial, training.data.batch_dim)
     return Setup(training=training, model=model, module=model, compute=accumulate)

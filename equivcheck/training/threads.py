@@ -1,4 +1,4 @@
-"""How many threads torch computes with."""
+"""Number of threads that torch computes with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread while entered: the same bits everywhere, and no waiting for a team of threads on tiny tensors."""
+    """Use one thread inside this context.
+
+    Results are then bitwise reproducible, and tiny tensors do not wait for a thread pool.
+    """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

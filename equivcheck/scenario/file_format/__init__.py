@@ -1,1 +1,1 @@
-"""Scenarios as JSON, both ways: the present format, and older ones converted."""
+"""JSON format for scenarios: encoding, decoding, and reading older formats."""

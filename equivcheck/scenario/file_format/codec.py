@@ -1,4 +1,4 @@
-"""Scenarios as JSON, both ways, with a format version. Everything that does not fit is one line that names the place."""
+"""Encode scenarios as versioned JSON and decode them. Each error is one line with the path in the data."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 2
-"""The format that is written; raised when a reader of the old one could not read the new one."""
+"""Format that is written. It increases when older readers could not read the new format."""
 _FORMATS = f"1 to {FORMAT}"
-"""What is read."""
+"""Formats that can be read."""
 
 CASE = "scenario"
-"""The ``kind`` of what a file is about."""
+"""Value under ``kind`` in a scenario file."""
 
 LAYOUT_ENTRY_POINTS = "equivcheck.layouts"
-"""The entry-point group through which third parties offer layouts, and so parallelisms."""
+"""Entry-point group for third-party layouts, and so for their parallelisms."""
 
 LAYER_ENTRY_POINTS = "equivcheck.layers"
-"""The entry-point group through which third parties offer kinds of layers."""
+"""Entry-point group for third-party kinds of layers."""
 
 T = TypeVar("T")
 
 
 @singledispatch
 def to_json(case: Case) -> str:
-    """A case as one line of JSON with every field."""
+    """Encode a case as one line of JSON with every field."""
     raise TypeError(f"{type(case).__name__} is no case")
 
 
@@ -51,9 +51,9 @@ def _(scenario: Scenario) -> str:
 
 
 def from_json(text: str, *, where: str = "scenario") -> Scenario:
-    """The scenario that a JSON text of this format, or of an older one, describes; fields with a default may be left out.
+    """Decode a scenario from JSON in this format or an older one. Fields with a default may be missing.
 
-    `where` is what error texts call the text (a file name, say). Raises `InvalidScenario`, one line, naming the place.
+    `where` names the source in error messages, such as a file name. Raises `InvalidScenario` with one line that names the path.
     """
     data = load(text, where=where)
     if not isinstance(data, dict):
@@ -68,12 +68,12 @@ def from_json(text: str, *, where: str = "scenario") -> Scenario:
 
 
 def encode(noun: Any) -> Any:
-    """A noun (or any frozen dataclass of such: a verdict) as dicts, lists, strings, numbers, booleans and None."""
+    """Encode a frozen dataclass, such as a scenario or a verdict, as dicts, lists, strings, numbers, booleans and None."""
     return _converter.unstructure(noun)
 
 
 def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
-    """The inverse of `encode` for a class. Raises `InvalidScenario`, one line, naming the place."""
+    """Decode data that `encode` made for a class. Raises `InvalidScenario` with one line that names the path."""
     try:
         return _converter.structure(data, kind)
     except (BaseValidationError, MisfitError, InvalidScenario) as error:
@@ -82,12 +82,12 @@ def decode(kind: type[T], data: Any, *, where: str = "data") -> T:
 
 
 def dump(data: Any) -> str:
-    """Encoded data as one line of strict JSON."""
+    """Write encoded data as one line of strict JSON."""
     return json.dumps(data, allow_nan=False)
 
 
 def load(text: str, *, where: str = "data") -> Any:
-    """Strict JSON: no NaN, no infinity, no field twice. Raises `InvalidScenario`."""
+    """Parse strict JSON: NaN, infinity and repeated keys raise `InvalidScenario`."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -95,12 +95,12 @@ def load(text: str, *, where: str = "data") -> Any:
 
 
 def register_parallelism(kind: type[Parallelism]) -> None:
-    """Make a parallelism readable from JSON by its tag. Raises `UsageError` if it cannot be."""
+    """Make a parallelism readable from JSON by its tag. Raises `UsageError` if the class or its tag is not valid."""
     _register(kind, Parallelism, PARALLELISM_TAGS, "parallelism")
 
 
 def register_layer(kind: type[AnyLayer]) -> None:
-    """Make a kind of layer readable from JSON by its tag. Raises `UsageError` if it cannot be."""
+    """Make a kind of layer readable from JSON by its tag. Raises `UsageError` if the class or its tag is not valid."""
     _register(kind, AnyLayer, LAYER_TAGS, "layer")
 
 
@@ -116,7 +116,6 @@ def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) ->
 
 @cache
 def _ask_entry_points() -> None:
-    """Register what third parties offer; once, and only when a tag is met that is not known."""
     # A broken one adds no tag; the registries of layouts and of layers say what is wrong with it.
     for entry_point in entry_points(group=LAYOUT_ENTRY_POINTS):
         with suppress(Exception):

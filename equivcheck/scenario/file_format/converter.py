@@ -1,11 +1,11 @@
-"""How frozen dataclasses become plain JSON values and back: the cattrs converter behind the codec.
+"""The cattrs converter between frozen dataclasses and plain JSON values.
 
-Strict both ways: nothing is coerced but an integer to a float, and every refusal knows its place in the data. What there are,
-or may be, several kinds of (optimizers, schedules, clippings, parallelisms, layers, data, losses, the source of a model) carries
-a ``kind``. JSON has no infinity: it is written as a string.
+It is strict: nothing is coerced except an integer to a float, and every error carries its path in the data. Objects from a family
+of classes (optimizers, schedules, clippings, parallelisms, layers, data, losses, the model's source) carry a ``kind``. JSON has
+no infinity, so it is written as a string.
 
-Unknown and missing keys are found by cattrs. Its tagged unions are not used: they want every member at once, where third parties
-add parallelisms, and of a kind that is missing or unknown they know neither the place nor what is allowed.
+Unknown and missing keys are found by cattrs. Its tagged unions are not used because they need all members in advance, but third
+parties add parallelisms later. They also report neither path nor choices if a kind is missing or unknown.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from equivcheck.scenario.training import Training
 T = TypeVar("T")
 
 KIND = "kind"
-"""The key that says which member of a family an object is."""
+"""Key that names the class of an object within its family."""
 
 NON_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-"""How floats that JSON lacks are written."""
+"""Strings for the floats that JSON lacks."""
 
 PARALLELISM_TAGS: dict[str, type[Parallelism]] = {kind.tag: kind for kind in PARALLELISMS}
-"""Every known parallelism by tag; grows when layouts are registered."""
+"""Known parallelisms by tag; registering a layout adds to it."""
 
 LAYER_TAGS: dict[str, type[AnyLayer]] = {kind.tag: kind for kind in (Layer, Attention, GatedMLP, Experts)}
-"""Every known kind of layer by tag; grows when kinds are registered."""
+"""Known kinds of layers by tag; registering a kind adds to it."""
 
 FAMILIES: dict[type, Mapping[str, type]] = {
     Optimizer: {kind.__name__: kind for kind in OPTIMIZERS},
@@ -54,20 +54,19 @@ FAMILIES: dict[type, Mapping[str, type]] = {
     Parallelism: PARALLELISM_TAGS,
     AnyLayer: LAYER_TAGS,
 }
-"""Base class of each family: its members by tag. Clippings have no base; a union is a family of its own."""
+"""Members by tag for each family's base class. Clippings have no base class; each union is its own family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """The source of a model that is fed rows of real numbers, as JSON has it."""
+    """JSON form of a model's source if rows are real numbers."""
 
     tag: ClassVar[str] = "features"
     features: int
-    """How many there are in a row."""
+    """Features in a row."""
 
 
 def _as_written(kind: type, **first: Any) -> type:
-    """A class of the same name with the fields of a noun behind others, in place of those of the same name."""
     own = [(each.name, each.type, each.default) for each in fields(kind) if each.name not in (*first, "features")]
     members = [(name, hint, field()) for name, hint in first.items()]
     members += [(name, hint, field(default=default)) for name, hint, default in own]
@@ -79,11 +78,11 @@ def _as_written(kind: type, **first: Any) -> type:
 
 _TOKENS = _as_written(Tokens, features=int)
 _MODEL = _as_written(Model, source=Features | _TOKENS)
-"""A model as JSON has it: how many features enter the first layer is said by its source."""
+"""JSON form of a model. The number of input features is part of its source."""
 
 
 def tag_of(kind: type) -> str | None:
-    """What says in JSON that an object is of a class; None where nothing needs to."""
+    """Tag that identifies the class in JSON; None if it needs no tag."""
     if issubclass(kind, (Optimizer, Schedule, ClipNorm, ClipValue)):
         return kind.__name__
     tag = getattr(kind, "tag", None)
@@ -91,7 +90,7 @@ def tag_of(kind: type) -> str | None:
 
 
 def make_converter(ask_for_more_tags: Callable[[], None]) -> Converter:
-    """A converter of nouns; `ask_for_more_tags` is called before a tag is refused as unknown."""
+    """Make the converter. It calls `ask_for_more_tags` before it refuses a tag as unknown."""
     converter = Converter(detailed_validation=True)
     for scalar in (bool, int, str):
         converter.register_structure_hook(scalar, _exactly)
@@ -272,7 +271,6 @@ def _loss_hook(converter: Converter) -> Callable[[Any, Any], Any]:
 
 
 def _overrides(kind: type, converter: Converter) -> dict[str, Any]:
-    """The fields of a class that look otherwise in JSON than the noun has them."""
     if kind is not Training:
         return {}
 

@@ -1,4 +1,4 @@
-"""What is said of JSON that does not fit: what is there, and what is allowed, in one line."""
+"""One-line errors for JSON that does not match its class: path, value, and valid values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ JSON_TYPES = {
     list: "a list",
     dict: "an object",
 }
-"""What people call the Python types that JSON is read as."""
+"""JSON names of Python types."""
 
 SHOWN_CHARACTERS = 40
-"""Of a value that does not fit, at most this much is quoted: texts are one line."""
+"""Longest value that an error message quotes, in characters. Messages are one line."""
 
 
 class MisfitError(ValueError):
-    """Data that does not fit, at one place: `below` is the path from where it was noticed."""
+    """Invalid data at one place. `below` is the path from the object that noticed it."""
 
     def __init__(self, problem: str, below: str = "") -> None:
         super().__init__(problem)
@@ -36,12 +36,12 @@ def quote(value: object) -> str:
 
 
 def wrong_type(value: object, allowed: str) -> MisfitError:
-    """The refusal of a value of the wrong type."""
+    """Error for a value with the wrong type."""
     name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
     return MisfitError(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
 
 
 def unknown_field(name: str, allowed: Iterable[str]) -> MisfitError:
-    """The refusal of a key that an object has and its class has not."""
+    """Error for a key that the class does not have."""
     place = name if name.isidentifier() and len(name) <= SHOWN_CHARACTERS else quote(name)
     return MisfitError(f"unknown field; allowed: {', '.join(allowed) or 'none'}", f".{place}")

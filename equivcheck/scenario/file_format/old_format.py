@@ -1,6 +1,6 @@
-"""Scenarios of format 1 as the format that is written now: names that were changed, and kinds that were taken for granted.
+"""Convert scenarios from format 1: fields with other names, and objects without ``kind``.
 
-What does not look as a scenario should is left as it is: the converter refuses it, and says where.
+Invalid data stays unchanged, because the converter then refuses it and names the path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Change = Callable[[Any], Any]
 
 
 def upgraded(scenario: Any) -> Any:
-    """The fields of a scenario of format 1 as the current format has them."""
+    """Convert a scenario's fields from format 1 to the current format."""
     return _changed(_renamed(scenario, start="resume"), training=_training)
 
 

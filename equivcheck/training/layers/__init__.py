@@ -1,1 +1,1 @@
-"""What layers are made of: a folder for each kind of layer, with its facts and its module."""
+"""Layers: for each kind its parameters, module and exported code."""

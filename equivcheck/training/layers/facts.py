@@ -1,4 +1,4 @@
-"""What a kind of layer states of its parameters: the words in which kinds of layers and parallelisms meet."""
+"""Properties of layers and their parameters that parallelisms need."""
 
 from __future__ import annotations
 
@@ -12,113 +12,114 @@ Shape = tuple[int, ...]
 
 
 class Initial(Choice):
-    """How the values of a parameter are drawn."""
+    """Distribution that a parameter's initial values are drawn from."""
 
     WEIGHT = "weight"
-    """Normal, divided by the root of what enters."""
+    """Normal, divided by the square root of the input features."""
     UNIT_WEIGHT = "unit_weight"
-    """The same with a first row that is not negative: the first unit then rarely dies in a ReLU."""
+    """Like WEIGHT with a non-negative first row, so that the first unit rarely dies in a ReLU."""
     TABLE = "table"
-    """Normal: the rows of an embedding."""
+    """Standard normal, for embeddings."""
     FACTOR = "factor"
     """Uniform from 0.5 to 1.5."""
     OFFSET = "offset"
     """Uniform from -0.5 to 0.5."""
     UNIT_OFFSET = "unit_offset"
-    """The same with a first one that is not negative."""
+    """Like OFFSET with a non-negative first element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterOf:
-    """One parameter of a part of a model."""
+    """Parameter of a layer, embedding or head."""
 
     name: str
-    """Name within its owner, as ``linear.weight``."""
+    """Name within its owner, such as ``linear.weight``."""
     shape: Shape
     """Full shape."""
     initial: Initial
-    """How its values are drawn."""
+    """Distribution of its initial values."""
     column_dim: int | None = None
-    """The dim that a column-parallel layer cuts; None for what it leaves whole."""
+    """Dim that colwise sharding splits; None if it is replicated then."""
     row_dim: int | None = None
-    """The dim that a row-parallel layer cuts; None for what it leaves whole."""
+    """Dim that rowwise sharding splits; None if it is replicated then."""
     within_dim: int | None = None
-    """The dim that a layer cuts whose units within are shared out; None for what it leaves whole."""
+    """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
     expert_dim: int | None = None
-    """The dim along which experts lie, each of which computes the rows that have chosen it; None for what belongs to none."""
+    """Dim that indexes experts or similar units; None if it belongs to none."""
     runs: AuxiliaryLinear | None = None
-    """At which steps it takes part; None for every one."""
+    """Steps at which it takes part; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A linear of a layer, as part of what the layer computes."""
+    """Linear in a layer, with its place in the computation."""
 
     name: str
     """Name within its layer."""
     reads_input: bool = False
-    """Whether it maps the layer's input, normalised or not; else what other parts have made, units apart."""
+    """Whether its input is the layer's input, optionally normalized; otherwise it is the hidden activation of other linears."""
     gives_output: bool = False
-    """Whether the layer's output is made of what it gives; else what it gives lies within, units one after the other."""
+    """Whether its output is the layer's output; otherwise it is a hidden activation, split into heads or hidden features."""
     activated: bool = False
-    """Whether it gives the layer's output through an activation, which backward asks for again."""
+    """Whether an activation follows, which backward needs the output for."""
     runs: AuxiliaryLinear | None = None
-    """At which steps it takes part; None for every one."""
+    """Steps at which it runs; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """How a layer gives rows to units, such as experts, that have chosen them by values."""
+    """Routing of rows to units, such as experts."""
 
     trains_rows: bool
-    """Whether the rows depend on parameters of the layer that are trained, such as those of a norm."""
+    """Whether dispatched rows need gradients for trained parameters in the layer, such as a norm's."""
     num_counted: int = 0
-    """Units whose choices are counted over all rows of a microbatch, for a loss of the layer's own; 0 for none."""
+    """Number of units with a load-balancing loss; 0 for no such loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingChoice:
-    """A way in which ranks share out a layer: its linears, that is, as a norm is whole on every rank."""
+    """One way to shard a layer's linears over ranks. Norms are always replicated."""
 
     split: Split
-    """How; the parameters say along which dim each is cut."""
+    """Kind of sharding; each parameter states its dim."""
     units: int | None = None
-    """How many things it shares out of which each is computed on one rank, such as heads; None where any cut will do."""
+    """Number of indivisible units, such as heads, each computed on one rank; None if any split is allowed."""
     words: str = ""
-    """What these are, for people."""
+    """Description of the units for people."""
     weights: int | None = None
-    """Weights of each position that multiply what a rank computes, where each computes an addend of the output and the module's
-    `region` moves values; None where they are moved for each linear, one after the other."""
+    """Number of weights per position that multiply a rank's partial sum, if the module's `region` communicates.
+
+    None if communication happens at each linear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looking:
-    """What of each position a layer exchanges with others: each of them looks at keys and values by queries."""
+    """Attention heads, for context parallelism."""
 
     heads: int
-    """Heads of the query."""
+    """Query heads."""
     kv_heads: int
-    """Heads of key and value, each for as many neighbours of the query."""
+    """Key and value heads, each for several consecutive query heads."""
     width: int
-    """Features of a head."""
+    """Features in each head."""
 
 
 def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]:
-    """The parameters of a module ``norm``."""
+    """Parameters of a module named ``norm``."""
     factor = ParameterOf(name="norm.weight", shape=(features,), initial=Initial.FACTOR)
     offset = ParameterOf(name="norm.bias", shape=(features,), initial=Initial.OFFSET)
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
 def linear_parameters_of(name: str, inputs: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
-    """The parameters of a plain linear module, which may be cut by columns or rows."""
+    """Parameters of a linear that can be sharded colwise or rowwise."""
     weight = ParameterOf(name=f"{name}.weight", shape=(outputs, inputs), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
     offset = ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET, column_dim=0)
     return (weight, offset) if bias else (weight,)
 
 
 def part_parameters(part: Part, inputs: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
-    """The parameters of a part: units are outputs of what reads the layer's input, and inputs of what gives its output."""
+    """Parameters of a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
     found = linear_parameters_of(part.name, inputs, outputs, bias=bias)
     return tuple(
         replace(each, column_dim=None, row_dim=None, within_dim=each.column_dim if part.reads_input else each.row_dim)
@@ -127,7 +128,7 @@ def part_parameters(part: Part, inputs: int, outputs: int, *, bias: bool) -> tup
 
 
 def ready_linears(parameters: Iterable[ParameterOf], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
-    """Names in the order in which backward has gradients ready, of linears in the order of backward and a norm before them."""
+    """Names in the order in which backward produces gradients, for linears in backward order followed by a norm."""
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]
     owned = {parameter.name for parameter in parameters}

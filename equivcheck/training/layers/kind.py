@@ -1,4 +1,4 @@
-"""What a kind of layer has to say: to the train loop, to parallelisms, to exported scripts."""
+"""Interface of a layer kind for the train loop, parallelisms and exported scripts."""
 
 from __future__ import annotations
 
@@ -16,83 +16,86 @@ if TYPE_CHECKING:
 
 
 class LayerKind(ABC):
-    """One kind of layer. Third parties subclass it, with a noun derived from `AnyLayer`, and offer it by an entry point.
+    """Kind of layer. Third parties subclass it, with a subclass of `AnyLayer`, and register it as an entry point.
 
-    Importing the module of a kind must not import torch: the generator asks for facts only.
+    Importing its module must not import torch, because generating scenarios only needs the properties.
     """
 
     noun: ClassVar[type[AnyLayer]]
-    """The noun that it is about."""
+    """Scenario class that it implements."""
 
     @abstractmethod
     def parameters(self, layer: Any, inputs: int) -> tuple[ParameterOf, ...]:
-        """Each parameter that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
+        """Parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
 
     @abstractmethod
     def build(self, layer: Any, inputs: int) -> LayerModule:
-        """Its module, which maps (rows, length, inputs), or (rows, inputs), to the same with its outputs last.
+        """Build the module.
 
-        The values of its parameters are replaced; a module that draws them itself would use the process-wide generator.
+        It maps (rows, length, inputs) or (rows, inputs) to the same shape with the layer's output features.
+
+        Parameter values are replaced later. The module must not draw them itself, because that would use the process-wide
+        generator.
         """
 
     def parts(self, layer: Any) -> tuple[Part, ...]:  # noqa: ARG002 - for those whose linears are known
-        """Its linears, in the order in which they run; none where it is not known which of its modules are such.
+        """Linears in the order in which they run; empty if they are not known.
 
-        A layer without any runs under tensor parallelism as plain tensors alone.
+        If they are not known, tensor parallelism can only run the layer on plain tensors.
         """
         return ()
 
     def num_linears(self, layer: Any) -> int:
-        """Those that it computes with, whether or not they are known: what compiling it takes is measured by them."""
+        """Number of linears, known or not. It determines how long the layer takes to compile."""
         return len(self.parts(layer))
 
     def choices(self, layer: Any) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - for those that can be shared out
-        """The ways in which ranks can share out its parts, besides leaving them whole."""
+        """Ways to shard the layer's linears, in addition to replicating them."""
         return ()
 
     def looking(self, layer: Any) -> Looking | None:  # noqa: ARG002 - for those whose positions look at others
-        """What its positions look at in others, if its module does that by its `sequence` alone; None for those that do not.
+        """Attention heads, if the module attends only through its `sequence`; None otherwise.
 
-        A layer that needs the length and has none runs on whole sequences alone.
+        If a layer needs the length and returns None, context parallelism cannot run it.
         """
         return None
 
     def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `DispatchingModule`
-        """How it gives rows to units which ranks can share out; None where it has no units."""
+        """Routing to units that ranks can share out; None if the layer routes nothing."""
         return None
 
     def script(self, layer: Any, inputs: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
-        """How an exported script writes it; None where none does."""
+        """Code for exported scripts; None if the layer cannot be exported."""
         return None
 
     def ready(self, layer: Any, inputs: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
-        """Names of parameters in the order in which backward has their gradients ready; None where that is not known.
+        """Parameter names in the order in which backward produces gradients; None if it is not known.
 
-        What was computed last comes first; under autocast each gradient is first cast back.
+        The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
         """
         return None
 
     def mask(self, layer: Any, inputs: int, length: int | None) -> Shape | None:
-        """Shape of its dropout mask for one row of the data; None where it has none."""
+        """Shape of the dropout mask for one row; None without dropout."""
         if not layer.dropout:
             return None
         return (layer.outputs(inputs),) if length is None else (length, layer.outputs(inputs))
 
     def propagated(self, layer: Any) -> AnyLayer:
-        """The nearest layer all of whose operations DTensor propagates; the same where it is one."""
+        """Closest layer whose operations all have DTensor sharding strategies; the layer itself if that holds already."""
         found: AnyLayer = layer
         return found
 
     def with_known_shapes(self, layer: Any) -> AnyLayer:
-        """The nearest layer in which no shape depends on values, as `torch.vmap` and graphs ask for; the same where none does."""
+        """Closest layer without data-dependent shapes, for `torch.vmap` and graph tracing; the layer itself if it has none."""
         found: AnyLayer = layer
         return found
 
     def with_even_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - for those that have units
-        """The nearest layer that views features as a multiple of so many units, such as heads; the same where it views none."""
+        """Closest layer whose number of units, such as heads, is a multiple; the layer itself if it has no units."""
         found: AnyLayer = layer
         return found
 
     def strategy(self, inputs: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - for those that are drawn by themselves
-        """Layers of the kind for so many inputs, as they are drawn into generated models; None for none."""
+        """Hypothesis strategy for layers with this many input features; None to keep the kind out of generated models."""
         return None

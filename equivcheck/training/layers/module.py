@@ -1,4 +1,4 @@
-"""What the modules of all kinds of layers have in common, and what they are made of."""
+"""Base classes and building blocks for the modules of all kinds of layers."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ ACTIVATIONS: dict[Activation, Function] = {
     Activation.SIGMOID: torch.sigmoid,
     Activation.SILU: functional.silu,
 }
-"""Every activation but the identity, which is left out."""
+"""Every activation except the identity."""
 
 
 class Linear(nn.Linear):
-    """A linear whose parameters are given to it."""
+    """Linear whose parameters are assigned later."""
 
     def reset_parameters(self) -> None:
-        """Leave the parameters alone: they are replaced, and drawing them would use the process-wide generator."""
+        """Do nothing: the parameters are replaced, and drawing them would use the process-wide generator."""
 
 
 class Embedding(nn.Embedding):
-    """An embedding whose rows are given to it."""
+    """Embedding whose weight is assigned later."""
 
     def reset_parameters(self) -> None:
-        """Leave the rows alone: they are replaced, and drawing them would use the process-wide generator."""
+        """Do nothing: the weight is replaced, and drawing it would use the process-wide generator."""
 
 
 class Load(NamedTuple):
-    """How a forward has loaded the units of a layer: what its loss of its own is made of."""
+    """Routing statistics from the last forward, for the load-balancing loss."""
 
     balance: float
-    """The coefficient of that loss."""
+    """Coefficient of the loss."""
     counts: torch.Tensor
-    """How often each unit has been chosen, (units,), in the element type of the values."""
+    """Positions routed to each unit, (units,), in the dtype of the activations."""
     shares: torch.Tensor
-    """Each unit's share of the scores of a position, summed over positions, (units,)."""
+    """Share of each unit in the scores, summed over positions, (units,)."""
 
 
 class LayerModule(nn.Module):
-    """One layer; a kind derives from it and says what it computes."""
+    """Base class for layer modules; subclasses implement `compute`."""
 
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__()
@@ -62,9 +62,9 @@ class LayerModule(nn.Module):
         self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map (rows, inputs) to (rows, outputs), or sequences of the one to sequences of the other.
+        """Map (rows, inputs) to (rows, outputs), or sequences of them.
 
-        A layer that recomputes keeps nothing between the two for backward.
+        With activation checkpointing, nothing in between is kept for backward.
         """
         if not self.recomputes:
             return self.compute(inputs, mask, step)
@@ -72,65 +72,65 @@ class LayerModule(nn.Module):
         return outputs
 
     def chooser(self) -> nn.Module | None:
-        """What in it chooses by values, and gives first of all whether each thing is chosen; None where nothing does."""
+        """Submodule that routes positions, whose first output says which unit is selected; None if there is none."""
         return None
 
     def load(self) -> Load | None:
-        """How its last forward has loaded its units; None where it has no loss of its own."""
+        """Routing statistics from the last forward; None without a load-balancing loss."""
         return None
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """What `forward` maps by."""
+        """Map inputs to outputs, for `forward`."""
         raise NotImplementedError
 
     def ended(self, outputs: torch.Tensor, mask: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs after dropout and the residual."""
+        """Apply dropout and the residual to the outputs."""
         if mask is not None:
             outputs = outputs * mask
         return outputs + inputs if self.layer.residual else outputs
 
 
 class DispatchingModule(LayerModule):
-    """A layer with units, such as experts, each of which computes the rows that choose it; ranks may share out the units."""
+    """Layer that routes rows to units, such as experts. Ranks may share out the units."""
 
     num_units: int
-    """All units, of whatever rank."""
+    """Number of units on all ranks."""
 
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__(layer)
         self.by_units: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-        """What computes rows, (rows, features), sorted by unit, so many for each, (units,), where other ranks hold some units."""
+        """Computes rows, (rows, features), sorted by unit with counts (units,), if other ranks hold some units."""
         self.region: Region = UNCUT
-        """What moves values where other ranks hold parts of each unit."""
+        """Communicates if each unit is sharded over ranks."""
 
     def units(self) -> nn.Module:
-        """What has the units' parameters, with the units as first dim of each."""
+        """Module with the units' parameters, stacked along dim 0."""
         raise NotImplementedError
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What the units held here make of rows, sorted by unit, so many for each: by one call of the module of `units`.
+        """Compute this rank's units on rows sorted by unit, with the row count for each.
 
-        So that what is put around that module finds its parameters where they are used.
+        It must call the module from `units` once, because wrappers around that module gather parameters in its forward.
         """
         raise NotImplementedError
 
 
 def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
-    """The module of a normalisation."""
+    """Norm module, or None."""
     if norm is None:
         return None
     return nn.LayerNorm(features) if norm is Norm.LAYER else nn.RMSNorm(features)
 
 
 def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """A tensor made alike on every rank, such that it goes with the values: DTensors do not mix with plain tensors."""
+    """Replicate a tensor that all ranks computed identically if the values are a DTensor, because plain tensors do not mix."""
     if not isinstance(values, DTensor):
         return made
     return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)
 
 
 def part_beside(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter such that it goes with the values: beside plain tensors what this rank holds of a DTensor."""
+    """Local part of a DTensor parameter if the values are a plain tensor; otherwise the parameter itself."""
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter
     part: torch.Tensor = parameter.to_local()

@@ -1,4 +1,4 @@
-"""The parameters of a model, as its noun says they are: what all asks that reckons with names, shapes and sizes."""
+"""Parameters of a model with names, shapes and sizes, without building it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from equivcheck.training.layers.registry import kind_of
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
 
 KEPT_MODELS = 64
-"""Models whose parameters are kept: all that reckons with a scenario asks for them again and again."""
+"""Models in the cache, because many parts ask for a scenario's parameters repeatedly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(ParameterOf):
-    """One parameter of a model, whole; one of the model itself has its full name."""
+    """Full parameter of a model. A parameter that the model itself owns is stored under its full name."""
 
     layer: int | None
-    """Index of the layer that owns it; None for a parameter of the model itself."""
+    """Index of the layer that owns it; None if the model itself does."""
     trained: bool
-    """Whether it requires a gradient."""
+    """Whether it has `requires_grad=True`."""
 
     @property
     def owner(self) -> Owner:
-        """What part of the model it belongs to."""
+        """Part of the model that owns it."""
         if self.layer is not None:
             return Owner.LAYER
         if self.name in (EMBEDDING, POSITIONS):
@@ -36,7 +36,7 @@ class Parameter(ParameterOf):
 
     @property
     def is_of_norm(self) -> bool:
-        """Whether it is a parameter of a normalisation."""
+        """Whether it belongs to a norm."""
         return self.name.rpartition(".")[0].endswith("norm")
 
     @property
@@ -46,7 +46,7 @@ class Parameter(ParameterOf):
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def takes_part(self, step: int) -> bool:
@@ -55,20 +55,17 @@ class Parameter(ParameterOf):
 
 
 SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Initial.FACTOR)
-"""What multiplies the outputs of a model with a scale."""
+"""Parameter that multiplies the outputs in a model with `scale`."""
 
 
 def layer_of(full_name: str) -> int | None:
-    """Index of the layer that owns the parameter of that canonical name; None for one of the model itself."""
+    """Index of the layer that owns the parameter with this canonical name; None if the model itself does."""
     return int(full_name.split(".")[1]) if full_name.startswith("layers.") else None
 
 
 @lru_cache(maxsize=KEPT_MODELS)
 def parameters_of(model: Model) -> tuple[Parameter, ...]:
-    """Each distinct parameter once, in the order of `torch.nn.Module.named_parameters`: the model's own, then those of layers.
-
-    The embedding comes before the layers, and the head after them.
-    """
+    """Distinct parameters in the order of `torch.nn.Module.named_parameters`: scale, embedding, layers, head."""
     embeds = model.source is not None and not model.source.frozen
     head = (replace(parameter, name=f"head.{parameter.name}") for parameter in head_parameters(model))
     return (
@@ -91,7 +88,7 @@ def _owned(parameter: ParameterOf, layer: int | None, *, trained: bool) -> Param
 
 
 def by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
-    """The parameters of each layer that owns any, and those of the model itself, if it has any."""
+    """Parameters grouped by owning layer. Those that the model itself owns form one group."""
     found: dict[int | None, list[Parameter]] = {}
     for parameter in parameters:
         found.setdefault(parameter.layer, []).append(parameter)

@@ -1,4 +1,4 @@
-"""How values come to what ranks may have parts of, and go on from it, where each rank computes an addend of the output."""
+"""Communication around experts whose hidden features are sharded, so that each rank computes a partial sum of the output."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import torch
 
 
 class Region:
-    """Each rank has all of it, so that nothing is moved; a parallelism that cuts it has a class of its own."""
+    """Communication for replicated experts: none. Tensor parallelism replaces it by a subclass."""
 
     def entered(self, values: torch.Tensor) -> torch.Tensor:
-        """The whole input, which every rank has and computes alike with."""
+        """Make the input replicated."""
         return values
 
     def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What every rank has, as each computes an addend with it: the gradients are sums over ranks.
+        """Pass on replicated values and router weights to a rank's partial sum; backward sums their gradients over ranks.
 
-        Those of the weights too, which multiply addends, before or after what is linear in them.
+        Megatron calls this "copy to tensor-parallel region". Router weights need it because they multiply partial sums.
         """
         return values, weights
 
     def left(self, addend: torch.Tensor) -> torch.Tensor:
-        """What the addends of all ranks make, as the layer leaves it."""
+        """Reduce the partial sums to the layer's output."""
         return addend
 
     def added_once(self, bias: torch.Tensor) -> torch.Tensor:
-        """A bias of what all addends make, as it is added to that of a rank."""
+        """Bias as added to this rank's partial sum, so that the reduced output contains it once."""
         return bias
 
 
 UNCUT = Region()
-"""What every module starts with."""
+"""Default for every module."""

@@ -1,4 +1,4 @@
-"""Which kinds of layers there are: those built in, and what third parties offer by entry points."""
+"""Registry of layer kinds: built-in ones and third-party entry points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BUILT_IN = frozenset(_KINDS)
 
 
 def kind_of(layer: AnyLayer) -> LayerKind:
-    """The kind of a layer. Raises `UsageError` for a noun that none is about."""
+    """Kind for a layer. Raises `UsageError` if no kind implements its class."""
     found = _KINDS.get(type(layer))
     if found is None:
         _ask_entry_points()
@@ -34,20 +34,20 @@ def kind_of(layer: AnyLayer) -> LayerKind:
 
 
 def register(kind: LayerKind) -> None:
-    """Add a kind of layer. Raises `UsageError` where its noun is none, or its tag is taken."""
+    """Register a kind of layer. Raises `UsageError` if its class is not valid or its tag is taken."""
     register_layer(kind.noun)
     _KINDS.setdefault(kind.noun, kind)
 
 
 def others() -> tuple[LayerKind, ...]:
-    """The kinds that third parties offer."""
+    """Third-party kinds."""
     _ask_entry_points()
     return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
 
 
 @cache
 def _ask_entry_points() -> None:
-    """Register what third parties offer, once. Raises `UsageError` for one that cannot be loaded."""
+    """Register third-party kinds, once. Raises `UsageError` if one cannot be loaded."""
     for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
         try:
             register(entry_point.load()())

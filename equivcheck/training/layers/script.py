@@ -1,4 +1,4 @@
-"""How exported scripts write layers."""
+"""Code for layers in exported scripts."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from equivcheck.training.layers.facts import ParameterOf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerScript:
-    """A layer as a class of an exported script."""
+    """Class definition for a layer in an exported script."""
 
     name: str
-    """What the class may be called; layers of one text share it."""
+    """Preferred class name. Layers with identical code share a class."""
     words: str
-    """What it is, for its docstring."""
+    """Docstring for the class."""
     init: tuple[str, ...]
-    """Lines that make its modules, by the names that parameters have here."""
+    """Lines in `__init__` that create submodules, with the parameter names used here."""
     compute: tuple[str, ...]
-    """Lines that map ``inputs`` to ``values``; dropout and the residual come after."""
+    """Lines in `forward` that map ``inputs`` to ``values``; dropout and residual are added after them."""
     functions: tuple[tuple[str, ...], ...] = ()
-    """Functions that these call, line by line."""
+    """Functions that the lines call, line by line."""
     imports: tuple[tuple[str, str], ...] = ()
-    """Modules, and the names in them, that these need."""
+    """Imports that the lines need: module and name."""
     methods: tuple[tuple[str, ...], ...] = ()
-    """Methods of the class beside these, line by line."""
+    """Further methods, line by line."""
     of_parts: LayerScript | None = None
-    """How it is written where ranks have some of the positions, and ``self.sequence`` says which; None for the same."""
+    """Variant for context parallelism, with ``self.sequence`` for the local positions; None if the code is the same."""
     of_units: LayerScript | None = None
-    """How it is written where ranks share out its units, and ``self.by_units`` computes rows by them; None for the same."""
+    """Variant for expert parallelism, with ``self.by_units`` to compute rows; None if the code is the same."""
     of_region: LayerScript | None = None
-    """How it is written where each rank computes an addend, and ``self.region`` moves values; None for the same."""
+    """Variant for tensor parallelism inside experts, with ``self.region`` for communication; None if the code is the same."""
 
 
 NORMS: dict[Norm, str] = {Norm.LAYER: "nn.LayerNorm", Norm.RMS: "nn.RMSNorm"}
-"""As scripts write them."""
+"""Norm modules as code."""
 
 ACTIVATIONS: dict[Activation, tuple[str, str]] = {
     Activation.RELU: ("nn.ReLU()", "torch.relu"),
@@ -44,16 +44,16 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
     Activation.SIGMOID: ("nn.Sigmoid()", "torch.sigmoid"),
     Activation.SILU: ("nn.SiLU()", "functional.silu"),
 }
-"""As scripts write them, as a module and as a function; the identity is left out."""
+"""Activations as code, as module and as function, without the identity."""
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """What makes a normalisation, if there is any."""
+    """Line that creates a norm; empty if there is none."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
 def linear_lines(parameters: tuple[ParameterOf, ...]) -> tuple[str, ...]:
-    """What makes the linears that have these weights and biases."""
+    """Lines that create the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Which positions of each sequence are here: what modules ask that count positions, or look at others."""
+"""Positions on this rank, for modules that number positions or attend to others."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import torch
 
 
 class Looks(Protocol):
-    """A module whose positions look at others; all values are (rows, heads, positions, width)."""
+    """Attention module as `Sequence` uses it; all tensors are (rows, heads, positions, head_dim)."""
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
-        """Key or value for each head of the query, from heads that are each for several."""
+        """Repeat key or value heads so that each query head has one."""
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Which positions of keys each position of queries does not see, shape (queries, keys); None for seeing all."""
+        """Mask that is True if a query position may not attend to a key position, (queries, keys); None masks nothing."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """What each head finds in a whole sequence."""
+        """Attention over a full sequence."""
 
     def attend_from(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """What each head finds from some positions in those of keys."""
+        """Attention from queries at some positions to keys at others."""
 
 
 class Sequence:
-    """All positions of each sequence, in order; a parallelism that cuts them has a class of its own."""
+    """All positions, in order. Context parallelism replaces it by a subclass."""
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:
-        """Which positions of the whole sequence the `count` that are here are, shape (count,)."""
+        """Positions in the full sequence of the `count` local ones, shape (count,)."""
         return torch.arange(count, device=device)
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """What the positions that are here find in the whole sequence: all are (rows, heads, positions here, width)."""
+        """Attention from the local positions to the full sequence; all tensors are (rows, heads, local positions, head_dim)."""
         return looks.attend(query, looks.grouped(key), looks.grouped(value))
 
 
 WHOLE = Sequence()
-"""What every module starts with."""
+"""Default for every module."""

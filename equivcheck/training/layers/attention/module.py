@@ -1,4 +1,4 @@
-"""The module of self-attention."""
+"""Module for self-attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.training.layers.module import LayerModule, Linear, beside, norm_
 
 
 class AttentionModule(LayerModule):
-    """Heads of queries that look at positions through heads of keys and values, each of them for several neighbours."""
+    """Grouped-query self-attention: each key and value head serves several consecutive query heads."""
 
     layer: Attention
 
@@ -27,7 +27,7 @@ class AttentionModule(LayerModule):
         self.output = Linear(wide, inputs, bias=layer.bias)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, length, inputs) to the same shape."""
+        """Map (rows, length, features) to the same shape."""
         layer = self.layer
         normed = inputs if self.norm is None else self.norm(inputs)
         query = _heads(self.query(normed), layer.head_width)
@@ -38,23 +38,23 @@ class AttentionModule(LayerModule):
         return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
 
     def placed(self, values: torch.Tensor) -> torch.Tensor:
-        """Query or key, turned by the position of each: (rows, heads, length, width)."""
+        """Apply rotary embeddings to query or key, (rows, heads, length, head_dim), at this rank's positions."""
         return turned(values, self.sequence.positions(values.shape[-2], values.device))
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
-        """Key or value for each head of the query, from (rows, heads of them, length, width)."""
+        """Repeat key or value heads so that each query head has one: (rows, kv_heads, length, head_dim) to (rows, heads, ...)."""
         groups = self.layer.heads // self.layer.kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Which of some positions each of others does not see, (queries, keys), where positions are counted in the sequence.
+        """Mask that is True if a query may not attend to a key, (queries, keys), given positions in the full sequence.
 
-        None for seeing all.
+        None if every query attends to every key.
         """
         return keys > queries[:, None] if self.layer.causal else None
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """What each head finds in a whole sequence: all are (rows, heads, length, width)."""
+        """Attention over a full sequence; all tensors are (rows, heads, length, head_dim)."""
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, is_causal=self.layer.causal)
         length = query.shape[-2]
@@ -64,22 +64,22 @@ class AttentionModule(LayerModule):
     def attend_from(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """What each head finds from some positions, (rows, heads, queries, width), in those of keys, which they see or do not."""
+        """Attention from some positions to others, (rows, heads, positions, head_dim), with a mask from `unseen`."""
         if self.layer.fused:
             return functional.scaled_dot_product_attention(query, key, value, attn_mask=None if unseen is None else ~unseen)
         return attention(query, key, value, unseen)
 
 
 def _heads(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Map (rows, length, heads * width) to (rows, heads, length, width)."""
+    """Map (rows, length, heads * head_dim) to (rows, heads, length, head_dim)."""
     parts: torch.Tensor = values.unflatten(-1, (values.shape[-1] // width, width))  # type: ignore[no-untyped-call]
     return parts.transpose(-2, -3)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
-    """What `scaled_dot_product_attention` computes, by products and a softmax; all are (rows, heads, length, width).
+    """Explicit `scaled_dot_product_attention`: matmuls and a softmax on tensors (rows, heads, length, head_dim).
 
-    `unseen`, (queries, keys), says which positions each one does not see; None for seeing all.
+    `unseen`, (queries, keys), is True if a query may not attend to a key; None masks nothing.
     """
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if unseen is not None:
@@ -88,7 +88,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unsee
 
 
 def turned(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Pairs of features of each head, half a head apart, turned by their position: (rows, heads, length, width)."""
+    """Rotate feature pairs, half a head apart, by their position: (rows, heads, length, head_dim)."""
     half = values.shape[-1] // 2
     rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
     angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)

@@ -1,4 +1,4 @@
-"""What rotary positions turn by."""
+"""Base for rotary position embeddings."""
 
 ROTARY_BASE = 100.0
-"""From one pair of features of a head to the last, rates fall from 1 to nearly one part in so many: short, as sequences are."""
+"""Ratio between the first and last rotation frequency in a head. It is small because sequences are short."""

@@ -1,4 +1,4 @@
-"""Self-attention as exported scripts write it."""
+"""Export self-attention as code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 
 
 def attention_script(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
-    """The class, for so many input features."""
+    """Class for an attention layer with this many input features."""
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
     groups = layer.heads // layer.kv_heads
@@ -77,7 +77,7 @@ def _script_of_parts(layer: Attention, inputs: int, parameters: tuple[ParameterO
 
 
 def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
-    """What its positions look at others by."""
+    """Methods for context parallelism, with the names in `AttentionModule`."""
     groups = layer.heads // layer.kv_heads
     if layer.fused:
         mask = "attn_mask = None if unseen is None else ~unseen"

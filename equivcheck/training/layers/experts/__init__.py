@@ -1,1 +1,1 @@
-"""Experts that a router chooses among."""
+"""Mixture of experts."""

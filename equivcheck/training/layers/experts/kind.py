@@ -1,4 +1,4 @@
-"""Experts of which a router chooses a few for each position."""
+"""Mixture of gated MLPs with a router."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ if TYPE_CHECKING:
 
 
 class ExpertsKind(LayerKind):
-    """A router, gated perceptrons side by side, and one that all positions share."""
+    """Router, stacked experts, and an optional shared expert."""
 
     noun: ClassVar[type[AnyLayer]] = Experts
 
     def parameters(self, layer: Experts, inputs: int) -> tuple[ParameterOf, ...]:
-        """Those of the norm and the router, of all experts with these as first dim, and of the shared one."""
+        """Parameters of norm, router, stacked experts (experts along dim 0) and shared expert."""
         router = ParameterOf(name="router.weight", shape=(layer.num_experts, inputs), initial=Initial.WEIGHT)
         routed = _gated_parameters("experts", layer, inputs, (layer.num_experts,))
         shared = _gated_parameters("shared", layer, inputs) if layer.shared else ()
         return (*norm_parameters(layer.norm, inputs), router, *routed, *shared)
 
     def build(self, layer: Experts, inputs: int) -> LayerModule:
-        """An `ExpertsModule`."""
+        """Build an `ExpertsModule`."""
         from equivcheck.training.layers.experts.module import ExpertsModule
 
         return ExpertsModule(layer, inputs)
 
     def dispatch(self, layer: Experts) -> Dispatch:
-        """Rows to experts; those of a norm, or weighted, depend on trained parameters."""
+        """Dispatch of rows to experts. Rows need gradients if a trained norm or the router weights multiply them."""
         trains_rows = not layer.frozen and (layer.norm is not None or layer.weighs_input)
         return Dispatch(trains_rows=trains_rows, num_counted=layer.num_experts if layer.balance else 0)
 
     def num_linears(self, layer: Experts) -> int:
-        """The router, and three of each expert."""
+        """Linears in the router and in all experts."""
         return 1 + 3 * (layer.num_experts + layer.shared)
 
     def choices(self, layer: Experts) -> tuple[ShardingChoice, ...]:
-        """By the features within each expert, the shared one too; the router is whole on every rank."""
+        """Sharding by the hidden features in each expert, the shared one included; the router is replicated."""
         words = "features within each expert"
         return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
     def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
-        """The shared expert, then the others, from the last linear to the first, bias first; then the router and the norm."""
+        """Shared expert, then routed experts, from the last linear to the first, bias first; then router and norm."""
         names = [parameter.name for parameter in self.parameters(layer, inputs)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
 
     def script(self, layer: Experts, inputs: int) -> LayerScript:
-        """As the module that it is here."""
+        """Export it with the module's structure."""
         return experts_script(layer, inputs)
 
     def propagated(self, layer: Experts) -> AnyLayer:
-        """Every expert computes every position."""
+        """Same as `with_known_shapes`."""
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
-        """Every expert computes every position: how many choose it depends on values."""
+        """Every expert computes every position, because the number of dispatched rows depends on values."""
         return layer.having(dispatched=False)
 
 
 def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
-    """Those of a gate, an upward linear and one back, or of several with these as first dim."""
+    """Parameters of one gated MLP, or of several stacked along a first dim."""
     found, expert_dim = [], 0 if stacked else None
     for name, outputs, features, dim in (
         ("gate", layer.hidden, inputs, 0),

@@ -1,4 +1,4 @@
-"""The module of experts that a router chooses among."""
+"""Module for a mixture of experts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from equivcheck.training.layers.module import ACTIVATIONS, DispatchingModule, Li
 from equivcheck.training.layers.region import UNCUT, Region
 
 Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
-"""Weight and bias of each linear, of one expert or of those that a rank holds."""
+"""Weight and bias for each linear, for one expert or for this rank's experts."""
 
 
 class Router(Linear):
-    """Which experts each position chooses, and what they weigh."""
+    """Linear router: selects experts for each position and computes their weights."""
 
     def __init__(self, layer: Experts, inputs: int) -> None:
         super().__init__(inputs, layer.num_experts, bias=False)
@@ -23,7 +23,7 @@ class Router(Linear):
         self.load: Load | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        """Map (..., inputs) to (..., experts): whether each is chosen, and its weight, which is zero for others."""
+        """Map (..., features) to two (..., experts) tensors: whether each expert is selected, and its weight or zero."""
         logits = super().forward(inputs)
         scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
         chosen = self.chosen(scores.detach())
@@ -33,20 +33,23 @@ class Router(Linear):
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
     def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
-        """What scores and choices, (..., experts), mean for the loss of this layer."""
+        """Inputs for the load-balancing loss from scores and selection, both (..., experts)."""
         positions = tuple(range(scores.ndim - 1))
         shares = scores if self.layer.scores is Scores.SOFTMAX else scores / scores.sum(-1, keepdim=True)
         return Load(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Whether each score, (..., experts), is among the highest; of equal ones the first: `topk` would take any."""
+        """Whether each score, (..., experts), is among the `top_k` highest.
+
+        A stable sort breaks ties, because `topk` may pick any.
+        """
         order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
         experts = beside(scores, torch.arange(self.layer.num_experts, device=scores.device))
         return (order.unsqueeze(-1) == experts).any(-2)
 
 
 class GatedExperts(nn.Module):
-    """The parameters of gated perceptrons, of one or of several with these as first dim, and what each of them computes."""
+    """Gated MLP parameters, for one expert or stacked along dim 0, and the computation of each expert."""
 
     def __init__(self, layer: Experts, inputs: int, *stacked: int) -> None:
         super().__init__()
@@ -62,7 +65,10 @@ class GatedExperts(nn.Module):
             self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
-        """Map (..., features) to the same by the only expert or by one of several; or rows by each of them, so many in turn."""
+        """Map (..., features) with the only expert or with one of several.
+
+        With `counts`, map sorted rows with each expert in turn.
+        """
         own = self._parameters_beside(inputs)
         if counts is None:
             return self._computed(own, inputs, expert)
@@ -70,7 +76,10 @@ class GatedExperts(nn.Module):
         return torch.cat([inputs[:0], *(self._computed(own, part, number) for number, part in enumerate(parts))])
 
     def _parameters_beside(self, inputs: torch.Tensor) -> Own:
-        """Weight and bias of each linear; what is put in the place of parameters need be none itself."""
+        """Weight and bias for each linear, local if the inputs are plain tensors.
+
+        Parallelisms may replace parameters by plain tensors.
+        """
         names = ((name, getattr(self, name), getattr(self, f"{name}_bias")) for name in ("gate", "up", "down"))
         return {
             name: (part_beside(inputs, weight), None if bias is None else part_beside(inputs, bias))
@@ -97,7 +106,7 @@ def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, 
 
 
 class ExpertsModule(DispatchingModule):
-    """A router, experts, and one that all positions share."""
+    """Router, routed experts and an optional shared expert."""
 
     layer: Experts
 
@@ -110,19 +119,19 @@ class ExpertsModule(DispatchingModule):
         self.num_units = layer.num_experts
 
     def chooser(self) -> Router:
-        """Its router."""
+        """Router of this layer."""
         return self.router
 
     def load(self) -> Load | None:
-        """What its router has kept."""
+        """Load that the router recorded in the last forward."""
         return self.router.load
 
     def units(self) -> GatedExperts:
-        """Its experts but the shared one."""
+        """Module with the routed experts' parameters."""
         return self.experts
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, inputs), or sequences of such, to the same shape."""
+        """Map (rows, features) or (rows, length, features) to the same shape."""
         normed = self.region.entered(inputs if self.norm is None else self.norm(inputs))
         chosen, weights = self.router(normed)
         normed, weights = self.region.used(normed, weights)
@@ -133,7 +142,7 @@ class ExpertsModule(DispatchingModule):
         return self.ended(self.region.left(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What the chosen experts make of (..., features), by way of all: for others, that counts nothing."""
+        """Compute every expert on every position, (..., features), and mask out those not selected."""
         outputs = torch.zeros_like(values)
         for expert in range(self.layer.num_experts):
             counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]
@@ -141,7 +150,7 @@ class ExpertsModule(DispatchingModule):
         return outputs
 
     def dispatched(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """What the chosen experts make of (..., features), each of those positions alone that have chosen it."""
+        """Compute each expert only on the positions routed to it; values are (..., features)."""
         flat, chosen, weights = (each.flatten(0, -2) for each in (values, chosen, weights))
         experts, places = chosen.T.nonzero(as_tuple=True)
         weight, rows = weights[places, experts, None], flat[places]
@@ -153,11 +162,11 @@ class ExpertsModule(DispatchingModule):
         return torch.zeros_like(flat).index_add(0, places, made).view(values.shape)
 
     def compute_units(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What the experts held here make of rows, sorted by expert, so many for each."""
+        """Compute this rank's experts on rows sorted by expert, with the row count for each."""
         made: torch.Tensor = self.experts(rows, counts=counts)
         return made
 
     def weighted(self, values: torch.Tensor, weight: torch.Tensor, expert: int) -> torch.Tensor:
-        """What an expert makes of (..., features), with a weight for each position, (..., 1)."""
+        """Output of one expert on (..., features), weighted per position with (..., 1)."""
         made: torch.Tensor = self.experts(values * weight if self.layer.weighs_input else values, expert)
         return made if self.layer.weighs_input else made * weight

@@ -1,4 +1,4 @@
-"""Experts as exported scripts write them."""
+"""Export a mixture of experts as code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _METHODS = (
         "    return self.experts(rows, counts)",
     ),
 )
-"""Of a layer whose experts ranks share out."""
+"""Methods under expert parallelism."""
 _EXPERTS = "torch.arange(scores.shape[-1])"
 
 
 def experts_script(layer: Experts, inputs: int) -> LayerScript:
-    """The class, for so many input features."""
+    """Class for a mixture of experts with this many input features."""
     found = LayerScript(
         name="Experts",
         words="Gated perceptrons of which a router chooses for each position",
@@ -65,7 +65,6 @@ def experts_script(layer: Experts, inputs: int) -> LayerScript:
 
 
 def _init(layer: Experts, inputs: int, experts: str = "nn.Module()") -> list[str]:
-    """Lines that make its modules, experts as that expression."""
     lines = [*norm_line(layer.norm, inputs), f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
     lines += [f"self.experts = {experts}", *_parameters("experts", layer, inputs, (layer.num_experts,))]
     return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, inputs, ())] if layer.shared else [])]
@@ -91,7 +90,7 @@ def _chosen() -> tuple[str, ...]:
 
 
 def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) -> tuple[str, ...]:
-    """The function of one expert, of several if its number is told; of which the rank may have a part, as a DTensor."""
+    """Function for one expert, or for one of several by index. With `has_parts`, DTensor parameters are made local."""
     function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
     names = ("gate", "gate_bias", "up", "up_bias", "down", "down_bias") if layer.bias else ("gate", "up", "down")
     own = f"({', '.join(f'owner.{name}' for name in names)})"
@@ -128,7 +127,7 @@ def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False)
 
 
 def _load(layer: Experts) -> list[str]:
-    """What the auxiliary loss is made of: how often experts are chosen, and their shares of scores, summed over positions."""
+    """Lines that record the load for the load-balancing loss: selections and score shares, summed over positions."""
     shares = "scores" if layer.scores is Scores.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
     counts = "chosen.to(scores.dtype).sum(positions)"
     return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
@@ -162,7 +161,6 @@ def _dispatched(layer: Experts) -> list[str]:
 
 
 def _by_units(layer: Experts) -> list[str]:
-    """By what computes sorted rows, on this rank or on others."""
     return [
         "flat, chosen, weights = (each.flatten(0, -2) for each in (normed, chosen, weights))",
         "experts, places = chosen.T.nonzero(as_tuple=True)",

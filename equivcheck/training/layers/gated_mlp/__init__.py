@@ -1,1 +1,1 @@
-"""Gated multi-layer perceptrons."""
+"""Gated MLP."""

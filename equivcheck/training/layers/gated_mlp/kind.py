@@ -1,4 +1,4 @@
-"""Gated multi-layer perceptrons, as SwiGLU."""
+"""Gated MLP, such as SwiGLU."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ _PARTS = (Part(name="gate", reads_input=True), Part(name="up", reads_input=True)
 
 
 class GatedMLPKind(LayerKind):
-    """A gate and an upward linear, multiplied, and one back."""
+    """Gate and up projection, multiplied, and a down projection."""
 
     noun: ClassVar[type[AnyLayer]] = GatedMLP
 
     def parameters(self, layer: GatedMLP, inputs: int) -> tuple[ParameterOf, ...]:
-        """Those of the norm and of three linears."""
+        """Parameters of the norm and the three linears."""
         sizes = ((inputs, layer.hidden), (inputs, layer.hidden), (layer.hidden, inputs))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
         return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
 
     def parts(self, layer: GatedMLP) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
-        """The gate, the upward linear, the one back."""
+        """Gate, up and down projections."""
         return _PARTS
 
     def choices(self, layer: GatedMLP) -> tuple[ShardingChoice, ...]:
-        """By the features between."""
+        """Sharding by hidden features."""
         return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words="features within"),)
 
     def build(self, layer: GatedMLP, inputs: int) -> LayerModule:
-        """A `GatedMLPModule`."""
+        """Build a `GatedMLPModule`."""
         from equivcheck.training.layers.gated_mlp.module import GatedMLPModule
 
         return GatedMLPModule(layer, inputs)
 
     def ready(self, layer: GatedMLP, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """The linears in reverse, each with its bias first, then the norm."""
+        """Linears in reverse order, bias first, then the norm."""
         return ready_linears(self.parameters(layer, inputs), ("down", "up", "gate"), autocast=autocast)
 
     def script(self, layer: GatedMLP, inputs: int) -> LayerScript:
-        """As the module that it is here."""
+        """Export it with the module's structure."""
         function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(

@@ -1,4 +1,4 @@
-"""The module of a gated multi-layer perceptron."""
+"""Module for a gated MLP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, Linear, 
 
 
 class GatedMLPModule(LayerModule):
-    """A gate and an upward linear, multiplied, and one back."""
+    """Gate and up projection, multiplied, and a down projection."""
 
     layer: GatedMLP
 
@@ -22,7 +22,7 @@ class GatedMLPModule(LayerModule):
         self.activation = ACTIVATIONS.get(layer.activation)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
-        """Map (rows, inputs), or sequences of such, to the same shape."""
+        """Map (rows, features) or (rows, length, features) to the same shape."""
         normed = inputs if self.norm is None else self.norm(inputs)
         gate = self.gate(normed) if self.activation is None else self.activation(self.gate(normed))
         return self.ended(self.down(gate * self.up(normed)), mask, inputs)

@@ -1,1 +1,1 @@
-"""A linear with a norm before it, and what comes after it: the layer of `equivcheck.scenario.Layer`."""
+"""Linear layer, `equivcheck.scenario.Layer`."""

@@ -1,4 +1,4 @@
-"""The parameters of a linear layer, as its noun says they are."""
+"""Parameters of a linear layer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from equivcheck.training.layers.facts import Initial, ParameterOf, norm_paramete
 
 
 def linear_parameters(layer: Layer, inputs: int) -> tuple[ParameterOf, ...]:
-    """Each parameter that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
+    """Parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
     matrix, vector = (layer.width, inputs), (layer.width,)
     weight = ParameterOf(name="linear.weight", shape=matrix, initial=Initial.UNIT_WEIGHT, column_dim=0, row_dim=1)
     bias = ParameterOf(name="linear.bias", shape=vector, initial=Initial.UNIT_OFFSET, column_dim=0)

@@ -1,4 +1,4 @@
-"""Linear layers, with what real ones have around them."""
+"""Linear layer with norm, activation, dropout and residual."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 
 class LinearKind(LayerKind):
-    """A linear with a normalisation, an activation, dropout, a residual, a second linear beside it."""
+    """Linear with norm, activation, dropout, residual and an auxiliary linear."""
 
     noun: ClassVar[type[AnyLayer]] = Layer
 
     def parameters(self, layer: Layer, inputs: int) -> tuple[ParameterOf, ...]:
-        """Those of the norm, the linear and the auxiliary one."""
+        """Parameters of norm, linear and auxiliary linear."""
         return linear_parameters(layer, inputs)
 
     def build(self, layer: Layer, inputs: int) -> LayerModule:
-        """A `Block`."""
+        """Build a `Block`."""
         from equivcheck.training.layers.linear.module import Block
 
         return Block(layer, inputs)
 
     def parts(self, layer: Layer) -> tuple[Part, ...]:
-        """The linear, and the one beside it."""
+        """The linear and the auxiliary one."""
         activated = layer.activation is not Activation.IDENTITY
         linear = Part(name="linear", reads_input=True, gives_output=True, activated=activated)
         return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
 
     def choices(self, layer: Layer) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - of the base class
-        """By outputs or by inputs, however many there are."""
+        """Colwise and rowwise sharding."""
         return (ShardingChoice(split=Split.COLUMN), ShardingChoice(split=Split.ROW))
 
     def ready(self, layer: Layer, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """What was computed last is differentiated first; a shared weight is ready where it was used first."""
+        """Reverse order of computation. A shared weight is ready at its first use."""
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
         owned = {each.name for each in self.parameters(layer, inputs) if each.runs is not AuxiliaryLinear.NEVER}

@@ -1,4 +1,4 @@
-"""The module of a linear layer, and the same as functions."""
+"""Linear layer as a module and as functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerFunctions:
-    """A layer as functions, for what computes without a `Block`; None for what it has not."""
+    """Linear layer as functions, for computing without a `Block`; None if the layer lacks a part."""
 
     layer: Layer
     norm: Function | None
@@ -24,7 +24,7 @@ class LayerFunctions:
 
 
 def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-    """Map (rows, inputs) to (rows, width), or copies of the one to copies of the other."""
+    """Map (rows, inputs) to (rows, width), or the same with copies along dim 0."""
     normed = inputs if block.norm is None else block.norm(inputs)
     outputs: torch.Tensor = block.linear(normed)
     if block.auxiliary is not None and block.layer.auxiliary is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0:
@@ -39,7 +39,7 @@ def layer_output(block: Block | LayerFunctions, inputs: torch.Tensor, mask: torc
 
 
 class Block(LayerModule):
-    """A linear with what is around it."""
+    """Linear with norm, activation, dropout, residual and an auxiliary linear."""
 
     layer: Layer
 
@@ -52,5 +52,5 @@ class Block(LayerModule):
         self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """What `forward` maps by."""
+        """Same as `layer_output`."""
         return layer_output(self, inputs, mask, step)

@@ -1,4 +1,4 @@
-"""What a layer does to its output beside arithmetic: what propagation has to follow the rows through."""
+"""Shape operations and factory functions after a linear layer, which DTensor propagation must handle."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
     ShapeOp.ONES: _ones,
     ShapeOp.ZEROS: _zeros,
 }
-"""Each maps (rows, width) to (rows, width), `rows` of all ranks where the values are a DTensor."""
+"""Functions from (rows, width) to (rows, width). For a DTensor `rows` is the global number."""
 
 
 def added(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """What a shape operation adds to every row, shape (width,); None for nothing."""
+    """Constant that a shape operation adds to every row, shape (width,); None if it adds nothing."""
     if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)
     return torch.ones(width, dtype=dtype) if shape_op is ShapeOp.ONES else None
