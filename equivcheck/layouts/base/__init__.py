@@ -1,1 +1,1 @@
-"""The base of all parallelisms: their kind, limits, expected calls, execution and scripts."""
+"""The code that all parallelisms share: their interface, limits, expected calls, execution and exported scripts."""

@@ -1,4 +1,4 @@
-"""Which rows of a microbatch a data-parallel rank computes on."""
+"""The rows of a microbatch that each data-parallel rank trains on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> None:
-    """Let this rank take its share of each microbatch, row-major over the mesh; inner layouts take their part of that.
+    """Give this rank its share of each microbatch, row-major over the mesh, before inner layouts take their part.
 
-    What is counted over a whole microbatch is summed over the ranks, unless values are DTensors that propagate what they are of.
+    Counts over a whole microbatch, such as tokens per expert, are summed over the ranks. Set `propagates` if values are DTensors,
+    because they propagate these sums themselves.
     """
     if not propagates:
         for dim in range(mesh.ndim):
@@ -36,7 +37,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
 
 
 def sum_counts(setup: Setup, group: ProcessGroup) -> None:
-    """Let units be counted over ranks that have other rows, or positions, of a microbatch, layer by layer."""
+    """Sum each layer's counts over the ranks of a group, which have different rows or positions of a microbatch."""
     import torch.distributed as dist
 
     inner = setup.whole_counts
@@ -51,7 +52,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
-    """The rows of rank `rank` of `size`, which divides their number."""
+    """Return the rows of rank `rank` of `size` ranks. The number of rows must be a multiple of `size`."""
     count = batch.rows // size
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
@@ -59,7 +60,7 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
-    """The batch with each layer's mask cut as the plan spreads the layer's output."""
+    """Shard each layer's dropout mask like the output of that layer under the plan."""
     masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 

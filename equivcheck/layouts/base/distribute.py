@@ -1,4 +1,4 @@
-"""Parameters, their gradients, and batches as DTensors."""
+"""Parameters, gradients and batches as DTensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from equivcheck.training.material import Batch
 
 
 def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
-    """Replace each distinct parameter, once and wherever it is held, by a DTensor; one without dims cannot be sharded."""
+    """Replace each distinct parameter by a DTensor in every module that holds it.
+
+    FULLY_SHARD shards dim 0 of every parameter except scalars, which stay replicated.
+    """
     is_sharded = distribution is Distribution.FULLY_SHARD
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
@@ -29,9 +32,9 @@ def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Dist
 
 
 def redistribute_gradients(parameters: Iterable[torch.Tensor]) -> None:
-    """Have each gradient redistributed to the placements of its parameter before it is accumulated.
+    """Redistribute each gradient to its parameter's placements before it is accumulated.
 
-    Propagation may leave it pending a sum, or cut along another dim; in-place operations on such a gradient are refused.
+    Propagation may leave a gradient partial or sharded along another dim, and DTensor refuses in-place operations on it.
     """
     for parameter in parameters:
         if isinstance(parameter, DTensor) and parameter.requires_grad:
@@ -43,7 +46,7 @@ def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTen
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
-    """The whole batch, of which every rank has its own rows."""
+    """Combine each rank's own rows into a batch of DTensors, without communication."""
     inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

@@ -1,4 +1,4 @@
-"""Experts that are DTensors: which parameters of a layout are, and who divides their gradients."""
+"""Experts stored as DTensors: which parameters they own, and who divides their gradients."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 def has_dtensor_experts(layout: Layout) -> bool:
-    """Whether a layout keeps experts, if there are any, as DTensors, be it over one rank."""
+    """Whether a layout stores experts as DTensors, even over one rank and even if the model has no experts."""
     return any(each.storage is ExpertStorage.DTENSOR for each in layout.of(ExpertParallel))
 
 
 def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
-    """Whether a parameter is of experts that are DTensors."""
+    """Whether a parameter belongs to experts that are stored as DTensors."""
     kept = [each for each in layout.of(ExpertParallel) if each.storage is ExpertStorage.DTENSOR]
     return any(cut_dim(each, parameter) is not None for each in kept)
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """The parameters of a model that are."""
+    """All parameters of experts that are stored as DTensors."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 
 def are_units_of_shards(layout: Layout) -> bool:
-    """Whether the experts of each layer are a unit of `fully_shard`, which divides their gradients by the ranks of all axes."""
+    """Whether each layer's experts are a `fully_shard` unit, which divides their gradients by the ranks of all mesh axes."""
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 
 def expert_units(model: nn.Module) -> list[nn.Module]:
-    """The module of the experts of each layer that has some."""
+    """The experts module of each layer that has experts."""
     from equivcheck.training.layers.module import DispatchingModule
 
     return [layer.units() for layer in model.modules() if isinstance(layer, DispatchingModule)]

@@ -1,4 +1,4 @@
-"""Gradients that ranks reduce by hand, when the last backward of a step is through."""
+"""Explicit reduction of gradients after the last backward of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """What this rank has of every gradient: of one that is sharded along other axes, the shard, if there is anything in it."""
+    """Local part of every gradient: the shard of a DTensor, or the full plain tensor. Empty shards are skipped."""
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
@@ -19,13 +19,13 @@ def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
 
 
 def sum_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum gradients over ranks, one after the other."""
+    """Sum each gradient over the ranks of a group, one call each."""
     for gradient in held_gradients(parameters):
         dist.all_reduce(gradient, group=group)
 
 
 def sum_flat_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum gradients over ranks at once, in a buffer."""
+    """Sum all gradients over the ranks of a group in one call, through a flat buffer."""
     gradients = list(held_gradients(parameters))
     if gradients:
         buffer = torch.cat([gradient.flatten() for gradient in gradients])
@@ -36,6 +36,6 @@ def sum_flat_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGr
 
 
 def divide_gradients(parameters: Iterable[torch.Tensor], number: int) -> None:
-    """Make sums over so many ranks averages."""
+    """Divide each gradient by a number, in place."""
     for gradient in held_gradients(parameters):
         gradient.div_(number)

@@ -1,6 +1,6 @@
-"""What equivcheck adds to the ranks' code beside the calls that a user of torch would write, or does in another way: all of it.
+"""Every change that equivcheck makes to the torch calls a user would write, with its reason.
 
-A check says nothing about what is avoided here. The documentation has this table; nothing is to be avoided that is not in it.
+A check says nothing about behaviour that these changes avoid. The documentation shows this table, which must be complete.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BY_DEFINITION = "by definition"
-"""For what is no problem of torch."""
+"""Marks a change that works around no torch problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One thing that is added."""
+    """One change to the torch calls of a rank."""
 
     place: str
-    """``module:name`` of the function or class that does it."""
+    """``module:name`` of the function or class that makes the change."""
     what: str
-    """What it does."""
+    """Description of the change."""
     why: str
-    """What it is for, or what would happen without it."""
+    """Purpose, or the failure without it."""
     upstream: str
-    """The problem of torch that it avoids: a link, an id on file, or that it is not reported; else `BY_DEFINITION`."""
+    """The torch problem that it works around: a link, the id of a known issue, or "not reported". Otherwise `BY_DEFINITION`."""
 
 
 def _one(place: str, what: str, why: str, upstream: str = BY_DEFINITION) -> Intervention:

@@ -1,7 +1,7 @@
-"""What an entry of known.toml may ask of a scenario (`needs`) and of its first divergence (`shows`), by name.
+"""Predicates that entries of known.toml name: `needs` tests a scenario, `shows` tests its first divergence.
 
-A predicate stands in the file ``known.py`` of its parallelism. If it is about no single parallelism, it stands in
-`equivcheck.oracle.known_issues`. Its decorator registers it, and its name is unique.
+A predicate of one parallelism stands in that parallelism's ``known.py``, all others in `equivcheck.oracle.known_issues`. Its
+decorator registers it by a unique name.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ Need = Callable[[Scenario], bool]
 Show = Callable[[Scenario, Divergence], bool]
 
 NEEDS: dict[str, Need] = {}
-"""What an issue may ask of a scenario."""
+"""Predicates of a scenario, by name."""
 SHOWS: dict[str, Show] = {}
-"""What an issue may ask of the first divergence."""
+"""Predicates of a scenario and its first divergence, by name."""
 
 
 def need(predicate: Need) -> Need:
-    """Let entries name a predicate of a scenario."""
+    """Register a predicate of a scenario."""
     assert predicate.__name__ not in NEEDS, f"two predicates are named {predicate.__name__}"
     NEEDS[predicate.__name__] = predicate
     return predicate
 
 
 def show(predicate: Show) -> Show:
-    """Let entries name a predicate of a scenario and its first divergence."""
+    """Register a predicate of a scenario and its first divergence."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

@@ -1,7 +1,6 @@
-"""Reading parts of parameters as what they are of the whole, and clipping by the norm over all parts.
+"""Read sharded plain parameters as pieces of full parameters, and clip by the norm over all shards.
 
-Parallelisms around this one may have cut each part again, as `fully_shard` does: what they say of a piece is where it lies in the
-part.
+An outer parallelism such as `fully_shard` may shard each part again. Its pieces are relative to the part.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """What this rank has of a parameter."""
+    """This rank's shard of a parameter."""
 
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Shape of the full parameter."""
     dim: int
-    """The dim along which it is cut."""
+    """Sharded dim."""
     start: int
-    """First index along that dim."""
+    """First index of the shard along that dim."""
 
     def place(self, piece: Piece) -> Piece:
-        """A piece of this part as one of the whole."""
+        """Convert a piece of this shard to a piece of the full parameter."""
         start = list(piece.start or (0,) * len(self.shape))
         start[self.dim] += self.start
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)
 
 
 def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-    """Have the setup read and clip parts as those of whole parameters."""
+    """Make the setup read and clip shards as parts of full parameters."""
     parts = _parts(setup, parallelism, mesh)
     if not parts:
         return
@@ -77,23 +76,24 @@ def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
 
 
 class ClipOverParts:
-    """Clips by the norm over the parts of all ranks: `clip_grad_norm_` would take that over what this rank holds."""
+    """Clips by the norm over the shards of all ranks. `clip_grad_norm_` would only see this rank's shards."""
 
     def __init__(self) -> None:
         self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
         """Of each parallelism that cuts parameters, those that it cuts, and the ranks that have their parts."""
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip, and return the norm before."""
+        """Clip the gradients and return the norm before."""
         return clip_over(parameters, clipping, self.cuts)
 
 
 def clip_over(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over the parts of all ranks; returns the norm before.
+    """Clip by the norm over the shards of all ranks, and return the norm before.
 
-    What is cut alike has one norm, which is combined over the ranks of each cut; what each rank has whole has another.
+    Parameters that the same parallelisms shard have one common norm, which is combined over their groups. Replicated parameters
+    have a norm of their own.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
@@ -122,7 +122,7 @@ def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> t
 
 
 def _norm(gradients: list[torch.Tensor], any_of_them: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """The norm of what this rank has, of a rank that has nothing zero."""
+    """The norm of this rank's gradients, 0 if it has none."""
     if not gradients:
         return any_of_them.new_zeros(())
     norm = nn.utils.get_total_norm(gradients, norm_type)

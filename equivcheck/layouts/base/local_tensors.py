@@ -1,6 +1,6 @@
-"""Parameters that were DTensors until `DistributedDataParallel` put their local tensors in their place.
+"""Parameters whose DTensors `DistributedDataParallel` replaced by local tensors.
 
-Private torch API (`_st_info`, what DDP over tensor parallelism notes on such a parameter); tried on torch 2.13.
+Uses private torch API (`_st_info`, a note of DDP on such parameters). Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def is_localized(model: nn.Module) -> bool:
-    """Whether a model has such parameters."""
+    """Whether a model has parameters that were DTensors before."""
     return any(_spec(parameter) is not None for parameter in model.parameters())
 
 
 def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """A slot for each distinct parameter: whole, or the shard that it was the local tensor of."""
+    """One slot for each distinct parameter: the full parameter, or the shard that its local tensor holds."""
     return tuple(
         Slot(parameter=parameter, pieces=(localized_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -31,21 +31,21 @@ def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def localized_piece(name: str, parameter: torch.Tensor) -> Piece:
-    """What this rank holds of a parameter: whole, or the shard that it was, or is, the local tensor of."""
+    """The part of a parameter that this rank holds: all of it, or a DTensor's local shard."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm over all shards; returns the norm before.
+    """Clip by the norm over all shards, and return the norm before.
 
-    DDP leaves that to its users: `clip_grad_norm_` would take the norm over what this rank holds.
+    DDP leaves this to its users, because `clip_grad_norm_` only sees this rank's shards.
     """
     return clip_by_norm_of_norms(parameters, clipping, _gradient)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient as what the parameter was: a DTensor, or plain."""
+    """The gradient with the placements that the parameter had as a DTensor."""
     spec, gradient = _spec(parameter), parameter.grad
     if spec is None or gradient is None:
         return gradient

@@ -1,7 +1,7 @@
-"""Which dims of parameters a layout cuts, and the sizes of the parts: arithmetic on nouns, asking torch for nothing.
+"""The dims of parameters that a layout shards, and the sizes of the shards: arithmetic without torch.
 
-Parts are those of `torch.chunk`: equal ones rounded up, the last ones smaller or empty. Where a rank's elements lie, `box_of` of
-`equivcheck.training.read` works out by itself, as a second opinion.
+Shards are like those of `torch.chunk`: equal sizes rounded up, the last ones smaller or empty. `box_of` in
+`equivcheck.training.read` computes a rank's elements independently, as a second opinion.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 def chunk_size(size: int, parts: int) -> int:
-    """The size of the first part, which is the largest."""
+    """Size of the first and largest shard."""
     return -(-size // parts)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """The size of each part."""
+    """Size of each shard."""
     each = chunk_size(size, parts)
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
 
 def leaves_nothing(size: int, parts: int) -> bool:
-    """Whether the last part is empty."""
+    """Whether the last shard is empty."""
     return chunk_size(size, parts) * (parts - 1) >= size
 
 
 def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
-    """The dim along which a parallelism cuts a parameter; None for one that it leaves whole, as any of no dims."""
+    """Dim along which a parallelism shards a parameter. None for a replicated parameter and for scalars."""
     return parallelism.cut_dim(parameter) if parameter.shape else None
 
 
 def part_of(shape: Shape, dim: int, parts: int, part: int) -> Shape:
-    """The shape of one of the parts along a dim."""
+    """Shape of shard number `part` along a dim."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """The shape of a rank's shard of a parameter, whose `coordinates` are its indices along the axes of the mesh, by name.
+    """Shape of a rank's shard of a parameter. `coordinates` maps mesh axes to the rank's indices.
 
-    Right for layouts that cut parameters along dims, and for those that cut nothing; what shards of flat parameters hold,
-    `equivcheck.layouts.parallelisms.fsdp1.flat_layout` says.
+    Valid for layouts that shard parameters along dims. For flat parameters see
+    `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
     """
     shape = parameter.shape
     for parallelism in layout.parallelisms:
@@ -56,16 +56,16 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A dim of a parameter that DTensor has cut, be it over one rank."""
+    """A sharded dim of a DTensor parameter, even if it has only one shard."""
 
     size: int
     """Length of the dim."""
     ranks: int
-    """Over how many ranks."""
+    """Number of ranks that it is sharded over."""
 
 
 def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
-    """Every cut of every trained parameter of that many dims at least; of matrices, with 2."""
+    """Every sharded dim of every trained parameter with at least `least_dims` dims."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):

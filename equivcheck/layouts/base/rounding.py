@@ -1,7 +1,7 @@
-"""When a layout reduces gradients, and what it rounds to other element types, as data: the reference does the same.
+"""When a layout reduces gradients and which element types it rounds to, so that the reference can round like it.
 
-Of a layout that rounds, ranks compute on parts of a microbatch and each part's gradients are rounded before they are added up, so
-what one device computes on whole microbatches is another number. Its reference computes part by part.
+Ranks compute gradients of parts of a microbatch and round each part before the sum. Gradients of the whole microbatch would round
+differently, so the reference computes part by part too.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from equivcheck.system.choice import Choice
 from equivcheck.system.torch_version import torch_in
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element, by the element type's name in torch."""
+"""Bytes of an element, by torch's name of the element type."""
 
 
 FULLY_SHARD_WITHOUT_GRAD_DTYPE = "<2.15"
-"""Versions whose `fully_shard` rounds gradients to the element type that is computed in and by default reduces them in it.
+"""Versions whose `fully_shard` rounds gradients to the compute dtype, and reduces them in it by default.
 
-Later ones leave gradients in the type of their reduction (`Tensor.grad_dtype`), by default that of the parameters."""
+Later versions leave gradients in the dtype of their reduction (`Tensor.grad_dtype`), by default the parameters' dtype."""
 
 
 def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
-    """What a unit of FSDP computes in."""
+    """Element type that an FSDP unit computes in."""
     return ElementType(precision.value) if policy is None or policy.param is None else policy.param
 
 
 def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
-    """What a unit of FSDP reduces gradients in, and accumulates those that wait for a reduction."""
+    """Element type that an FSDP unit reduces gradients in, and accumulates gradients in until then."""
     policy = fsdp.mixed_precision
     if policy is not None and policy.reduce is not None:
         return policy.reduce
@@ -39,79 +39,79 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhenReduced:
-    """When gradients of several microbatches are reduced."""
+    """When a layout reduces the gradients of several microbatches."""
 
     once: bool = False
-    """Whether only the last microbatch is followed by a reduction, of what all have left."""
+    """Whether only the last microbatch is followed by a reduction, of all accumulated gradients."""
     whole: bool = False
-    """Whether ranks keep whole gradients, so that a reduction takes the result of the one before it along."""
+    """Whether ranks keep full gradients, so that each reduction includes the result of the one before."""
 
 
 EACH = WhenReduced()
-"""After each microbatch, what that adds: ranks keep shards of what has been reduced."""
+"""Reduce each microbatch's gradients. Ranks keep the reduced shards."""
 WHOLE = WhenReduced(whole=True)
-"""After each microbatch, all that there is by then."""
+"""Reduce after each microbatch, including gradients that were reduced before."""
 ONCE = WhenReduced(once=True, whole=True)
-"""After the last microbatch, all that there is."""
+"""Reduce all accumulated gradients after the last microbatch."""
 
 
 class Division(Choice):
-    """When a sum over parts is divided: by their number, which makes it a mean, or by another divisor."""
+    """When a sum over data-parallel ranks is divided, by their number or by another divisor."""
 
     BEFORE = "before"
-    """Each part is divided before the sum."""
+    """Each summand is divided before the sum."""
     SCALED = "scaled"
-    """Each part is multiplied by the reciprocal of the divisor before the sum."""
+    """Each summand is multiplied by the divisor's reciprocal before the sum."""
     AROUND = "around"
-    """Each part is divided by a power of two near the square root of the divisor, the sum by the rest."""
+    """Each summand is divided by a power of two near the divisor's square root, and the sum by the rest."""
     AFTER = "after"
-    """The sum of the first stage is divided by the number of its summands, that of the second by the rest of the divisor."""
+    """The first stage's sum is divided by the number of its summands, the second stage's sum by the rest of the divisor."""
     LAST = "last"
-    """The sum of all is divided."""
+    """The final sum is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Which element types a step passes through on its way to gradients, and in what order."""
+    """The element types that gradients pass through in a step, and their order."""
 
     replicas: int
-    """Data-parallel ranks along the outer axis: over them runs the second stage of a reduction; 1 without one."""
+    """Data-parallel ranks along the outer axis, the second stage of a reduction. 1 without such an axis."""
     shards: int
-    """Data-parallel ranks along the inner axis, whose gradients are added up first."""
+    """Data-parallel ranks along the inner axis. Their gradients are summed first."""
     compute: ElementType | None = None
-    """What parameters, inputs and masks are cast to; None leaves them."""
+    """Parameters, inputs and masks are cast to it. None for no cast."""
     output: ElementType | None = None
-    """What the model's output is cast to; None leaves it."""
+    """The model's output is cast to it. None for no cast."""
     autocast: LowPrecision | None = None
-    """What `torch.autocast` casts to around forward and loss; None for no autocast."""
+    """Element type of `torch.autocast` around forward and loss. None for no autocast."""
     reduce: ElementType | None = None
-    """What gradients are added up in; None for the type that they have by then."""
+    """Element type of the sum over ranks. None for the type that gradients already have."""
     division: Division = Division.BEFORE
     """When the sum is divided."""
     division_again: Division | None = None
-    """The same of gradients that have been reduced before and were kept; None if these are no exception."""
+    """When the sum is divided for gradients that a reduction already covered. None if it makes no difference."""
     divisor: float | None = None
-    """What it is divided by, of losses that have been multiplied by as much; None for the number of parts."""
+    """Divisor of the sum, if losses are multiplied by the same factor. None for the number of ranks."""
     when: WhenReduced = EACH
     """When gradients of several microbatches are reduced."""
     accumulates_reduced: bool = False
-    """Whether gradients that wait for a reduction wait in its element type, not in the one that they were computed in."""
+    """Whether gradients accumulate in the element type of the reduction, not in the one of the computation."""
     grad_dtype: bool = False
-    """Whether backward leaves gradients in the element type of their reduction, not first in that of `compute`."""
+    """Whether backward directly makes gradients in the element type of the reduction, not first in `compute`."""
     replicas_once: bool = False
-    """Whether sums of the first stage are added up over microbatches, and the second is that of the last microbatch alone."""
+    """Whether sums of the first stage accumulate over microbatches, and the second stage runs only after the last one."""
 
     @property
     def num_parts(self) -> int:
-        """Parts of a microbatch, one a data-parallel rank."""
+        """Parts of a microbatch, one for each data-parallel rank."""
         return self.replicas * self.shards
 
     @property
     def gradient_scale(self) -> float:
-        """Factor of each part's loss in backward, so that gradients come out as if divided by the number of parts."""
+        """Factor of each part's loss in backward, so that gradients equal those of a division by the number of parts."""
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 
     @property
     def element_types(self) -> tuple[str, ...]:
-        """The element types that it names."""
+        """Names of all element types that it uses."""
         return tuple(kind.value for kind in (self.compute, self.output, self.autocast, self.reduce) if kind is not None)

@@ -1,4 +1,4 @@
-"""Ranks that start from other parameters and buffers than the first, for wrappers that promise to make them equal."""
+"""Unequal initial parameters and buffers, for wrappers that promise to broadcast those of the first rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def disturb(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Change what a rank holds of every parameter and buffer unless it is the first along all axes of the mesh; in place."""
+    """Change this rank's parameters and buffers in place, unless the rank is first along all mesh axes."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     if not any(coordinate):

@@ -1,1 +1,1 @@
-"""How each rank runs its part: compiled, traced as one graph, with activation checkpointing."""
+"""Compiling, tracing and activation checkpointing on each rank."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers that keep nothing for backward and run again there."""
+"""Activation checkpointing: layers that save nothing for backward and run again there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from equivcheck.training.layers.module import LayerModule
 
 
 def recompute_layers(model: nn.Module, execution: Execution) -> None:
-    """Let the chosen layers recompute; before any layout, so that a wrapper of a layer is around what is recomputed."""
+    """Turn on recomputation for the chosen layers.
+
+    Call it before any layout is applied, so that a layer's wrapper is outside the recomputation.
+    """
     for index, layer in enumerate(model.get_submodule("layers").children()):
         if isinstance(layer, LayerModule):
             layer.recomputes = execution.checkpoints(index)

@@ -1,4 +1,4 @@
-"""How long ranks compile or trace, and how long they may compile before that is called a hang."""
+"""Time that ranks need to compile or trace, and the time they may take before it counts as a hang."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from equivcheck.scenario.case import Case
 from equivcheck.training.layers.registry import kind_of
 
 COMPILE_SECONDS = 150.0
-"""For all that one pass compiles; it is often done in a thirtieth of that, but not where other work runs beside it."""
+"""Least seconds that ranks may compile one pass. Most passes take 5 s, but more on a busy machine."""
 _TIMES_EXPECTED = 4
-"""What a pass may take at least, beside what it is expected to."""
+"""Factor between the expected compile time of a pass and the time it may take."""
 START_SECONDS = 6.0
-"""What ranks take beside to compile for the first time in their lives."""
+"""Extra seconds for the first compilation in a process."""
 _PASS_SECONDS, _INDUCTOR_SECONDS = 1.0, 40.0
-"""What one pass takes on two cores, whatever there is in it; Inductor calls a C++ compiler."""
+"""Base time of one pass on two cores. Inductor is slower because it calls a C++ compiler."""
 _LINEAR_SECONDS, _BACKWARD_SECONDS, _RECOMPUTED_SECONDS = 0.1, 0.4, 1.2
-"""What a pass takes for each linear on each rank: where the forward is compiled, where compiled autograd compiles the backward,
-and where it does so and layers are recomputed in it, which breaks its graph. Fitted to 93 scenarios of 2 to 4 ranks."""
+"""Seconds for each linear and rank: with a compiled forward, with compiled autograd, and with compiled autograd that also
+recomputes layers, which breaks its graph. Fitted to 93 scenarios on 2 to 4 ranks."""
 _BROKEN_SECONDS = 0.7
-"""What compiled autograd takes on each rank for one linear whose gradients are DTensors, and for more by the square of their
-number: the graph of one backward breaks at each conversion (https://github.com/pytorch/pytorch/issues/127797), and what comes
-after a break is compiled as one. Measured on 1 to 4 ranks: 1.1 s for one linear, 10 for four, 13 to 26 for one attention."""
+"""Seconds that compiled autograd takes on each rank, times the square of the number of linears, if gradients are DTensors. Each
+conversion breaks the backward graph (https://github.com/pytorch/pytorch/issues/127797), and the code after a break is compiled as
+one graph. Measured on 1 to 4 ranks: 1.1 s for one linear, 10 s for four, 13 to 26 s for one attention."""
 _SYMBOLIC_SECONDS = 0.7
-"""What compiled autograd takes on each rank for one linear over sequences, and for more by the square of their number: it traces
-sizes as symbols, and reasons about all that it knows of them at each change of a shape. Measured on 1 rank: 13 s for one
-attention, 42 for two (100 where they are rotary and fused), 88 to 120 for three, 160 to 185 for four; of rows alone eight
-linears take 4 s."""
+"""Seconds that compiled autograd takes on each rank, times the square of the number of linears, if rows are sequences. It traces
+sizes as symbols and simplifies everything known about them at each change of shape. Measured on 1 rank: 13 s for one attention,
+42 s for two (100 s if rotary and fused), 88 to 120 s for three, 160 to 185 s for four. Without sequences, eight linears take 4 s.
+"""
 _TRACE_SECONDS = 0.1
-"""What one rank takes to trace a layer with a microbatch of one step; of 0.05 to 0.2 that were measured."""
+"""Seconds that one rank takes to trace one layer with one microbatch of one step. Measured: 0.05 to 0.2 s."""
 
 
 def num_graphs(training: Training, execution: Execution) -> int:
-    """Passes that differ, each compiled anew: for every size of microbatch, and with and without what runs at even steps.
+    """Number of different passes to compile, one for each size of microbatch.
 
-    A compiled backward is also another where it makes gradients and where it adds to those that there are.
+    The number doubles if layers run only at even steps. It doubles again under compiled autograd with several microbatches,
+    because accumulating into a gradient is another graph than creating it.
     """
     changes = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     adds = execution.compiled_autograd and len(training.data.microbatches) > 1
@@ -54,7 +55,7 @@ def num_graphs(training: Training, execution: Execution) -> int:
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
-    """What the ranks of a layout have beyond their deadline; 0 where nothing is compiled."""
+    """Seconds that ranks may take beyond their deadline to compile. 0 without compilation."""
     if not layout.execution.is_compiled:
         return 0.0
     return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
@@ -62,7 +63,7 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 
 @singledispatch
 def all_compile_seconds(case: Case) -> float:  # noqa: ARG001
-    """The same for all layouts of a scenario together; other cases compile nothing."""
+    """Sum of `compile_seconds` over all layouts of a scenario. 0 for other cases, because they compile nothing."""
     return 0.0
 
 
@@ -72,19 +73,23 @@ def _(scenario: Scenario) -> float:
 
 
 def expected_compile_seconds(scenario: Scenario) -> float:
-    """What compiling is expected to take, of all layouts; 0 where nothing is compiled."""
+    """Expected seconds of compilation, summed over the layouts of a scenario."""
     training, layouts = scenario.training, [layout for layout in scenario.layouts if layout.execution.is_compiled]
     return sum((num_graphs(training, layout.execution) * _expected(training.model, layout) for layout in layouts), start=0.0)
 
 
 def expected_trace_seconds(scenario: Scenario) -> float:
-    """What tracing whole steps is expected to take, of all layouts; 0 where none is traced."""
+    """Expected seconds to trace whole steps, summed over the layouts of a scenario."""
     training, num_ranks = scenario.training, sum(each.mesh.num_ranks for each in scenario.layouts if each.execution.whole_step)
     return _TRACE_SECONDS * num_ranks * _num_traces(training) * len(training.model.layers) * len(training.data.microbatches)
 
 
 def _num_traces(training: Training) -> int:
-    """Steps that a rank traces: with another learning rate each anew, else the first, and the first that has optimizer state."""
+    """Number of steps that a rank traces anew.
+
+    With a schedule every step is new because its learning rate is. Otherwise only the first step and the first step with
+    optimizer state are.
+    """
     return training.steps if training.schedule is not None else min(training.steps, 2)
 
 
@@ -107,6 +112,6 @@ def _linear_seconds(execution: Execution) -> float:
 
 
 def _num_linears(model: Model) -> int:
-    """Those of all layers, and an embedding and a head as one each."""
+    """Linears of all layers. The embedding and the head count as one each."""
     within = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
     return within + (model.source is not None) + (model.head is not None)

@@ -1,6 +1,6 @@
-"""Compiling a rank's forward and backward, and leaving nothing of it to the next scenario on the same rank.
+"""Compile a rank's forward and backward, and reset the compiler for the next scenario on that rank.
 
-Private torch API (compiled autograd's context, Dynamo's list of modules to inline); tried on torch 2.13.
+Uses private torch API (compiled autograd's context, Dynamo's list of modules to inline). Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.setup import Setup
 
 _REDUCER_MODULE = "torch.nn.parallel.distributed"
-"""What a `DistributedDataParallel` built for compiled autograd adds to the modules that Dynamo looks into, for good."""
+"""`DistributedDataParallel` under compiled autograd adds this module permanently to the modules that Dynamo inlines."""
 _REDUCER_CONFIG = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
-"""What it sets in Inductor's configuration."""
+"""Settings that it changes in Inductor's configuration."""
 
 MAX_RECOMPILES = 64
-"""Variants of one function before Dynamo gives up and runs it eagerly: the layers of a model share theirs."""
+"""Variants of one function before Dynamo gives up and runs it eagerly. All layers of a model share one function."""
 
 
 @contextmanager
 def compiling(execution: Execution) -> Iterator[None]:
-    """A fresh compiler, set up for an execution, while a setup is built and trained; nothing where nothing is compiled."""
+    """Reset the compiler before and after a setup is built and trained, and configure it for an execution.
+
+    Does nothing if the execution compiles nothing.
+    """
     if not execution.is_compiled:
         yield
         return
@@ -49,7 +52,7 @@ def compiling(execution: Execution) -> Iterator[None]:
 
 @contextmanager
 def _traceable_reducer() -> Iterator[None]:
-    """While entered, a `DistributedDataParallel` reduces by hooks in Python, which compiled autograd can look into."""
+    """Make `DistributedDataParallel` reduce by Python hooks, because compiled autograd cannot trace its C++ reducer."""
     import torch._inductor.config
     from torch._dynamo import trace_rules
 
@@ -63,7 +66,7 @@ def _traceable_reducer() -> Iterator[None]:
 
 
 def compile_setup(setup: Setup, execution: Execution) -> None:
-    """Compile what is called or each layer, and the backward passes."""
+    """Compile the whole model or each layer, and the backward passes if compiled autograd is on."""
     backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
     if execution.per_layer:
         for layer in [module for module in setup.model.modules() if isinstance(module, LayerModule)]:

@@ -1,6 +1,7 @@
-"""A whole step as one graph: forward, backward, clipping and the update, traced by `make_fx` and then run by each rank.
+"""A training step as one graph: `make_fx` traces forward, backward, clipping and update, and each rank runs the graph.
 
-DTensors are taken apart outside the graph and put together inside it, so that it has local operations and collectives only.
+DTensors are converted to local tensors outside the graph and back inside it, so the graph has only local operations and
+collectives.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from equivcheck.training.read import canonical_name
 from equivcheck.training.setup import Setup
 
 Nest = Any
-"""Tensors (or what stands for them), or lists and dicts of such; None stays None."""
+"""Tensors (or their stand-ins), or nested lists and dicts of tensors. None stays None."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Where in a list a local tensor is, and how it becomes what it was."""
+    """Position of a local tensor in the flat list, and the function that rebuilds the original tensor."""
 
     index: int
     rebuilt: Callable[[torch.Tensor], torch.Tensor]
@@ -43,14 +44,14 @@ class _Graph:
 
 
 def trace_steps(setup: Setup) -> None:
-    """Let each step of a setup run as one graph, traced anew only where its shapes, learning rates or parts are new."""
+    """Run each step of a setup as one graph. A new graph is traced only for new shapes, learning rates or sets of gradients."""
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)
     setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update
 
 
 def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
-    """The graphs that a setup whose steps are traced has traced so far."""
+    """The graphs traced so far for a setup that `trace_steps` changed."""
     steps = setup.update.__self__  # type: ignore[attr-defined]
     assert isinstance(steps, _WholeSteps), "its steps are traced"
     return tuple(graph.run for graph in steps.graphs.values())
@@ -59,7 +60,7 @@ def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
 @dataclass(slots=True, eq=False)
 class _WholeSteps:
     setup: Setup
-    """How a step is computed without a graph; a copy, as the fields of the original lead here."""
+    """A copy of the setup that computes a step without a graph, because the original's fields point to this object."""
     optimizer: torch.optim.Optimizer | None = None
     graphs: dict[object, _Graph] = field(default_factory=dict)
     results: dict[str, Nest] = field(default_factory=dict)
@@ -68,11 +69,10 @@ class _WholeSteps:
         self.setup = replace(self.setup, before_step=[], before_update=[])
 
     def prepare(self, optimizer: torch.optim.Optimizer, _index: int) -> None:
-        """Remember the optimizer of the loop."""
         self.optimizer = optimizer
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Run the step, all of it; leave its gradients, and keep the rest for `clip_norm` and `update`."""
+        """Run the whole step, set its gradients, and keep the other results for `clip_norm` and `update`."""
         assert self.optimizer is not None, "the loop prepares a step before it computes it"
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
@@ -85,13 +85,13 @@ class _WholeSteps:
         return float(self.results["loss"])
 
     def clip_norm(self, _module: nn.Module, _parameters: list[torch.Tensor], _clipping: ClipNorm) -> torch.Tensor:
-        """Leave the gradients that the graph has clipped; the norm before."""
+        """Set the gradients that the graph has clipped, and return the norm before clipping."""
         self._leave(self.results["clipped"])
         norm: torch.Tensor = self.results["norm"]
         return norm
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the parameters and the optimizer state that the graph has left."""
+        """Copy the graph's new parameters and optimizer state into the training."""
         results = zip(self._parameters().values(), self.results["parameters"], self.results["state"], strict=True)
         for parameter, updated, state in results:
             _local(parameter).copy_(_local(updated))
@@ -126,7 +126,7 @@ class _WholeSteps:
         }
 
     def _key(self, given: dict[str, Nest], index: int) -> object:
-        """What a graph holds beside tensors: which auxiliary linears run, learning rates, which gradients and state there are."""
+        """Everything besides tensors that a graph depends on: even or odd step, learning rates, existing gradients and state."""
         assert self.optimizer is not None, "the loop prepares a step before it computes it"
         changing = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in self.setup.training.model.layers)
         rates = tuple(group["lr"] for group in self.optimizer.param_groups)
@@ -134,7 +134,7 @@ class _WholeSteps:
         return changing and index % 2, rates, there, tuple(tuple(state) for state in given["state"])
 
     def _step(self, index: int, whole_batches: Sequence[Batch], given: dict[str, Nest]) -> dict[str, Nest]:
-        """A step on the given tensors and nothing else."""
+        """Compute a step from the given tensors only."""
         parameters = self._leaves(given)
         optimizer = self._optimizer(parameters, given["state"])
         named = parameters | given["buffers"]
@@ -163,7 +163,7 @@ class _WholeSteps:
         return leaves
 
     def _optimizer(self, parameters: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]) -> torch.optim.Optimizer:
-        """The optimizer of the loop over other tensors, at its learning rates."""
+        """An optimizer like the loop's, for other tensors."""
         assert self.optimizer is not None, "the loop prepares a step before it computes it"
         pairs = [(canonical_name(name), parameter) for name, parameter in parameters.items()]
         optimizer = self.setup.build_optimizer(self.setup.training, pairs)
@@ -185,7 +185,7 @@ class _WholeSteps:
 
 
 def _redistributes(layout: Layout | None) -> bool:
-    """Whether gradients are to lie as their parameters do: the graph has leaves of its own, without the hooks of parameters."""
+    """Whether the graph must redistribute gradients itself, because its own leaves lack the hooks of the parameters."""
     if layout is None:
         return False
     return all(spmd.redistribute_gradients for spmd in layout.of(SPMD)) and all(
@@ -198,7 +198,7 @@ def _gradients(parameters: dict[str, torch.Tensor], change: Callable[[torch.Tens
 
 
 def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tensors: list[torch.Tensor]) -> _Graph:
-    """Trace a step on fake tensors, so that nothing is computed or sent meanwhile."""
+    """Trace a step on fake tensors, so that tracing computes and sends nothing."""
     results: list[Nest] = []
 
     def flat(*values: torch.Tensor) -> list[torch.Tensor]:
@@ -212,18 +212,18 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
 
 
 def _without_shapes(graph: GraphModule) -> None:
-    """Drop what DTensor computed to know shapes, which torch before 2.13 traces: of tokens that nothing has set, it may raise."""
+    """Drop DTensor's shape computations. Before torch 2.13 they are traced too, and may raise on uninitialised tokens."""
     graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
     graph.recompile()
 
 
 def _has_effect(node: Node) -> bool:
-    """Whether others notice that a node runs: one that no result is taken of may still be waited for by other ranks."""
+    """Whether a node must stay although nothing uses its result: other ranks may wait for a collective."""
     return node.is_impure() or "c10d" in str(node.target)
 
 
 def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
-    """The nest with everything in it changed but None."""
+    """Apply a function to every value of a nest except None."""
     if isinstance(nest, dict):
         return {key: _each(value, change) for key, value in nest.items()}
     if isinstance(nest, list):
@@ -232,7 +232,7 @@ def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
 
 
 def _taken_apart(nest: Nest) -> tuple[Nest, list[torch.Tensor]]:
-    """The nest with parts of a list in place of tensors, and that list of local tensors."""
+    """Replace the tensors of a nest by parts, and return the flat list of local tensors."""
     tensors: list[torch.Tensor] = []
 
     def put(tensor: torch.Tensor) -> _Part:

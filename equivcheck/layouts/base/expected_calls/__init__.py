@@ -1,1 +1,1 @@
-"""What each parallelism communicates, reckoned from nouns alone: no torch, no ranks."""
+"""Communication that each parallelism should cause, computed from the scenario alone: no torch, no ranks."""

@@ -1,4 +1,4 @@
-"""What ranks communicate that reduce gradients by hand, after the last backward of a step."""
+"""Calls of ranks that reduce gradients explicitly, after the last backward of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from equivcheck.layouts.base.partition import local_shape
 
 
 def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
-    """The calls of all steps: for each gradient that a rank has anything of one sum over an axis, or one for all together."""
+    """Calls of all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
+
+    A rank sends nothing for a gradient of which it holds no element.
+    """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):
         sizes = list(_sizes(view, parameters, step))
@@ -22,7 +25,7 @@ def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: 
 
 
 def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[int]:
-    """Elements of each gradient, as all parallelisms of the layout have cut it."""
+    """Elements of each gradient that this rank holds under all parallelisms of the layout."""
     coordinates = dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
     for held in parameters:
         size = math.prod(local_shape(view.layout, held.parameter, coordinates))

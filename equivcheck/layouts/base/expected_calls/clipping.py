@@ -1,4 +1,4 @@
-"""What `torch.nn.utils.clip_grad_norm_` communicates over gradients that are DTensors."""
+"""Calls of `torch.nn.utils.clip_grad_norm_` for DTensor gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """The calls of all steps, for gradients of one kind of DTensors, of which some are cut along each of `axes`.
+    """Calls of all steps for one group of DTensor gradients, some of them sharded along each of `axes`.
 
-    The norms of all gradients are one tensor, reduced over one axis after the other; versions of torch differ in whether they are
-    combined to one norm before. Where there is no gradient of this kind nothing is reduced.
+    The norms of all gradients form one tensor, which is reduced over one axis after another. Some versions of torch combine the
+    norms before they reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -33,9 +33,9 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """The calls of all steps, for plain tensors of which each rank along an axis has a part.
+    """Calls of all steps for plain tensors that are sharded along an axis.
 
-    In each step one norm, or two where some of them are cut along another axis, too.
+    Each step reduces one norm, or two norms if some of the tensors are also sharded along another axis.
     """
     clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
     if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:
@@ -49,13 +49,16 @@ def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Total
 
 
 def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
-    """The axes along which plain tensors of a parameter are parts."""
+    """Mesh axes along which a parameter is split into plain local tensors."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)
     axes = (view.layout.axes_of(each)[-1] for each in cutting if cut_dim(each, held.parameter) is not None)
     return tuple(axis for axis in axes if view.layout.mesh.size(axis) > 1)
 
 
 def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
-    """Whether a parameter has a gradient after a step's backward: set to zero, one of an earlier step is still there."""
+    """Whether a parameter has a gradient after a step's backward.
+
+    With `zero_grad(set_to_none=False)`, a gradient of an earlier step still exists.
+    """
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(view.has_gradient(held, before) for before in steps)

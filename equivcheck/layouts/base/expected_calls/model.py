@@ -1,4 +1,4 @@
-"""What a kind of parallelism is expected to communicate."""
+"""The communication model of a parallelism."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from equivcheck.scenario import Layout, Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmodelled:
-    """Something that runs, but whose communication has no model."""
+    """A situation whose communication is not predicted."""
 
     reason: str
-    """One sentence for people: what, and why."""
+    """One sentence for people: the situation and the cause."""
     applies: Callable[[Training, Layout], bool]
-    """Whether a scenario has it."""
+    """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None
-    """The calls that have none, as `Call.op` names them, others being predicted; None where none are."""
+    """Names of the operations that are not predicted (`Call.op`), if the others are. None if no operation is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Which calls one kind of parallelism makes; `Any` is its noun."""
+    """Predicts the calls of one parallelism. `Any` stands for its class."""
 
     options: frozenset[str] = frozenset()
-    """Fields of the noun that are taken into account; where another has not its default, no calls are predicted."""
+    """Fields that the prediction considers. If another field differs from its default, nothing is predicted."""
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
-    """What a rank communicates because of it in all steps."""
+    """All calls of a rank that this parallelism causes."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
-    """What a rank holds of each parameter, as parallelisms around this one find it."""
+    """The parameter shards that a rank holds after this parallelism, as the next outer parallelism sees them."""
     open_bytes: frozenset[str] = frozenset()
-    """Ops whose calls are predicted, but not their bytes, which depend on values."""
+    """Operations with predicted calls but unpredicted bytes, because the bytes depend on values."""
     unmodelled: tuple[Unmodelled, ...] = ()
-    """Where no calls are predicted, or not those of some ops."""
+    """Situations in which some or all operations are not predicted."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
-    """Whether ranks along its axes may communicate differently, or with others than those along an axis."""
+    """Whether ranks along its axes may communicate differently, or with other ranks than those along one axis."""
     sends_shards: bool = False
-    """Whether it sends what others have cut, so that ranks along all axes may communicate differently."""
+    """Whether it sends tensors that other parallelisms sharded, so that ranks along all axes may communicate differently."""
 
 
 UNSAID = Unmodelled(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
-"""For those that say nothing."""
+"""The model of a parallelism that declares none."""
 
 MIXED_ELEMENTS = Unmodelled(
     reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )
-"""For those whose parameters are DTensors."""
+"""Shared by all parallelisms with DTensor parameters."""

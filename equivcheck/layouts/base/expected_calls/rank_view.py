@@ -1,4 +1,4 @@
-"""One rank of a scenario: what it holds of each parameter, and which of them take part in a step."""
+"""The view of one rank for predictions: the parameters that it holds, and those that get a gradient in a step."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from equivcheck.worlds.trace.stage import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """One parameter as a rank holds it."""
+    """The part of one parameter that a rank holds."""
 
     parameter: Parameter
-    """The whole."""
+    """The full parameter."""
     shape: tuple[int, ...]
-    """Shape of what the rank holds, as far as parallelisms have been applied."""
+    """Local shape, after the parallelisms that are applied so far."""
     cut: bool = False
-    """Whether tensor parallelism has cut it."""
+    """Whether tensor parallelism shards the parameter."""
 
     @property
     def name(self) -> str:
-        """Name within its layer, as ``linear.weight``."""
+        """Name within its layer, such as ``linear.weight``."""
         return self.parameter.name
 
     @property
     def layer(self) -> int | None:
-        """Index of the layer that owns it; None for a parameter of the model itself."""
+        """Index of the layer that owns it. None for a parameter of the model itself."""
         return self.parameter.layer
 
     @property
@@ -45,38 +45,38 @@ class Held:
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Elements of each of `parts` equal parts along a dim, padded where they do not come out even."""
+        """Elements of each of `parts` equal shards along a dim, including padding."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """Where a rank sits: predictions are for it."""
+    """One rank of a layout, with the parameters that it holds."""
 
     training: Training
-    """What is trained."""
+    """The training."""
     layout: Layout
-    """How it is spread."""
+    """The layout."""
     coordinate: tuple[int, ...]
-    """The rank's index along each axis of the mesh."""
+    """Index of the rank along each axis of the mesh."""
     held: tuple[Held, ...]
-    """Each distinct parameter in the order of the model, as the parallelism in question finds it."""
+    """Each distinct parameter in model order, as the parallelism to predict finds it."""
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an element of parameters, gradients and activations."""
+        """Bytes of one element of parameters, gradients and activations."""
         return ITEM_BYTES[self.training.precision.value]
 
     def axes(self, *names: str) -> str:
-        """What a group over those axes is called."""
+        """Name of the group over some mesh axes."""
         return axes_named(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
-        """The rank's index along an axis."""
+        """Index of the rank along an axis."""
         return self.coordinate[self.layout.mesh.names.index(name)]
 
     def of_layer(self, index: int | None) -> tuple[Held, ...]:
-        """What the rank holds of one layer's own parameters; of those of the model itself, for None."""
+        """Parameters that a layer owns, or those of the model itself if `index` is None."""
         return tuple(held for held in self.held if held.layer == index)
 
     def has_gradient(self, held: Held, step: int) -> bool:
@@ -84,19 +84,18 @@ class RankView:
         return held.trained and held.parameter.takes_part(step)
 
     def differentiates(self, index: int, step: int) -> bool:
-        """Whether the output of a layer requires a gradient in a step; that of layer -1 is the input, or what is embedded."""
+        """Whether a layer's output requires a gradient in a step. Layer -1 stands for the model's input or embedding."""
         return self._differentiates_embedded or any(self.trains(before, step) for before in range(index + 1))
 
     @property
     def _differentiates_embedded(self) -> bool:
-        """Whether what is embedded requires a gradient."""
         source = self.training.model.source
         return source is not None and (not source.frozen or self.differentiates_frozen(None))
 
     def differentiates_frozen(self, index: int | None) -> bool:
-        """Whether gradients of a layer's frozen parameters, or of the model's own, are computed.
+        """Whether gradients of a layer's frozen parameters are computed, or of the model's own if `index` is None.
 
-        They are views of the flat parameter of their FSDP1 unit, of which others are trained.
+        FSDP1 with use_orig_params computes them if the same flat parameter also holds a trained parameter.
         """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
         units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(index) for fsdp in views)
@@ -112,23 +111,23 @@ class RankView:
 
 
 class Ledger:
-    """Counts the calls of one stage as they are expected."""
+    """Sums the expected calls of one stage."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage
         self.totals: Totals = {}
 
     def note(self, step: int, op: str, axes: str, num_bytes: int, num_calls: int = 1) -> None:
-        """Calls of one kind, with the bytes of all of them."""
+        """Add calls of one key. `num_bytes` is the sum over all of them."""
         key: Key = (step, self.stage, op, axes)
         add(self.totals, key, num_calls, num_bytes)
 
 
 def runs(when: AuxiliaryLinear | None, step: int) -> bool:
-    """Whether a part of a layer takes part in a step."""
+    """Whether an auxiliary linear runs in a step. True for None."""
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
 def whole_parameters(training: Training) -> tuple[Held, ...]:
-    """Every distinct parameter, uncut, in the order of the model."""
+    """Every distinct parameter with its full shape, in model order."""
     return tuple(Held(parameter=parameter, shape=parameter.shape) for parameter in parameters_of(training.model))

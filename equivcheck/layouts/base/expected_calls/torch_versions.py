@@ -1,20 +1,20 @@
-"""In what the calls of torch's versions differ: each difference once, with the range of versions that has it."""
+"""Differences between the calls of torch's versions, each with the range of versions that has it."""
 
 from __future__ import annotations
 
 WEIGHT_GATHERED_FOR_INPUT_GRADIENT = "<2.14"
-"""Backward gathers the weight of a linear with fewer features than ranks again; later versions keep what forward has gathered, or
-gather it again where forward is recomputed."""
+"""Backward gathers the weight of a linear again if it has fewer features than ranks. Later versions keep the weight that forward
+gathered, and gather it again only if forward is recomputed."""
 
 SUM_OF_NORMS_FIRST = "<2.10"
-"""`clip_grad_norm_` combines the norms of DTensors to one, then reduces it over ranks; later versions reduce all of them."""
+"""`clip_grad_norm_` combines the norms of DTensors to one and reduces it over ranks. Later versions reduce all norms."""
 
 LARGEST_NORM_FIRST = "!=2.10.*"
-"""The same of infinity norms; 2.10 alone reduces all of them."""
+"""`clip_grad_norm_` combines infinity norms before it reduces them. Only 2.10 reduces all norms."""
 
 CALLS_AMONG_ONE_RANK = "<2.10"
-"""DTensor, DDP and FSDP call collectives in groups of one rank where later versions do not, and the other way round."""
+"""DTensor, DDP and FSDP call some collectives in groups of one rank. Later versions skip these and call others."""
 
 FREED_WHILE_RECOMPUTED = "<2.10"
-"""`fully_shard` frees a unit inside a layer that is computed again in backward, gathers it once more, and asks for others ahead
-of time that may be free; later versions keep it."""
+"""`fully_shard` frees a unit inside a recomputed layer, gathers it once more in backward, and prefetches other units that may be
+free. Later versions keep the unit."""
