@@ -1,1 +1,1 @@
-"""What reads all parallelisms: the registry, limits of a whole layout, its expected calls, and running it on ranks."""
+"""Code that combines all parallelisms: the registry, limits for a whole layout, its expected calls, and runs on ranks."""

@@ -1,4 +1,4 @@
-"""How the parts of a scenario are fitted to each other: rows that ranks can share out, and nothing that a layout cannot run."""
+"""Fit training and layout to each other, so that ranks can split the rows and no limit applies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from equivcheck.scenario.data import USUAL_ROWS
 
 @singledispatch
 def fitted(case: Case, *, beyond: bool = False) -> Any:  # noqa: ARG001
-    """The nearest scenario within all limits; None where repairs lead to none. Other cases have no limits.
+    """Repair a scenario until no limit applies, or return None if repairs do not succeed. Other cases have no limits.
 
-    With `beyond`, limits that torch draws on a layout do not count where a scenario has one layout.
+    With `beyond`, limits drawn by torch itself do not count if the scenario has one layout.
     """
     return case
 
@@ -34,26 +34,26 @@ def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
 
 
 def fitted_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
-    """The nearest training that a layout can run, or that two can one after the other. Raises `BrokenLayout`.
+    """Repair a training until the layout can run it, or until it can resume from one layout under another.
 
-    With `beyond`, limits that torch draws on a layout do not count.
+    With `beyond`, limits drawn by torch itself do not count. Raises `BrokenLayout` if repairs do not end.
     """
     return resumable_training(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
 
 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
-    """What rows of a microbatch are a multiple of: chunks of a pipeline on each data-parallel rank.
+    """Number that must divide each microbatch's rows: data-parallel ranks times pipeline chunks.
 
-    With `over_all_ranks`, also where parallelisms other than data parallelism cut rows, as sequence parallelism does.
+    With `over_all_ranks`, use all ranks, because parallelisms such as sequence parallelism also split rows.
     """
     chunks = (pipeline.num_chunks for pipeline in layout.of(Pipeline))
     return (layout.mesh.num_ranks if over_all_ranks else layout.num_data_ranks) * max(chunks, default=1)
 
 
 def with_scaled_rows(training: Training, multiple: int) -> Training:
-    """The training with all microbatches that many times as large, if some are no multiple; unequal ones stay unequal.
+    """Multiply all microbatches by a number unless all are multiples already, so that unequal ones stay unequal.
 
-    Limits round rows to the nearest multiple instead, which makes unequal microbatches equal.
+    The limits' own repair rounds to the nearest multiple, which can make unequal microbatches equal.
     """
     rows = training.data.microbatches
     if all(count % multiple == 0 for count in rows):

@@ -1,4 +1,4 @@
-"""Which checks read `full_tensor()`; no torch."""
+"""Decides which checks read `full_tensor()`. No torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from zlib import crc32
 from equivcheck.scenario import Scenario
 
 FULL_TENSORS_ONE_IN = 8
-"""In one of so many checks `full_tensor()` is read too, at the last step: for large layouts it costs as much as the step."""
+"""One check in eight also reads `full_tensor()` at the last step. For large layouts it costs as much as the step."""
 
 
 def asks_full_tensors(scenario: Scenario) -> bool:
-    """Whether a check holds `full_tensor()` against its own reading: by the training's seed, which shrinking can keep."""
+    """Whether to compare `full_tensor()` with our own reading. The seed decides, so that shrinking can keep the choice."""
     return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0

@@ -1,4 +1,4 @@
-"""Limits of kinds of layers, whatever spreads them: what follows values in them, shapes and choices."""
+"""Limits for layer kinds under any parallelism, because shapes or routing depend on values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _leaves_no_head(training: Training, layout: Layout) -> bool:
 
 
 def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
-    """Whether a plan that cuts a layer within, or what exchanges positions for heads, leaves a rank none."""
+    """Whether a split by heads, or an exchange of positions for heads, leaves some rank without heads."""
     entries = (entry for each in layout.of(PlannedParallelism) for entry in each.plan[index : index + 1])
     parts = layout.mesh.size(TP) if any(entry.split is Split.WITHIN for entry in entries) else 1
     by_heads = any(each.exchange is Exchange.ULYSSES for each in layout.of(ContextParallel))
@@ -93,4 +93,4 @@ LAYER_LIMITS = (
     NO_CHOICES_BETWEEN_ROUNDED_SCORES,
     NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS,
 )
-"""Asked before those of parallelisms."""
+"""Checked before the parallelisms' limits."""

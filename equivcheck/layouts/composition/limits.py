@@ -1,4 +1,4 @@
-"""What a layout, or two one after the other, cannot run, and the nearest layout or training that they can."""
+"""Check all limits for a layout, or for two layouts around a checkpoint, and repair to the nearest supported scenario."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from equivcheck.system.torch_version import torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""More repairs of one training than this do not end: two of them undo each other."""
+"""More repairs than this never end, because two of them undo each other."""
 
 
 @singledispatch
 def why_unsupported(case: Case, *, beyond: bool = False) -> str | None:  # noqa: ARG001
-    """Why a scenario cannot run; None where it can. With `beyond`, limits that torch draws on layouts do not count.
+    """The reason why a scenario cannot run, or None. With `beyond`, limits drawn by torch itself do not count.
 
-    Other cases have no limits: what is not supported of them shows when they run.
+    Other cases have no limits: they fail when they run.
     """
     return None
 
@@ -43,13 +43,13 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
 
 
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """Why the layout cannot run the training; None where it can. With `beyond`, limits that torch draws do not count."""
+    """The reason why a layout cannot run a training, or None. With `beyond`, limits drawn by torch itself do not count."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else in_words(limit)
 
 
 def repaired_layout(layout: Layout) -> Layout:
-    """The nearest layout that can run anything. Raises `BrokenLayout` when repairs do not end."""
+    """Repair a layout until no layout limit applies. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         limit = _first_layout_limit(layout)
         if limit is None:
@@ -59,7 +59,7 @@ def repaired_layout(layout: Layout) -> Layout:
 
 
 def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
-    """The nearest training that the layout can run, as `unsupported` sees it. Raises `BrokenLayout` when repairs do not end."""
+    """Repair a training until the layout can run it. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
         if limit is None:
@@ -69,17 +69,17 @@ def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Tra
 
 
 def runs_sequences(layout: Layout) -> bool:
-    """Whether no parallelism of a layout says that it runs linear layers over rows alone."""
+    """Whether every parallelism in a layout supports layers other than linear ones on plain rows."""
     return not any(list(_here(kind_of(parallelism).model_limits)) for parallelism in layout.parallelisms)
 
 
 def can_resume(layout: Layout) -> bool:
-    """Whether a training can leave a layout, and go on under it."""
+    """Whether a training can save a checkpoint under a layout and resume under it."""
     return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
 
 
 def resumable_layout(layout: Layout) -> Layout:
-    """The nearest layout that a training can leave, and go on under. Raises `BrokenLayout` when repairs do not end."""
+    """Repair a layout until a training can save and resume under it. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         layout = repaired_layout(layout)
         limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
@@ -90,7 +90,7 @@ def resumable_layout(layout: Layout) -> Layout:
 
 
 def resumable_training(training: Training, *layouts: Layout) -> Training:
-    """The nearest training that can resume under another layout. Raises `BrokenLayout` when repairs do not end."""
+    """Repair a training until it can resume from one layout under the other. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:
@@ -103,7 +103,7 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
 
 
 def _here(limits: Iterable[L]) -> Iterator[L]:
-    """Those of the installed torch."""
+    """Limits that the installed torch has."""
     return (limit for limit in limits if torch_in(limit.torch))
 
 

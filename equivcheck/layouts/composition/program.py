@@ -1,4 +1,4 @@
-"""What every rank of a world runs for a scenario."""
+"""The function that every rank runs for a scenario."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 ROOT_OF_EQUAL_PARTS = "<2.10"
-"""Versions to which the root of a part of a mesh is the mesh that an equal part was taken from last, so that none can be kept."""
+"""In these versions the root of a submesh is the mesh that an equal submesh was sliced from last, so submeshes cannot be cached.
+"""
 
 
 def rank_program(
     scenario: Scenario, alter: Callable[[Setup], None] | None = None, prepare: Callable[[Setup], None] | None = None
 ) -> Trace:
-    """Train this rank's part of a scenario; `prepare` may change the setup, and `alter` last, to plant a fault."""
+    """Train this rank's part of a scenario. `prepare` may change the setup, then `alter` may plant a fault in it."""
     with compiling(scenario.layout.execution):
         setup = rank_setup(scenario)
         for change in (prepare, alter):
@@ -41,7 +42,7 @@ def rank_program(
 
 
 def rank_setup(scenario: Scenario) -> Setup:
-    """The setup of this rank with every parallelism applied, innermost first."""
+    """Build this rank's setup and apply every parallelism, innermost first."""
     setup, layout = single_device(scenario.training), scenario.layout
     setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution)
@@ -58,7 +59,7 @@ def rank_setup(scenario: Scenario) -> Setup:
 
 
 def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:
-    """The part of a mesh along some axes, kept with the mesh: DTensor's caches go by it, and slicing is slow."""
+    """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each slice as a new mesh."""
     if axes == layout.mesh.names:
         return mesh
     if torch_in(ROOT_OF_EQUAL_PARTS):

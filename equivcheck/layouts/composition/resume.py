@@ -1,4 +1,4 @@
-"""A training in two parts: `torch.distributed.checkpoint` saves the first, and the second goes on under another layout."""
+"""Train in two parts: save with `torch.distributed.checkpoint`, then resume under another layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Alter = Callable[[Setup], None]
 
 
 def first_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> Trace:
-    """What a rank of the first layout runs: the first steps, then a checkpoint into a folder that all ranks share."""
+    """Train the first steps under the first layout, then save a checkpoint into a folder that all ranks share."""
     resume = _resume(scenario)
 
     def prepare(setup: Setup) -> None:
@@ -31,7 +31,7 @@ def first_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> T
 
 
 def second_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> Trace:
-    """What a rank of the second layout runs: the checkpoint in the folder is loaded, then the rest of the steps."""
+    """Load the checkpoint under the second layout, then train the remaining steps."""
     resume = _resume(scenario)
 
     def prepare(setup: Setup) -> None:
@@ -47,12 +47,12 @@ def _resume(scenario: Scenario) -> Resume:
 
 
 def save(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Save model, optimizer and schedule by canonical names. Every rank calls it."""
+    """Save model, optimizer and schedule by canonical names. A collective call."""
     state_dict_saver.save(_state(resume, setup, optimizer, schedule), checkpoint_id=folder)
 
 
 def load(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRScheduler | None, folder: str) -> None:
-    """Load what `save` has saved, whatever the layout then. Every rank calls it."""
+    """Load a checkpoint that any layout saved. A collective call."""
     state = _state(resume, setup, optimizer, schedule)
     state_dict_loader.load(state, checkpoint_id=folder)
     set_state_dict(
@@ -75,22 +75,22 @@ def _state(resume: Resume, setup: Setup, optimizer: Optimizer, schedule: LRSched
 
 
 class _Progress:
-    """How far a schedule is, without what it has for each parameter group: those of a pipeline's stages are their own.
+    """A schedule's step, without its values for each parameter group, because pipeline stages have their own groups.
 
-    A `Stateful` of `torch.distributed.checkpoint`, which keeps one state for all ranks.
+    Implements `Stateful` from `torch.distributed.checkpoint`, which keeps one state for all ranks.
     """
 
     def __init__(self, schedule: LRScheduler) -> None:
         self._schedule = schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks have alike."""
+        """Return the state that all ranks share."""
         return {name: value for name, value in self._schedule.state_dict().items() if name not in _BY_GROUP}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; learning rates come back with the optimizer's state."""
+        """Restore the step. Learning rates come back with the optimizer's state."""
         self._schedule.load_state_dict(state)
 
 
 _BY_GROUP = ("base_lrs", "_last_lr")
-"""What a schedule has one of for each parameter group."""
+"""Schedule entries with one value for each parameter group."""

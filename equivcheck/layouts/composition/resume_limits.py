@@ -1,4 +1,4 @@
-"""What cannot resume under one layout from a checkpoint of another."""
+"""Limits for resuming under one layout from a checkpoint saved under another."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def _is_localized(layout: Layout) -> bool:
 
 
 def _by_dtensors(layout: Layout) -> Layout:
-    """The same plan or experts, whose parts know of what they are parts; shards over all ranks where others want plain ones."""
+    """Replace plain shards by DTensors, which know their placements.
+
+    If other parallelisms need plain shards, use FSDP2 on all ranks.
+    """
     if not layout.has(LocalTensorParallel):
         return with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR)
     if layout.has(LocalDataParallel, ContextParallel, ExpertParallel):
@@ -117,7 +120,7 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
         repair=_by_dtensors,
     ),
 )
-"""Which layouts a training can neither leave nor go on under."""
+"""Layouts that can neither save a checkpoint nor resume from one."""
 
 
 def _keeps_momentum(training: Training) -> bool:
@@ -179,18 +182,18 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         repair=lambda training, _layout: replace(training, precision=Precision.FLOAT32),
     ),
 )
-"""Which trainings cannot resume under another layout."""
+"""Trainings that cannot resume under another layout."""
 
 
 def flattenings(*layouts: Layout) -> tuple[bool, ...]:
-    """Whether optimizer state that goes from one layout to another may be left nested, and whether it may be flattened."""
+    """Allowed values for `flatten_optimizer_state_dict` between these layouts."""
     has_stages = any(layout.has(Pipeline) for layout in layouts)
     is_flat = any(isinstance(each, FSDP1) and not each.use_orig_params for layout in layouts for each in layout.parallelisms)
     return (*(() if has_stages else (False,)), *(() if is_flat else (True,)))
 
 
 def wrong_flattening(scenario: Scenario) -> str | None:
-    """Why optimizer state cannot go from one layout to the other as the scenario has it; None where it can."""
+    """The reason why the scenario's `flatten_optimizer_state_dict` cannot work between its layouts, or None."""
     if scenario.resume is None or scenario.resume.flatten_optimizer_state_dict in flattenings(*scenario.layouts):
         return None
     if scenario.resume.flatten_optimizer_state_dict:

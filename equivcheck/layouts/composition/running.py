@@ -1,4 +1,4 @@
-"""Running a scenario on the ranks of a world: in one part, or in two with a checkpoint between them."""
+"""Run a scenario on the ranks of a world, in one part or in two around a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,27 +25,30 @@ from equivcheck.worlds.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksResult:
-    """What a scenario left on all ranks, in rank order."""
+    """Results from all ranks, in rank order."""
 
     run: Run
-    """Under the scenario's layout; its values are traces."""
+    """The run under the scenario's layout. Its values are traces."""
     before: tuple[Trace, ...] = ()
-    """Traces of the layout that ran the first steps; empty where there is none."""
+    """Traces from the layout before the checkpoint. Empty without a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runner:
-    """Where and how ranks run."""
+    """Runs scenarios on a world's ranks."""
 
     world: str | Ranks
-    """A world's name, or ranks for a layout of as many."""
+    """A world's name, or existing ranks, which are used for layouts with as many ranks."""
     deadline: float
-    """Seconds that the ranks have for a part."""
+    """Seconds that the ranks have for one part."""
     alter: Callable[[Setup], None] | None = None
-    """Called with each rank's setup; None for nothing."""
+    """Called with each rank's setup to plant a fault. None for no fault."""
 
     def run(self, scenario: Scenario) -> RanksResult:
-        """Run every part. Raises `RanksFailed`, `UsageError` for a world that does not exist or has no data, and `NoSpace`."""
+        """Run all parts.
+
+        Raises `RanksFailed`, `UsageError` if the world does not exist or has no data, and `NoSpace`.
+        """
         with warnings.catch_warnings():
             # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
             warnings.simplefilter("ignore")
@@ -75,7 +78,10 @@ class Runner:
             return RanksResult(run=run, before=before)
 
     def _change(self, scenario: Scenario) -> Callable[[Setup], None] | None:
-        """What is changed in each rank's setup; a planted fault is all that is, so that it shows as it would elsewhere."""
+        """The function that changes each rank's setup.
+
+        A planted fault is the only change, so that it shows as it would elsewhere.
+        """
         return read_full_tensors if self.alter is None and asks_full_tensors(scenario) else self.alter
 
     def _part(self, layout: Layout, scenario: Scenario, program: Callable[..., Trace], *arguments: Any) -> Run:
@@ -93,7 +99,7 @@ class Runner:
         )
 
     def _require_shared(self, folder: str, size: int) -> None:
-        """Raise `UsageError` where ranks are on hosts that do not see this one's folder."""
+        """Raise `UsageError` if some hosts do not see this host's folder."""
         members = self._members(size)
         if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_foreign=False).values):
             raise UsageError(
@@ -110,22 +116,22 @@ class Runner:
 
 
 def read_full_tensors(setup: Setup) -> None:
-    """Let a rank read what `full_tensor()` gives, too."""
+    """Make a rank read `full_tensor()` too."""
     setup.reads_full_tensors = True
 
 
 THREADS, PROCESSES = "sim", "gloo"
-"""The world whose ranks cannot compile, and the one that then runs them."""
+"""The world whose ranks share a process and cannot compile, and the world used instead."""
 
 
 def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
-    """The world asked for, or processes for what threads cannot run: ranks that compile would share the compiler's state."""
+    """Return the world, or processes if the scenario compiles, because threads would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world
 
 
 def alone(world: str) -> str:
-    """The world that a verdict is of, or the nearest to it that one process can open by itself."""
+    """Return the world, or processes if a single process cannot open that world by itself."""
     return world if world in COMPARABLE else PROCESSES
 
 

@@ -1,1 +1,1 @@
-"""What layouts cannot run, with the reason, and the nearest layout or training that they can; no torch."""
+"""Limits: unsupported combinations, each with a reason and a repair to the nearest supported layout or training. No torch."""

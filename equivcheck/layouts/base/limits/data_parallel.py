@@ -1,4 +1,4 @@
-"""Limits that several kinds of data parallelism have."""
+"""Limits that several data parallelisms share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVEN_ROWS = Limit(
 
 
 def _casts(layout: Layout) -> bool:
-    """Whether the model or its reduction is in another element type by an option of its own."""
+    """Whether an option changes the compute or reduction dtype."""
     policies = [fsdp.mixed_precision for fsdp in layout.of(FSDP1)] + [fsdp.mixed_precision for fsdp in layout.of(FSDP2)]
     return any(policies) or any(ddp.autocast for ddp in layout.of(DDP))
 
@@ -60,11 +60,11 @@ EAGER_ROUNDING = LayoutLimit(
 )
 
 ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
-"""Where no single device can round as the ranks do."""
+"""Layouts whose rounding the single-device run cannot reproduce."""
 
 
 FIRST_BUCKET_MB = 1.0
-"""Size of the first bucket that `DDPOptimizer`, which cuts what is compiled to fit buckets, takes for granted."""
+"""`DDPOptimizer`, which splits compiled graphs along DDP's buckets, assumes this size for the first one."""
 
 
 def _reduces_by_ddp(layout: Layout) -> bool:
@@ -107,7 +107,7 @@ LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
 )
 
 COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD)
-"""Of everything that has a `DistributedDataParallel` in it."""
+"""Limits for every parallelism built on `DistributedDataParallel`."""
 
 
 FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(

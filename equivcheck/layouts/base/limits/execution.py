@@ -1,4 +1,4 @@
-"""Limits of compiling, and of tracing a step to one graph."""
+"""Limits for compiling, and for tracing a step into one graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.scenario import (
 
 @cache
 def has_compiler() -> bool:
-    """Whether there is the C++ compiler that Inductor takes: that of the environment variable CXX, or else the system's."""
+    """Whether the C++ compiler that Inductor calls exists: `$CXX`, or else the system's default."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
 
 
@@ -36,7 +36,7 @@ NO_COMPILER = LayoutLimit(
 
 
 def uncompiled(layout: Layout) -> Layout:
-    """The layout run eagerly."""
+    """Return the layout without compilation."""
     return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
 
 

@@ -1,4 +1,4 @@
-"""What optimizers cannot run on: DTensors, cut parameters."""
+"""Limits for optimizers on DTensors and sharded parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equivcheck.scenario import (
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether an optimizer sees the DTensors of a layout that has such."""
+    """Whether the optimizer of a layout with DTensors sees them, rather than local tensors."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 
@@ -57,27 +57,27 @@ DTENSOR_OPTIMIZERS = (
         torch="<2.13",
     ),
 )
-"""What no layout can run whose parameters are DTensors."""
+"""Limits for every layout with DTensor parameters."""
 
 
 def elementwise(training: Training, _layout: Layout) -> Training:
-    """The training with an elementwise optimizer in place of one that is not."""
+    """Replace the optimizer by AdamW, which is elementwise."""
     optimizer = training.optimizer
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 
 
 def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
-    """Whether Adafactor updates DTensors of which some rank holds a part."""
+    """Whether Adafactor updates sharded DTensors."""
     return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(parameter_cuts(training, layout))
 
 
 def deals_out_matrices(training: Training, layout: Layout) -> bool:
-    """Whether a rank owns each matrix, and updates it whole."""
+    """Whether distributed Muon assigns each matrix to one rank, which updates it in full."""
     return isinstance(training.optimizer, Muon) and any(fsdp.muon_owners for fsdp in layout.of(FSDP2))
 
 
 def rounds_parts(training: Training, layout: Layout) -> bool:
-    """Whether ranks compute parts of a matrix where an optimizer rounds to fewer digits; of a whole one all round alike."""
+    """Whether ranks round parts of a matrix to a lower precision. If each rank has the full matrix, all round the same."""
     if not training.optimizer.rounds_to or deals_out_matrices(training, layout):
         return False
     return any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
@@ -116,4 +116,4 @@ WHOLE_PARAMETERS = (
         repair=elementwise,
     ),
 )
-"""What no layout can run that cuts parameters."""
+"""Limits for every layout that shards parameters."""

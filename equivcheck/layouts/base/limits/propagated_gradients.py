@@ -1,4 +1,4 @@
-"""What torch refuses where gradients keep the placements that propagation gave them (`redistribute_gradients=False`)."""
+"""Limits if gradients keep the placements that DTensor propagation gives them (`redistribute_gradients=False`)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from equivcheck.system.torch_version import torch_in
 Applies = Callable[[Training, Layout], bool]
 
 REFUSED_IN_PLACE = ">=2.12"
-"""Versions whose DTensor refuses operations in place that change placements; earlier ones do them on each rank's part alone."""
+"""In these versions DTensor refuses in-place operations that change placements. Earlier versions apply them to each rank's
+partial value."""
 
 NOT_REFUSED_IN_PLACE = "<2.12"
-"""The earlier ones."""
+"""Complement to `REFUSED_IN_PLACE`."""
 
 LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
-"""Versions in which such an operation is refused, or has no effect, also where the gradient is pending a sum over one rank."""
+"""In these versions such an operation fails or has no effect even if the gradient is partial over a single rank."""
 
 
 def limits_of_propagated_gradients(
@@ -30,14 +31,14 @@ def limits_of_propagated_gradients(
     leaves_pending: Applies,
     cuts_parameters: Callable[[Layout], bool],
 ) -> tuple[Limit, ...]:
-    """The limits of one parallelism.
+    """Build these limits for one parallelism.
 
     Args:
-        where: The parallelism in words.
-        ranks: Ranks along its axis.
-        cuts_short: Whether a trained parameter is cut along a dim that is shorter than the ranks are many.
-        leaves_pending: Whether some gradient is left pending a sum, be it over one rank.
-        cuts_parameters: Whether the parameters of such gradients are cut, all but a scale.
+        where: Class name, used in the reasons.
+        ranks: Returns the ranks along its mesh axis.
+        cuts_short: Whether a trained parameter is sharded along a dim shorter than the number of ranks.
+        leaves_pending: Whether some gradient stays partial, even over one rank.
+        cuts_parameters: Whether all parameters with such gradients are sharded, except a scalar scale.
     """
     option = f"{where}(redistribute_gradients=False)"
 
@@ -56,7 +57,7 @@ def limits_of_propagated_gradients(
 
 
 def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
-    """What is done to gradients in place before an optimizer sees them."""
+    """Limits for in-place changes to gradients before the optimizer step."""
     clamps = Limit(
         reason=f"{option}: clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
         applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
@@ -85,16 +86,16 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
 
 
 def _done_wrongly(refused: Limit, reason: str) -> Limit:
-    """The same before torch refused it: nobody gets an error, so nothing is run beyond the limit."""
+    """The limit for versions that compute a wrong result without an error, so `frontier` cannot test it."""
     return replace(refused, reason=reason, upstream=False, torch=NOT_REFUSED_IN_PLACE)
 
 
 def _of_foreach(
     option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool], ranks: Callable[[Layout], int]
 ) -> tuple[Limit, ...]:
-    """What foreach implementations do in place to gradients that they have negated, or added weight decay to.
+    """Limits for in-place operations in foreach optimizers, on gradients after negation or weight decay.
 
-    Weight decay of a parameter that is cut makes its gradient one that is cut as well.
+    If the parameter is sharded, adding weight decay also shards its gradient.
     """
 
     def is_refused(training: Training, layout: Layout) -> bool:
@@ -139,7 +140,7 @@ def _decays(training: Training) -> bool:
 
 
 def _decays_scale(training: Training) -> bool:
-    """Whether there is weight decay of a parameter of shape [], which no group selects."""
+    """Whether the scalar scale has weight decay. No parameter group selects it."""
     return training.model.scale and bool(training.optimizer.weight_decay)
 
 

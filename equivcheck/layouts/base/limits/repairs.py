@@ -1,4 +1,4 @@
-"""Trainings and layouts without one feature each: what limits repair with."""
+"""Repairs for limits: each function returns a training or layout without one feature."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from equivcheck.scenario.model import MAX_WIDTH
 from equivcheck.scenario.token_layers import MAX_LENGTH
 
 STEEP = 1024
-"""How much smaller the learning rate is where a square error is summed (over, say, 64 rows of 16 outputs) or ascended."""
+"""Divisor for the learning rate if squared errors are summed (say, over 64 rows with 16 outputs) or maximised."""
 
 
 LEAST_TOKENS = 3
-"""Tokens of a model that had none."""
+"""Vocabulary size for a model that gets tokens."""
 
 
 def with_model(training: Training, **changes: object) -> Training:
-    """The training with other fields of its model; of real targets where that leaves one output, as labels need two."""
+    """Replace fields in the model. A model with one output gets a loss with real targets, because labels need two classes."""
     model = replace(training.model, **changes)  # type: ignore[arg-type]
     return replace(training if model.outputs > 1 else of_real_targets(training), model=model)
 
 
 def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) -> Training:
-    """The training with every layer replaced by ``change(index, layer)``."""
+    """Replace every layer by ``change(index, layer)``."""
     return with_model(training, layers=tuple(change(index, layer) for index, layer in enumerate(training.model.layers)))
 
 
 def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
-    """The training with another layer in a place; where widths no longer meet, nothing is residual, shared or tied."""
+    """Replace one layer. If widths no longer match, residuals, shared weights and the tied head go too."""
     changed = tuple(layer if at == index else other for at, other in enumerate(training.model.layers))
     with suppress(InvalidScenario):
         return with_model(training, layers=changed)
@@ -56,10 +56,7 @@ def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
 
 
 def shared_out(training: Training, index: int) -> Training:
-    """The training with another kind of layer in a place, which can be shared out as the one there cannot be.
-
-    A linear layer can be by inputs and outputs, a gated perceptron by what it has within.
-    """
+    """Replace one layer by a kind that tensor parallelism can split: a linear layer by a gated MLP, others by a linear layer."""
     model, bias = training.model, training.optimizer.takes_vectors
     if isinstance(model.layers[index], Layer):
         return with_layer(training, index, GatedMLP(hidden=1, frozen=model.layers[index].frozen))
@@ -67,23 +64,23 @@ def shared_out(training: Training, index: int) -> Training:
 
 
 def without_shares(training: Training) -> Training:
-    """Every layer has a weight of its own."""
+    """Give every layer its own weight."""
     return each_layer(training, lambda _index, layer: layer.having(shares=None))
 
 
 def untied(training: Training) -> Training:
-    """The head has a weight of its own."""
+    """Give the head its own weight."""
     head = training.model.head
     return with_model(training, head=head and replace(head, tied=False))
 
 
 def without_ties(training: Training) -> Training:
-    """No weight has two uses."""
+    """Give every layer and the head their own weights."""
     return untied(without_shares(training))
 
 
 def with_head(training: Training) -> Training:
-    """A model of tokens that ends in a head."""
+    """Turn the model into a token model that ends in a head."""
     model = training.model
     plain = each_layer(training, lambda _index, layer: layer.having(shape_op=None))
     source, length = model.source or Tokens(vocabulary=LEAST_TOKENS), model.length or 1
@@ -91,63 +88,62 @@ def with_head(training: Training) -> Training:
 
 
 def without_auxiliary(training: Training) -> Training:
-    """No layer has a second linear."""
+    """Remove the second linear from all layers."""
     return each_layer(training, lambda _index, layer: layer.having(auxiliary=None))
 
 
 def without_frozen(training: Training) -> Training:
-    """Every parameter is trained."""
+    """Train every parameter."""
     source = training.model.source
     trained = with_model(training, source=source and replace(source, frozen=False))
     return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
 
 
 def without_routing(training: Training) -> Training:
-    """Layers that choose nothing in the place of those that do."""
+    """Replace layers that choose experts by layers without a router."""
     return each_layer(training, lambda _index, layer: layer.without_routing())
 
 
 def of_labels(training: Training) -> Training:
-    """A model of tokens that ends in a head, with a loss of labels."""
+    """Use cross-entropy on labels, with a token model that ends in a head."""
     return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())
 
 
 def with_loss(training: Training, **changes: object) -> Training:
-    """The training with other fields of a loss of labels."""
+    """Replace fields in a cross-entropy loss. Other losses stay."""
     loss = training.loss
     return replace(training, loss=replace(loss, **changes)) if isinstance(loss, CrossEntropy) else training  # type: ignore[arg-type]
 
 
 def without_scale(training: Training) -> Training:
-    """Every parameter has a dim."""
+    """Remove the model's scalar scale."""
     return with_model(training, scale=False)
 
 
 def with_rows(training: Training, multiple: int) -> Training:
-    """Rows of every microbatch rounded to a multiple: up, or down where that is more than a microbatch may have."""
+    """Round every microbatch's rows to a multiple: up, or down if the result would be too large."""
     microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
 def with_equal_rows(training: Training) -> Training:
-    """Every microbatch has as many rows as the largest."""
+    """Give every microbatch as many rows as the largest one."""
     rows = training.data.microbatches
     return replace(training, data=replace(training.data, microbatches=(max(rows),) * len(rows)))
 
 
 def with_positions(training: Training, multiple: int) -> Training:
-    """Positions of sequences rounded to a multiple."""
+    """Round the sequence length to a multiple."""
     length = training.model.length
     return with_model(training, length=None if length is None else rounded(length, multiple, max(MAX_LENGTH, multiple)))
 
 
 def with_widths(training: Training, multiple: int) -> Training:
-    """Features, all widths, tokens and learnt positions rounded up to a multiple, so that equal ones stay equal.
+    """Round features, widths, tokens and learned positions up to a multiple, so that equal sizes stay equal.
 
-    A size for which that is too much is the multiple.
-
-    Rounded down, widths near the largest would swing between two layouts that ask for different multiples (30 and 32 for 3 and
-    4); from the least on they come up to what suits both.
+    A size that would become too large is set to the multiple itself. Rounding down instead would make sizes near the maximum
+    alternate between two layouts with different multiples (30 and 32 for 3 and 4); from the smallest multiple they grow until
+    both fit.
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
@@ -156,7 +152,7 @@ def with_widths(training: Training, multiple: int) -> Training:
 
 
 def with_tables(training: Training, multiple: int) -> Training:
-    """Tokens and learnt positions rounded up to a multiple; where that is too much, the multiple."""
+    """Round tokens and learned positions up to a multiple. A size that would become too large is set to the multiple itself."""
     source, length = training.model.source, training.model.length
     if source is None or length is None:
         return training
@@ -166,44 +162,30 @@ def with_tables(training: Training, multiple: int) -> Training:
 
 
 def _fitted(size: int, multiple: int, largest: int) -> int:
-    """A size rounded up to a multiple; where that is too much, the multiple, or else 1."""
+    """Round a size up to a multiple. If that exceeds `largest`, return the multiple itself, or else 1."""
     up = -(-size // multiple) * multiple
     return up if up <= largest else multiple if multiple <= largest else 1
 
 
-def over_features(training: Training) -> Training:
-    """The training of linear layers alone, as wide as its layers, over rows of real numbers."""
-    model, bias = training.model, training.optimizer.takes_vectors
-    layers = tuple(
-        layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
-        for layer, width in zip(model.layers, model.widths[1:], strict=True)
-    )
-    if all(layer.frozen or layer.shares is not None for layer in layers):
-        layers = (replace(layers[0], frozen=False, shares=None), *layers[1:])
-    plain = replace(model, length=None, source=None, head=None, layers=layers)
-    takes_labels = plain.outputs > 1 and not training.data.batch_dim
-    return replace(training, model=plain, loss=training.loss if takes_labels else of_real_targets(training).loss)
-
-
 def of_real_targets(training: Training) -> Training:
-    """The training with a loss of real targets."""
+    """Replace a loss on labels by the mean squared error."""
     return replace(training, loss=Loss.MSE_MEAN) if isinstance(training.loss, CrossEntropy) else training
 
 
 def with_loop(training: Training, _layout: Layout) -> Training:
-    """The optimizer goes through its parameters one by one."""
+    """Use the optimizer's for-loop implementation."""
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 
 def tamed(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer:
-    """The optimizer at a rate at which a few steps of a deep model do not overflow, as they would then prove nothing."""
+    """Lower the learning rate if a few steps would overflow otherwise, because overflowed values prove nothing."""
     if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
         return replace(optimizer, lr=optimizer.lr / STEEP)
     return optimizer
 
 
 def with_summed_squares(training: Training) -> Training:
-    """Squared errors are summed where they were averaged, at a rate for that."""
+    """Sum squared errors instead of averaging them, and lower the learning rate to match."""
     if training.loss is not Loss.MSE_MEAN:
         return training
     # One that ascends is slowed down under either loss.
@@ -212,7 +194,7 @@ def with_summed_squares(training: Training) -> Training:
 
 
 def with_num_layers(training: Training, count: int) -> Training:
-    """The first layers, or all of them and plain ones of the same width after them."""
+    """Keep the first `count` layers, or append linear layers of the last width."""
     layers = training.model.layers[:count]
     # Over sequences a bias would leave what a stage of a pipeline hands on a view.
     bias = training.optimizer.takes_vectors and training.model.length is None
@@ -223,43 +205,43 @@ def with_num_layers(training: Training, count: int) -> Training:
 
 
 def rounded(value: int, multiple: int, largest: int) -> int:
-    """The value rounded up to a multiple, or down to the last one that is not above `largest`; 1 where there is none."""
+    """Round up to a multiple, or down if that exceeds `largest`. At least 1."""
     up = -(-value // multiple) * multiple
     return up if up <= largest else max(largest // multiple * multiple, 1)
 
 
 def has_frozen(model: Model) -> bool:
-    """Whether anything requires no gradient."""
+    """Whether any layer or the embedding is frozen."""
     return any(layer.frozen for layer in model.layers) or (model.source is not None and model.source.frozen)
 
 
 def has_routing(model: Model) -> bool:
-    """Whether a layer chooses experts."""
+    """Whether any layer chooses experts."""
     return any(layer.without_routing() != layer for layer in model.layers)
 
 
 def has_shares(model: Model) -> bool:
-    """Whether any two layers share a weight."""
+    """Whether any layer uses another layer's weight."""
     return any(layer.shares is not None for layer in model.layers)
 
 
 def is_tied(model: Model) -> bool:
-    """Whether the head has the weight of the embedding."""
+    """Whether the head uses the embedding's weight."""
     return model.head is not None and model.head.tied
 
 
 def has_ties(model: Model) -> bool:
-    """Whether any weight has two uses, in two layers or in the embedding and the head."""
+    """Whether any weight has two uses: in two layers, or in embedding and head."""
     return has_shares(model) or is_tied(model)
 
 
 def trained_auxiliaries(model: Model) -> set[AuxiliaryLinear]:
-    """When the second linears run that are trained."""
+    """When the trained auxiliary linears run."""
     return {layer.auxiliary for layer in model.layers if layer.auxiliary is not None and not layer.frozen}
 
 
 def may_skip_parameters(training: Training) -> bool:
-    """Whether at some step a trained parameter takes no part."""
+    """Whether some trained parameter takes no part in some step."""
     auxiliaries = trained_auxiliaries(training.model)
     return AuxiliaryLinear.NEVER in auxiliaries or (AuxiliaryLinear.EVEN_STEPS in auxiliaries and training.steps > 1)
 
@@ -270,7 +252,7 @@ def all_multiples(values: Iterable[int], multiple: int) -> bool:
 
 
 def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelism], ...], **changes: object) -> Layout:
-    """The layout with other options of its parallelism of that kind, or of one of those kinds."""
+    """Replace options in all parallelisms with one of the given types."""
     parallelisms = tuple(
         replace(parallelism, **changes) if isinstance(parallelism, kind) else parallelism for parallelism in layout.parallelisms
     )
@@ -278,5 +260,5 @@ def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelis
 
 
 def with_execution(layout: Layout, **changes: object) -> Layout:
-    """The layout run in another way."""
+    """Replace fields in the layout's execution."""
     return replace(layout, execution=replace(layout.execution, **changes))  # type: ignore[arg-type]
