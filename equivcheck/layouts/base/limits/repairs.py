@@ -167,6 +167,20 @@ def _fitted(size: int, multiple: int, largest: int) -> int:
     return up if up <= largest else multiple if multiple <= largest else 1
 
 
+def over_features(training: Training) -> Training:
+    """Replace the model by linear layers of the same widths on rows of real numbers, without embedding and head."""
+    model, bias = training.model, training.optimizer.takes_vectors
+    layers = tuple(
+        layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
+        for layer, width in zip(model.layers, model.widths[1:], strict=True)
+    )
+    if all(layer.frozen or layer.shares is not None for layer in layers):
+        layers = (replace(layers[0], frozen=False, shares=None), *layers[1:])
+    plain = replace(model, length=None, source=None, head=None, layers=layers)
+    takes_labels = plain.outputs > 1 and not training.data.batch_dim
+    return replace(training, model=plain, loss=training.loss if takes_labels else of_real_targets(training).loss)
+
+
 def of_real_targets(training: Training) -> Training:
     """Replace a loss on labels by the mean squared error."""
     return replace(training, loss=Loss.MSE_MEAN) if isinstance(training.loss, CrossEntropy) else training
