@@ -1,1 +1,1 @@
-"""The public check: a scenario or a tensor program in, a verdict out."""
+"""The public `check`: takes a scenario or a tensor program and returns a verdict."""

@@ -1,4 +1,4 @@
-"""The check beyond limits that torch draws: there a run must be right, or raise on every rank."""
+"""Check of scenarios beyond known limits of torch: such a run must be correct or fail on every rank."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from equivcheck.worlds.failure import RankState
 
 
 def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60.0, coarse: bool = False) -> Verdict:
-    """Say whether a scenario beyond a limit of torch is refused or right; one within all limits is checked as any other.
+    """Check a scenario without applying torch's known limits. A scenario within all limits is checked as usual.
 
-    UNSUPPORTED is what every rank raises on, KNOWN what is on file. What is wrong without an error, what hangs, and what some
-    ranks alone raise on are findings, whose reason names the limit.
+    If a limit applies: UNSUPPORTED means that every rank raises, and KNOWN that a known issue explains the failure. Silently
+    wrong values, hangs, and errors on only some ranks are findings, and their reason names the limit.
     """
     limit = why_unsupported(scenario)
     verdict = check(scenario, world=world, deadline=deadline, coarse=coarse, beyond=limit is not None)
@@ -23,17 +23,17 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
 
 
 def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
-    """What the verdict on a run beyond a limit comes to."""
+    """Turn the verdict of an ordinary check into the verdict for a scenario beyond `limit`."""
     verdict = replace(verdict, beyond=limit)
     if raised_on_every_rank(verdict):
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=f"{limit}; every rank raises", failure=None)
     if not verdict.outcome.is_finding:
         return verdict
-    required = f"beyond a limit of torch ({limit}) a run must be right or raise on every rank"
+    required = f"a run beyond a limit of torch ({limit}) must be correct or fail on every rank"
     return replace(verdict, reason=f"{required}, but {verdict.reason}")
 
 
 def raised_on_every_rank(verdict: Verdict) -> bool:
-    """Whether the ranks crashed and every one of them raised, so that none is left waiting for another."""
+    """Whether every rank raised, so that no rank waits for another."""
     reports = verdict.failure.reports if verdict.failure and verdict.outcome is Outcome.CRASHED else ()
     return bool(reports) and all(report.state is RankState.RAISED for report in reports)

@@ -1,4 +1,4 @@
-"""`check`: one scenario, one verdict."""
+"""`check`: one scenario or tensor program in, one verdict out."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from equivcheck.programs.nouns import TensorProgram
     from equivcheck.programs.verdict import ProgramVerdict
 
-BEYOND = "beyond what the layout supports no calls are predicted"
-"""Why calls are not held against predictions there."""
-RESUMED = "saving and loading a checkpoint is not modelled"
-"""Why calls are not held against predictions where the first steps ran under another layout."""
+BEYOND = "no calls are predicted beyond the limits of a layout"
+"""Reason why calls are not compared with predictions if limits are ignored."""
+RESUMED = "calls that save and load a checkpoint are not predicted"
+"""Reason why calls are not compared with predictions if the first steps ran under another layout."""
 
 
 @overload
@@ -61,23 +61,24 @@ def check(  # noqa: PLR0913 - options, all by keyword
     coarse: bool = False,
     target: str = "dtensor",
 ) -> Verdict | ProgramVerdict:
-    """Say whether a scenario's parallel training, or a tensor program on ranks, computes what one device computes.
+    """Check whether parallel training, or a tensor program on ranks, computes the same as a single device.
 
-    `world` names a world or is one of the right size; in ``torchrun`` every process of the world calls this, that of rank 0
-    judges, and all return its verdict. A scenario that compiles runs in gloo where sim is asked for, and the verdict says so.
-    `deadline` is in seconds, for the ranks alone; compiling gets 150 more. `alter` is called with each rank's setup after its
-    layout has been applied: a way to plant a fault. With `beyond`, what torch is known not to support is run all the same, and
-    calls are not held against predictions. With `coarse`, meant for shrinking, what is too far from the reference for any noise
-    is judged without measuring noise, and all else as usual: DIVERGED may then be in doubt in full.
-    Of a tensor program there is none of these three, but `target`, what ranks run it on: ``dtensor``, ``plain`` (plain tensors
-    with functional collectives) or ``compiled`` (DTensors, each operation under `torch.compile`, in gloo). Failures of the ranks
-    are verdicts; `UsageError` is raised for a world or a target that does not exist.
+    `world` is the name of a world, or a world of the right size. In ``torchrun``, every process calls `check`; rank 0 judges,
+    and all ranks return its verdict. A scenario that compiles runs in gloo instead of sim, and the verdict says so. `deadline`
+    limits the ranks, in seconds; compiling adds 150 s. `alter` is called with each rank's setup after the layout was applied,
+    for example to plant a fault. `beyond` ignores torch's known limits and does not compare calls with predictions. `coarse` is
+    meant for shrinking: an error far above any rounding noise counts as DIVERGED without measuring the noise. A full check may
+    then be INCONCLUSIVE.
+
+    A tensor program takes no `alter`, `beyond` or `coarse`. Its `target` is ``dtensor``, ``plain`` (plain tensors with functional
+    collectives), ``typed`` (with collectives of spmd_types) or ``compiled`` (DTensors, each operation under `torch.compile`, in
+    gloo). A failure of ranks is a verdict. An unknown world or target raises `UsageError`.
     """
     if not isinstance(scenario, Scenario):
         from equivcheck.programs.check import check_program
 
-        where = without_cover(world)
-        return on_first_rank(where, lambda: check_program(scenario, world=where, deadline=deadline, target=target))
+        place = without_cover(world)
+        return on_first_rank(place, lambda: check_program(scenario, world=place, deadline=deadline, target=target))
     started = time.perf_counter()
     runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
     verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))
@@ -86,7 +87,7 @@ def check(  # noqa: PLR0913 - options, all by keyword
 
 
 def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None) -> Verdict:
-    """Imported when it is asked for: a diagnosis is what few checks need."""
+    # Imported at first use, because few checks need a diagnosis.
     from equivcheck.diagnosis.explain import explained
 
     return explained(verdict, alter=alter)
@@ -104,17 +105,17 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
     try:
         result = runner.run(scenario)
     except RanksFailed as error:
-        return _settle(judge_failure(verdict, error.failure))
+        return _marked_known(judge_failure(verdict, error.failure))
     compared_calls = _compared_calls(scenario, name, result, beyond)
-    found = _held_against_one_device(verdict, result, compared_calls.divergences, coarse=coarse)
-    verdict = _settle(found)
-    if verdict.outcome is Outcome.KNOWN and _is_wrong_without(verdict, runner, coarse=coarse):
+    found = _compared_with_reference(verdict, result, compared_calls.divergences, coarse=coarse)
+    verdict = _marked_known(found)
+    if verdict.outcome is Outcome.KNOWN and _fails_without_issue(verdict, runner, coarse=coarse):
         verdict = found
     return replace(verdict, calls=result.run.calls, signature=signature(result.run), unmodelled=compared_calls.unmodelled)
 
 
-def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
-    """Whether the ranks are wrong as well where the issue that was taken for the reason cannot show."""
+def _fails_without_issue(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
+    """Whether ranks still fail in a variant of the scenario that avoids the issue held responsible."""
     from equivcheck.oracle.known_issues.known import known_issues
 
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
@@ -123,13 +124,12 @@ def _is_wrong_without(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool
 
 
 def _compared_calls(scenario: Scenario, world: str, result: RanksResult, beyond: bool) -> CallComparison:
-    """The run's calls held against what is expected."""
     if beyond or scenario.resume is not None:
         return CallComparison(unmodelled=BEYOND if beyond else RESUMED)
     return compare_calls(scenario, world, result.run)
 
 
-def _held_against_one_device(verdict: Verdict, result: RanksResult, calls: tuple[Divergence, ...], *, coarse: bool) -> Verdict:
+def _compared_with_reference(verdict: Verdict, result: RanksResult, calls: tuple[Divergence, ...], *, coarse: bool) -> Verdict:
     run, resume = ReferenceRun.of(verdict.scenario), verdict.scenario.resume
     far = judge_coarsely(verdict, run.coarse_reference(), result, calls) if coarse else None
     if far is not None:
@@ -146,8 +146,8 @@ def _held_against_one_device(verdict: Verdict, result: RanksResult, calls: tuple
     return verdict
 
 
-def _settle(verdict: Verdict) -> Verdict:
-    """Mark a failure that an upstream issue on file explains."""
+def _marked_known(verdict: Verdict) -> Verdict:
+    """The verdict, as KNOWN if an issue on file explains the failure."""
     if not verdict.outcome.is_finding:
         return verdict
     from equivcheck.oracle.known_issues.known import known_issue

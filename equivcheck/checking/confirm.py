@@ -1,4 +1,4 @@
-"""Whether another world finds what one has found: processes have no scheduler of ours, no shared memory and torch's own group."""
+"""Checks a finding again in gloo: separate processes without our scheduler, with torch's own process group."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 V = TypeVar("V", bound=CaseVerdict)
 
 CONFIRMING = "gloo"
-"""The world that what others found is run in once more."""
+"""World in which findings of other worlds are checked again."""
 CONFIRMING_SECONDS = 15.0
-"""Limit for its ranks: a hang takes all of it."""
+"""Deadline of its ranks. A run that hangs takes all of it."""
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether it says anything that another world could confirm."""
+    """Whether the verdict is a finding of another world that was not checked again yet."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def confirmed(verdict: V, again: CaseVerdict) -> V:
-    """The verdict with what came of the same case, and the same fault if one was planted, in another world."""
-    return replace(verdict, confirmed=_in_words(verdict.outcome, again))
+    """Add to `verdict` the result `again` of checking the same case, with the same planted fault, in another world."""
+    return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
-    """The same, with a check of the case in that world; one that cannot run costs no more than its text."""
+    """Run `check` in the confirming world and add its result. If it fails, the verdict says why and stays."""
     try:
         return confirmed(verdict, check())
     except Exception as error:
         return verdict.without(f"confirming on {CONFIRMING}", error)
 
 
-def _in_words(outcome: Outcome, again: CaseVerdict) -> str:
+def _comparison(outcome: Outcome, again: CaseVerdict) -> str:
     if again.outcome is outcome:
         return f"{outcome.value} on {again.world} too"
     if again.outcome.is_finding:
-        return f"otherwise on {again.world}, where it {again.outcome.value}: {again.reason}"
+        return f"{again.outcome.value} on {again.world} instead: {again.reason}"
     return f"not seen on {again.world}: {again.outcome.value} there"

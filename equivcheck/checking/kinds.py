@@ -1,4 +1,4 @@
-"""The verdicts of the kinds of cases that there are."""
+"""Verdict classes of scenarios and tensor programs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from equivcheck.scenario.case import Case
 from equivcheck.scenario.file_format.codec import CASE
 
 VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE), TensorProgram: (ProgramVerdict, "program")}
-"""By the noun of the case: the class, and its field of the case."""
+"""Verdict class by case class, and the name of its field for the case."""
 
 
 def verdict_on(case: Case, **values: Any) -> CaseVerdict:
-    """A verdict on a case of any kind."""
+    """Build the verdict on a case of any kind."""
     verdict, field = VERDICTS[type(case)]
     return verdict(**{field: case, **values})
 
 
 def num_steps(case: Case) -> int:
-    """In how many steps it may diverge."""
+    """Number of steps in which the case can diverge."""
     return case.training.steps if isinstance(case, Scenario) else 1

@@ -1,4 +1,4 @@
-"""`check` of a tensor program: its ranks on DTensors held against one device."""
+"""`check` of a tensor program: compares DTensors on ranks with plain tensors on one device."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def check_program(
     target: str | type[DTensorTarget] = "dtensor",
     only_sinks: bool = False,
 ) -> ProgramVerdict:
-    """Say whether ranks that run a program on DTensors compute what one device computes on plain tensors.
+    """Check whether ranks that run a program on DTensors compute the same as one device on plain tensors.
 
-    `world` names a world or is one of the right size, `deadline` is in seconds. `target` says what ranks run it on, one of
-    `TARGETS`, or is another way to do statements, as a fault that is planted. What compiles runs in gloo where sim is asked for.
-    With `only_sinks`, values that a statement takes are not read before it does.
-    Where a gradient differs, the program runs once more, and of all gradients the first that differs in the backward pass is
-    told; where a value does, so is the first value whose parts are not as its placements say. Failures of the ranks are
-    verdicts. If a value before the statement that raises differs already, the verdict is on that value. `UsageError` is raised
-    for a world or a target that does not exist.
+    `world` is the name of a world, or a world of the right size. `deadline` is in seconds. `target` is a name in `TARGETS`, or
+    a class that runs statements in another way, such as a planted fault. A target that compiles runs in gloo instead of sim.
+    With `only_sinks`, ranks read no value before the statements that take it.
+
+    If a gradient differs, the program runs again, and the verdict names the gradient that differs first in the backward pass.
+    If a value differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank
+    raises although an earlier value differs already, the verdict is on that value. Failures of ranks are verdicts. Raises
+    `UsageError` for an unknown world or target.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target
@@ -65,7 +66,7 @@ def check_program(
 
 
 def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
-    """The verdict; where a gradient of a leaf differs, on the gradients of all values."""
+    """If the gradient of a leaf differs, compare the gradients of all values to find the first difference."""
     verdict = verdict_of(plan)
     if _phase(verdict) is not Phase.GRADIENT:
         return verdict
@@ -74,7 +75,6 @@ def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict])
 
 
 def _phase(verdict: ProgramVerdict) -> Phase | None:
-    """Where values differ first, if any do."""
     return None if verdict.divergence is None else verdict.divergence.phase
 
 
@@ -91,7 +91,7 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
 
 
 def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
-    """The verdict on ranks that raised in a statement. If a value before that differs already, that value is to blame."""
+    """If ranks raise in a statement although an earlier value already differs, return the verdict on that value."""
     number = first_raising(verdict.failure)
     before = verdict.program.statements[:number]
     if not any(isinstance(each, Operation) for each in before):
@@ -124,7 +124,6 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
 
 
 def _apart(plan: Plan, results: Sequence[RankResult]) -> str:
-    """The first refusal that not all ranks have."""
     first, rank = min(
         ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _by_all(each, results)),
         key=lambda found: found[0].statement % MAX_STATEMENTS,
@@ -143,7 +142,7 @@ def _has(result: RankResult, refusal: Refusal) -> bool:
 
 
 def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
-    """The verdict with a type checker's opinion: if it refuses what is right, one of the two is wrong."""
+    """Add the type checker's errors. If it rejects a correct program, either the checker or the program is wrong."""
     if not types or verdict.outcome is not Outcome.EQUIVALENT:
         return replace(verdict, types=types)
     reason = f"types refuse what ranks compute as one device does: {types.splitlines()[0]}"
@@ -151,12 +150,11 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
 
 
 def _settled(verdict: ProgramVerdict) -> ProgramVerdict:
-    """The verdict, as KNOWN where an entry on file explains it."""
     return _as_known(verdict, known_difference(verdict.program, verdict))
 
 
 def _with_parts(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
-    """The verdict on a value that differs, with what is wrong before: parts that say nothing where the whole is read."""
+    """Add the first value whose local shapes contradict its placements. Reading such a value gives meaningless numbers."""
     if apart is None:
         return verdict
     told = replace(verdict, reason=f"{verdict.reason}; before it: {apart.summary}")

@@ -1,4 +1,4 @@
-"""How long the ranks of a tensor program may take."""
+"""Time limits for the ranks of a tensor program."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from equivcheck.programs.nouns.operations.matmul import WEIGHED
 from equivcheck.programs.run.facts import NO_ELEMENTS, facts_of
 
 USUAL_DEADLINE = 30.0
-"""Seconds: the deadline of a campaign's checks, unless another is asked for."""
+"""Default deadline of a campaign's checks, in seconds."""
 PROGRAM_SECONDS = 10.0
-"""A deadline for programs, which compute for milliseconds, where cases have the usual one.
-
-DTensor weighs placements of a norm by groups for up to 2.5 s of CPU time on a slow machine.
-"""
+"""Deadline of a program if cases have the usual one. Programs compute for milliseconds, but DTensor takes up to 2.5 s of CPU
+time to choose placements for a norm of groups."""
 SECONDS_WITHOUT_ELEMENTS = 1.0
-"""And where a leaf has no elements, and ranks are threads.
-
-Torch computes of the views of some without an end, which took a third of a sweep.
-"""
+"""Deadline if a leaf has no elements and ranks are threads. For views of such tensors torch can loop forever, which took a
+third of a sweep."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """A deadline of programs: longer where cases have longer than usual, as those that are checked again with more time.
+    """Deadline of a program in a check with `deadline`. It grows if cases get more than the usual time.
 
-    One that DTensor takes ten seconds of CPU time for has as long as any case.
+    A program with `WEIGHED` keeps the full deadline, because DTensor needs ten seconds of CPU time to choose its placements.
     """
     if WEIGHED in program.operations:
         return deadline

@@ -1,4 +1,4 @@
-"""Ranks that wait in vain, because others went on without what they had refused: these are what is wrong."""
+"""Explains hangs of ranks: some ranks refused an operation and went on without its collective, while others wait for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from equivcheck.worlds.failure import Failure, RanksFailed, RankState
 
 
 def refused_by_some(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """How ranks fail if a refusal ends them, unless all ranks have it: that of a rank that refuses alone; else what it was.
+    """Let refusals raise, and return the failure of a rank that refuses what others do not; else return `hung`.
 
-    `run` takes the beginnings of the refusals that do not end a rank, and raises `RanksFailed`.
+    `run` takes the statements whose refusal does not end a rank, and raises `RanksFailed`. It is called again as long as all
+    ranks refuse the same statement.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
@@ -30,5 +31,5 @@ def refused_by_some(run: Callable[[frozenset[str]], object], hung: Failure) -> F
 
 
 def _place(error: str) -> str:
-    """Which statement it was that a rank refused; empty where it raised something else."""
+    """Number of the refused statement; empty if the error is no refusal."""
     return error.partition(REFUSED)[2].partition(":")[0]

@@ -1,4 +1,4 @@
-"""Which statement is to blame where ranks raise, wait or differ: neither what follows later nor a collective says."""
+"""Finds the statement that causes a failure, because later statements or a collective may be the first to report it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from equivcheck.programs.run.reading import PartsDisagree
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
 
 RAISING = re.compile(rf"{StatementFailed.__name__}: v(\d+) ")
-"""What the error of a rank says that raised in a statement."""
+"""Pattern in the error of a rank that raised in a statement."""
 AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
-"""Kinds of hangs that are known as they happen, so that more runs cost little."""
+"""Hangs that are detected immediately, so that more runs cost little."""
 
 
 def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
-    """The failure with the operation or the statement to blame, where that is found by `run` of the program once more.
+    """Add to the failure the statement that causes it, found by running the program again.
 
-    If a rank's part of a value is not as its placements say, that value is. Where ranks wait, it is the first statement, of ever
-    more that run, in which they do; else the backward.
+    A value whose local shapes contradict its placements comes first. For ranks that wait, it is the last statement of the
+    shortest beginning of the program that also hangs, or else the backward pass.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -38,26 +38,25 @@ def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> F
 
 
 def first_raising(failure: Failure | None) -> int:
-    """The first statement in which a rank raised; 0 if none did in a statement."""
+    """Number of the first statement in which a rank raised; 0 if none did."""
     errors = [report.error for report in failure.reports] if failure else []
     return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
 
 def parts_that_disagree(plan: Plan, run: Callable[[Plan], object]) -> Failure | None:
-    """What `run` of the program says of the first value whose parts are not as its placements say; None where all are."""
+    """Failure for the first value whose local shapes contradict its placements; None if all agree."""
     found = _failure(run, replace(plan, checks_parts=True))
     return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 
 
 def _called(plan: Plan, number: int) -> str:
-    """A statement, and what it takes, which may be what is wrong: ``v2 exp of v1 index_add``."""
+    """A statement and its arguments, because one of them may be wrong: ``v2 exp of v1 index_add``."""
     takes = dict.fromkeys(number - back for back in arguments_of(plan.program.statements[number]))
     what, *taken = (value_names(plan, each, 1)[0] for each in (number, *takes))
     return f"{what} of {', '.join(taken)}" if taken else what
 
 
 def _until(plan: Plan, number: int) -> Plan:
-    """The program up to a statement, without a backward."""
     kept = number + 1
     program = replace(plan.program, statements=plan.program.statements[:kept])
     return replace(plan, program=program, applies=plan.applies[:kept], outputs=plan.outputs[:kept], differentiable=False)

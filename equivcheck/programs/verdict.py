@@ -1,4 +1,4 @@
-"""The outcome of the check of a tensor program."""
+"""Verdict of the check of a tensor program."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.programs.nouns.program import TensorProgram
 
 BACKWARD = -1
-"""The place of a refusal of the backward pass, after all statements."""
+"""Statement number of a refusal in the backward pass, after all statements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What a rank refused."""
+    """An operation that a rank refused with a clear error."""
 
     statement: int
-    """Which statement, from 0; -1 for the backward pass."""
+    """Number of the statement, from 0; -1 for the backward pass."""
     text: str
-    """What it raised, in one line."""
+    """Error message in one line."""
 
     @property
     def kind(self) -> str:
-        """The type of what it raised."""
+        """Type of the error."""
         return self.text.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramVerdict(CaseVerdict):
-    """What `check` returns of a tensor program."""
+    """Result of `check` for a tensor program."""
 
     program: TensorProgram
-    """What was checked."""
+    """Program that was checked."""
     refusals: tuple[Refusal, ...] = ()
-    """What every rank refused, clearly and alike: the program went on with what one device computes."""
+    """Statements that every rank refused with the same clear error. The program continued with the values of one device."""
     clones: tuple[int, ...] = ()
-    """Statements that did not apply, and cloned their first argument."""
+    """Statements that did not apply to their arguments. They cloned the first argument instead."""
     types: str = ""
-    """What a type checker says against the program, where one was asked; empty where it accepts it."""
+    """Errors of the type checker, if one was asked; empty if it accepts the program."""
 
     @property
     def case(self) -> TensorProgram:

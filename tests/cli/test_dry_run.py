@@ -42,5 +42,5 @@ def test_ranks_that_do_not_fit_are_one_line(file: str) -> None:
     """Bad input is one clear line and exit code 2."""
     result = CliRunner().invoke(main, ["dry-run", file, "--ranks", "7"])
     assert result.exit_code == 2
-    assert result.output.startswith("error: 7 ranks do not fill the mesh")
+    assert result.output.startswith("error: ranks 7 is not valid: ")
     assert result.output.count("\n") == 1

@@ -1,3 +1,3 @@
-"""What a layout would do at a size that no machine here has."""
+"""Checks a layout at a size for which no machine is available."""
 
 from __future__ import annotations

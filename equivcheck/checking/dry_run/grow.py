@@ -1,4 +1,4 @@
-"""A scenario on more ranks, or on fewer: the same layout with other axis sizes, and as many rows for each rank."""
+"""Changes the number of ranks of a scenario: same layout, other axis sizes, and the same number of rows for each data rank."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 
 
 def grown(scenario: Scenario, num_ranks: int) -> Scenario:
-    """The scenario on so many ranks: its outermost data axis grows (its outermost axis, if it has no data axis).
+    """Resize the outermost data axis (or the outermost axis, if there is no data axis) so that the mesh has `num_ranks` ranks.
 
-    Raises `UsageError` where the other axes do not divide the number of ranks.
+    Raises `UsageError` if `num_ranks` is no multiple of the product of the other axes.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)
     others = mesh.num_ranks // mesh.shape[index]
     if num_ranks < 1 or num_ranks % others:
         kept = " x ".join(f"{axis.name} {axis.size}" for number, axis in enumerate(mesh.axes) if number != index)
-        allowed = f"multiples of {others}, as the layout has {kept}" if others > 1 else "at least 1"
-        raise UsageError(f"{num_ranks} ranks do not fill the mesh of {scenario.layout.name}; allowed: {allowed}")
-    return resized(scenario, [num_ranks // others if number == index else size for number, size in enumerate(mesh.shape)])
+        why = f"the other axes of {scenario.layout.name} are {kept}" if others > 1 else f"{scenario.layout.name} needs a rank"
+        raise UsageError(f"ranks {num_ranks} is not valid: {why}. Expected a multiple of {others}")
+    return with_axis_sizes(scenario, [num_ranks // others if number == index else size for number, size in enumerate(mesh.shape)])
 
 
-def shrunk(scenario: Scenario) -> Scenario:
-    """The scenario on few enough ranks to run all of them, with every axis that has ranks to talk to."""
+def small_scenario(scenario: Scenario) -> Scenario:
+    """Reduce all axes to two ranks at most if the mesh has too many ranks to run all of them."""
     sizes = scenario.layout.mesh.shape
     if math.prod(sizes) > MAX_RANKS:
         sizes = tuple(min(size, 2) for size in sizes)
-    return resized(scenario, sizes)
+    return with_axis_sizes(scenario, sizes)
 
 
-def resized(scenario: Scenario, sizes: Sequence[int]) -> Scenario:
-    """The scenario with other axis sizes, and each microbatch with as many rows for each data rank as before."""
+def with_axis_sizes(scenario: Scenario, sizes: Sequence[int]) -> Scenario:
+    """Replace the axis sizes, and scale each microbatch so that every data rank keeps its number of rows."""
     layout = scenario.layout
     axes = tuple(Axis(name=axis.name, size=size) for axis, size in zip(layout.mesh.axes, sizes, strict=True))
     wider = replace(layout, mesh=Mesh(axes=axes))

@@ -1,4 +1,4 @@
-"""A dry run: one rank of a world as large as asked for builds the layout and trains, and what it holds and sends is counted."""
+"""A dry run: single ranks of a large world build the layout and train; their shards and calls are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from equivcheck.checking.dry_run.grow import shrunk
+from equivcheck.checking.dry_run.grow import small_scenario
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.base.partition import local_shape
@@ -29,73 +29,72 @@ from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
 
 MAX_STEPS = 2
-"""Steps that are run: the first makes state and buckets, and the second is like all others."""
+"""Steps to run. The first creates optimizer state and buckets; the second is like all later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What one rank holds of a parameter."""
+    """Shard of one parameter on one rank."""
 
     name: str
-    """Canonical name."""
+    """Canonical name of the parameter."""
     shape: tuple[int, ...]
-    """Shape of the whole."""
+    """Full shape."""
     local_shape: tuple[int, ...]
-    """Shape of the rank's shard; of a flat parameter its number of elements."""
+    """Shape of the shard. For a flat parameter, its number of elements."""
     num_bytes: int
-    """Bytes of the shard."""
+    """Size of the shard in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank holds and sends."""
+    """Memory and communication of one rank."""
 
     rank: int
-    """Which."""
+    """Global rank."""
     coordinates: tuple[int, ...]
-    """Its places along the axes of the mesh."""
+    """Coordinates of the rank along the axes of the mesh."""
     holdings: tuple[Holding, ...]
-    """Of every parameter that it has a part in."""
+    """Shards on the rank, for each parameter that it has a part of."""
     parameter_bytes: int
-    """Bytes of its shards of parameters; gradients are as large."""
+    """Size of all parameter shards in bytes. Gradients take as much."""
     optimizer_bytes: int
-    """Bytes of its optimizer state."""
+    """Size of the optimizer state in bytes."""
     traffic: tuple[Traffic, ...]
-    """Calls of the setup and of each step, those of reading left out."""
+    """Calls of the setup and of each step, without calls that only read results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What was found, and whether it is as it should be."""
+    """Result of a dry run."""
 
     scenario: Scenario
-    """What was run, with the mesh as large as asked for."""
+    """Scenario with the mesh of the requested size."""
     small: Scenario
-    """The same on few ranks, all of which were run for comparison."""
+    """Scenario on a few ranks. All of them ran, for comparison."""
     plans: tuple[RankPlan, ...]
-    """Of the first rank and the last."""
+    """Plans of the first and the last rank."""
     problems: tuple[str, ...]
-    """Shards other than the arithmetic says, and calls that were not expected; where calls cannot be predicted, those that
-    are not as many as in the small world. Empty when all is well."""
+    """Shards that differ from the expected ones, and unexpected calls. If calls cannot be predicted, also numbers of calls that
+    differ from the small scenario. Empty if the layout is correct."""
     remarks: tuple[str, ...]
-    """Where calls are as expected, those that are not as many as in the small world."""
+    """Numbers of calls that differ from the small scenario, although they are as predicted."""
     unmodelled: str
-    """Why calls cannot be predicted; empty where they can."""
+    """Why calls cannot be predicted. Empty if they can."""
     seconds: float
-    """How long it took."""
+    """Duration of the dry run."""
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Run the first and the last rank of a scenario without the others, and the same scenario on few ranks for comparison.
+    """Run the first and the last rank of a scenario alone, and all ranks of the same scenario on a small mesh for comparison.
 
-    Raises `UsageError` for a layout that cannot run the training, or whose ranks cannot run alone, and `RanksFailed` when a rank
-    raises.
+    Raises `UsageError` if the layout cannot run the training or its ranks cannot run alone, and `RanksFailed` if a rank raises.
     """
     started = time.perf_counter()
     if scenario.layout.has(Pipeline):
-        raise UsageError("dry-run: stages of a pipeline learn from each other what they receive; allowed: layouts without stages")
+        raise UsageError("dry-run: pipelines are not supported: stages wait for each other. Expected a layout without stages")
     scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
-    small = shrunk(scenario)
+    small = small_scenario(scenario)
     for one in (scenario, small):
         reason = unsupported(one.training, one.layout)
         if reason is not None:
@@ -132,7 +131,7 @@ def _run(scenario: Scenario, rank: int) -> tuple[RankPlan, Run]:
         holdings=tuple(_holdings(parameters)),
         parameter_bytes=_num_bytes(parameters),
         optimizer_bytes=_num_bytes(trace.state),
-        traffic=_told(traffic(run.calls[0], mesh)),
+        traffic=_without_reading(traffic(run.calls[0], mesh)),
     )
     return plan, run
 
@@ -155,7 +154,7 @@ def _itemsize(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize) if dtype else 0
 
 
-def _told(found: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
+def _without_reading(found: tuple[Traffic, ...]) -> tuple[Traffic, ...]:
     return tuple(entry for entry in found if entry.stage is not Stage.READING)
 
 
@@ -163,16 +162,15 @@ def _small_traffic(small: Scenario) -> tuple[Traffic, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = ranks("sim", small.layout.mesh.num_ranks).run(rank_program, small)
-    return _told(traffic(run.calls[0], small.layout.mesh))
+    return _without_reading(traffic(run.calls[0], small.layout.mesh))
 
 
 def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str]:
-    """Where a rank holds something else than the arithmetic of partitions gives it."""
     snapshot = trace.steps[-1].parameters
     layout = scenario.layout
     for piece, fits in zip(snapshot.pieces, snapshot.fits, strict=True):
         if not fits:
-            yield f"rank {plan.rank} holds {piece.name} in another size than {list(_extent(piece))}"
+            yield f"rank {plan.rank} holds {piece.name} in another size than the expected {list(_extent(piece))}"
     flat = next(iter(layout.of(FSDP1)), None)
     if flat is not None:
         yield from _misheld(scenario, flat, plan, [piece for piece in snapshot.pieces if piece.name])
@@ -186,7 +184,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
 
 
 def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece]) -> Iterator[str]:
-    """Where a rank holds other parts of flat parameters than its shard has; what they flatten may itself be cut."""
+    """Shards of flat parameters with an unexpected size. The flattened parameters may be sharded by another parallelism."""
     mesh, is_sharded = scenario.layout.mesh, flat.strategy is not ShardingStrategy.NO_SHARD
     num_shards = mesh.size(DP, SHARD) if is_sharded else 1
     shard = plan.coordinates[mesh.names.index(scenario.layout.axes_of(flat)[-1])] if is_sharded else 0
@@ -199,7 +197,7 @@ def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece
 
 
 def _units(flat: FSDP1, pieces: list[Piece]) -> list[list[Piece]]:
-    """The pieces of each flat parameter; a parameter's name begins with ``layers.`` and the index of its layer."""
+    """Pieces of each flat parameter. The name of a parameter begins with ``layers.`` and the index of its layer."""
     if flat.wrapping is Wrapping.WHOLE:
         return [pieces]
     return [list(unit) for _, unit in groupby(pieces, key=lambda piece: piece.name.split(".")[1])]
@@ -212,14 +210,13 @@ def _extent(piece: Piece) -> tuple[int, ...]:
 
 
 def _surprising(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
-    """Where calls or bytes of a rank are not those that were expected for it."""
     for (step, stage, op, axes), found in differing_calls(scenario, rank, calls).items():
         where = f"rank {rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
         yield f"{where}: {found.actual}, expected {found.expected}"
 
 
 def _differing(found: tuple[Traffic, ...], expected: tuple[Traffic, ...], num_ranks: int) -> Iterator[str]:
-    """Where the number of calls is not that of the small world."""
+    """Calls whose number differs from the small world."""
     counts = [{(entry.step, entry.stage, entry.op, entry.axes): entry.num_calls for entry in side} for side in (found, expected)]
     for key in dict.fromkeys([*counts[0], *counts[1]]):
         here, there = (side.get(key, 0) for side in counts)

@@ -1,4 +1,4 @@
-"""Tensor programs as nouns: leaves with placements, operations, redistributions. Frozen values; nothing here imports torch."""
+"""Tensor programs as frozen values: leaves with placements, operations, redistributions. Nothing here imports torch."""
 
 from equivcheck.programs.nouns.file_format import case_from_json, program_from_json, program_to_json
 from equivcheck.programs.nouns.program import TensorProgram

@@ -1,4 +1,4 @@
-"""Tensor programs as JSON, both ways, with a kind and a format version."""
+"""Tensor programs as JSON, with a kind and a format version."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from equivcheck.scenario.file_format.misfit import quote
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 1
-"""The format that is written, and the only one that is read."""
+"""The only format version that is written and read."""
 
 
 @to_json.register
 def program_to_json(program: TensorProgram) -> str:
-    """A program as one line of JSON with every field."""
+    """Write a program as one line of JSON with every field."""
     return dump({"format": FORMAT, **encode(program)})
 
 
 def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
-    """The program that a JSON text describes; fields with a default may be left out.
+    """Read a program from JSON. Fields with a default may be omitted.
 
-    `where` is what error texts call the text. Raises `InvalidScenario`, one line, naming the place.
+    Error messages call the text `where`. Raises `InvalidScenario` in one line that names the place of the error.
     """
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -31,7 +31,7 @@ def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
 
 
 def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgram:
-    """The case that a JSON text describes, of whichever kind it says; raises as `from_json` does."""
+    """Read a scenario or a tensor program from JSON, depending on its kind. Raises `InvalidScenario`."""
     data = load(text, where=where)
     kind = data.get(KIND, CASE) if isinstance(data, dict) else CASE
     if kind == TensorProgram.tag:

@@ -9,36 +9,36 @@ from equivcheck.errors import InvalidScenario
 
 REPLICATE = "R"
 REDUCTIONS = ("sum", "avg", "max", "min")
-"""How the addends of a Partial make the whole."""
+"""Operations that reduce the partial values of a `Partial` to the full tensor."""
 ALLOWED = "R, S(dim) with dim from 0, P(sum), P(avg), P(max), P(min)"
 _SHARD = re.compile(r"S\((0|[1-9][0-9]?)\)")
 _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
 
 
 def shard(dim: int) -> str:
-    """The placement that cuts a dim."""
+    """The placement that shards `dim`."""
     return f"S({dim})"
 
 
 def partial(reduction: str = "sum") -> str:
-    """The placement of addends."""
+    """The placement of partial values with a reduction."""
     return f"P({reduction})"
 
 
 def cut_dim(placement: str) -> int | None:
-    """The dim that a placement cuts; None for any other."""
+    """Sharded dim of a placement; None if it does not shard."""
     found = _SHARD.fullmatch(placement)
     return int(found[1]) if found else None
 
 
 def reduction_of(placement: str) -> str | None:
-    """How its addends make the whole; None for one that has none."""
+    """Reduction of a partial placement; None for other placements."""
     found = _PARTIAL.fullmatch(placement)
     return found[1] if found else None
 
 
 def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
-    """Refuse what is no placement, or cuts a dim that a tensor of `num_dims` lacks."""
+    """Raise `InvalidScenario` for an invalid placement, or one that shards a dim that `num_dims` excludes."""
     for placement in placements:
         dim = cut_dim(placement)
         if dim is None and placement != REPLICATE and reduction_of(placement) is None:

@@ -11,25 +11,25 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.scenario import count, in_words
 
 MAX_STATEMENTS = 40
-"""Of a program: each may communicate."""
+"""Limit of statements in a program, because each of them may communicate."""
 MAX_RANKS = 64
-"""Of a mesh."""
+"""Limit of ranks in a mesh."""
 
 
 @noun
 class TensorProgram:
-    """Statements that ranks run on DTensors and one device on plain tensors, with all values and gradients compared.
+    """Statements that ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
 
-    Every value is read on every rank. What is differentiated is the weighted sum of the values that no statement takes.
+    Every rank reads every value. The backward pass differentiates a weighted sum of the values that no statement takes.
     """
 
     tag: ClassVar[str] = "tensor_program"
     mesh: tuple[int, ...]
     """Sizes of 1 to 3 axes, outermost first."""
     statements: tuple[Statement, ...]
-    """1 to 40 statements, of which the first is a leaf."""
+    """1 to 40 statements. The first is a leaf."""
     schedule_seed: int = 0
-    """Which order simulated ranks run in, 0 to 2**32 - 1; 0 is lowest rank first."""
+    """Seed of the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
@@ -53,31 +53,31 @@ class TensorProgram:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks in the mesh."""
+        """Number of ranks in the mesh."""
         return math.prod(self.mesh)
 
     @property
     def name(self) -> str:
-        """That of all tensor programs: what is wrong in one says which operation it is."""
+        """Name for reports. It is the same for all tensor programs, because failures are named by their operation."""
         return self.tag
 
     @property
     def counted_by(self) -> tuple[str]:
-        """All of them are counted together."""
+        """Keys under which coverage counts the program: the same for all programs."""
         return (self.tag,)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of its operations, in order."""
+        """Names of the operations, in order."""
         return tuple(each.name for each in self.statements if isinstance(each, Operation))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """What the axes of its mesh are called."""
+        """Names of the mesh axes."""
         return tuple(f"axis{number}" for number in range(len(self.mesh)))
 
     def sinks(self) -> tuple[int, ...]:
-        """The statements whose values no other takes, in order: their weighted sum is differentiated."""
+        """Statements whose values no other statement takes, in order. The backward pass starts from their weighted sum."""
         taken = {number - back for number, each in enumerate(self.statements) for back in arguments_of(each)}
         return tuple(number for number in range(len(self.statements)) if number not in taken)
 

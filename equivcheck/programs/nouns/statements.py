@@ -1,4 +1,4 @@
-"""The statements of a tensor program; each leaves one value. Arguments are distances back: 1 is the value before."""
+"""Statements of a tensor program. Each produces one value and refers to arguments by distance: 1 is the previous value."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.system.choice import Choice
 
 MAX_ELEMENTS = 4096
-"""Of any value: programs are about where elements lie, which few show as well as many."""
+"""Limit of elements in a value. Programs test placements, and few elements show errors as well as many."""
 
 
 class Contents(Choice):
-    """What a constant holds."""
+    """Values of a constant."""
 
     INDICES = "indices"
-    """Integers from 0 to below `high`, some of them repeated."""
+    """Integers from 0 to below `high`, with repetitions."""
     ORDER = "order"
     """Integers from 0 to below `high`, distinct along the last dim."""
     MASK = "mask"
@@ -34,15 +34,15 @@ def _require_shape(owner: object, shape: tuple[int, ...]) -> None:
 
 @noun
 class Leaf:
-    """A float64 tensor of distinct values, whose gradient is compared."""
+    """A float64 tensor of distinct values whose gradient is compared."""
 
     tag: ClassVar[str] = "leaf"
     shape: tuple[int, ...]
-    """Full shape, any number of dims."""
+    """Full shape, with any number of dims."""
     placements: tuple[str, ...]
-    """Where it lies, one for each axis of the mesh."""
+    """Placement for each axis of the mesh."""
     seed: int = 0
-    """Of its values, 0 to 2**32 - 1."""
+    """Seed of the values, 0 to 2**32 - 1."""
 
     def __post_init__(self) -> None:
         _require_shape(self, self.shape)
@@ -56,15 +56,15 @@ class Constant:
 
     tag: ClassVar[str] = "constant"
     shape: tuple[int, ...]
-    """Full shape, any number of dims."""
+    """Full shape, with any number of dims."""
     placements: tuple[str, ...]
-    """Where it lies, one for each axis of the mesh: replicated or cut."""
+    """Placement for each axis of the mesh: replicated or sharded."""
     contents: Contents
-    """What it holds."""
+    """Kind of values."""
     high: int = 1
-    """Of integers, one more than the largest, at least 1."""
+    """Exclusive upper bound of integers, at least 1."""
     seed: int = 0
-    """Of its values, 0 to 2**32 - 1."""
+    """Seed of the values, 0 to 2**32 - 1."""
 
     def __post_init__(self) -> None:
         _require_shape(self, self.shape)
@@ -79,17 +79,17 @@ class Constant:
 
 @noun
 class Operation:
-    """A call of torch. Where one device refuses it, or what it leaves says nothing, its first argument is cloned instead."""
+    """A call of torch. Its first argument is cloned instead if one device refuses the call or the result cannot be compared."""
 
     tag: ClassVar[str] = "operation"
     name: str
-    """Which one, of `OPERATIONS`."""
+    """A name in `OPERATIONS`."""
     arguments: tuple[int, ...] = (1,)
-    """Distances back to the values that it takes, as many as it has arguments."""
+    """Distances back to the argument values, one for each argument of the operation."""
     dim: int = 0
-    """The dim along which it works, negative ones from the end; 0 where it takes none."""
+    """Dim of the operation, counted from the end if negative; 0 if it takes none."""
     output: int = 0
-    """Which of several results is the statement's value; the others are compared, and take no part in any gradient."""
+    """Index of the result that later statements use. Other results are compared, but take no part in gradients."""
 
     def __post_init__(self) -> None:
         if self.name not in OPERATIONS:
@@ -105,11 +105,11 @@ class Operation:
 
 @noun
 class Redistribution:
-    """A change of placements; where the value lacks a dim that is to be cut, a clone."""
+    """A change of placements, or a clone if the value lacks a dim that would be sharded."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]
-    """What they become, one for each axis of the mesh."""
+    """New placement for each axis of the mesh."""
     argument: int = 1
     """Distance back to the value."""
 
@@ -119,7 +119,7 @@ class Redistribution:
 
 @noun
 class RoundTrip:
-    """`to_local` and back by `from_local`, with the placements and the shape that the value has."""
+    """`to_local` and back with `from_local`, keeping placements and shape."""
 
     tag: ClassVar[str] = "round_trip"
     argument: int = 1
@@ -130,7 +130,7 @@ Statement = Leaf | Constant | Operation | Redistribution | RoundTrip
 
 
 def arguments_of(statement: Statement) -> tuple[int, ...]:
-    """Distances back to what a statement takes; none for leaves and constants."""
+    """Distances back to the arguments of a statement; empty for leaves and constants."""
     if isinstance(statement, Operation):
         return statement.arguments
     return (statement.argument,) if isinstance(statement, (Redistribution, RoundTrip)) else ()

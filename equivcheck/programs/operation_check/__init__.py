@@ -1,1 +1,1 @@
-"""The check of an operation that a user brings, under all placements of what it takes."""
+"""`check_operation`: checks a user's operation under all placements of its inputs."""

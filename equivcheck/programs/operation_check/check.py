@@ -1,4 +1,4 @@
-"""`check_operation`: a user's operation under the placements of its inputs, a row for each."""
+"""`check_operation`: runs a user's operation under placements of its inputs and returns a row for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 from equivcheck.worlds.world import World, without_cover
 
 NAME = "check_operation"
-"""What stands for a layout where checks are counted."""
+"""Name under which checks are counted, in place of a layout."""
 
 
 def check_operation(  # noqa: PLR0913 - options, all by keyword
@@ -50,28 +50,27 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     world: str | Ranks | World = "sim",
     deadline: float = 60.0,
 ) -> OperationResult:
-    """Say under which placements of its inputs an operation on DTensors gives what it gives on one device.
+    """Find the placements under which an operation on DTensors computes the same as on one device.
 
-    For a custom operation with `register_sharding`, a function under `local_map`, an `autograd.Function`, any of tensors.
-    ``function(*inputs)`` is called on one device with plain tensors, and on every rank with DTensors; what it returns
-    (tensors, numbers, or tuples, lists and dicts of them) and the gradient of every floating-point input are compared on every
-    rank. `on_ranks` takes the mesh and returns what ranks call instead. `inputs` are whole tensors of any shape and what else the
-    function takes, which is passed as it is; or a function of a generator that draws them, for each of `seeds`, which also seed
-    torch before each call. Floating-point tensors are converted to `dtype`; None leaves them, with tolerances to match.
+    It is meant for custom operations with `register_sharding`, functions under `local_map`, and any `autograd.Function`. One
+    device calls ``function(*inputs)`` with plain tensors, every rank calls it with DTensors. Every rank compares the results
+    (tensors, numbers, or tuples, lists and dicts of them) and the gradient of every floating-point input. `on_ranks` takes the
+    mesh and returns the function that ranks call instead. `inputs` are full tensors of any shape, and other arguments, which
+    are passed unchanged. A function of a `torch.Generator` draws them for each of `seeds`; the seeds also seed torch before
+    each call. Floating-point tensors are converted to `dtype`, unless it is None; tolerances follow the dtype.
 
-    Each of `placements` has an entry for each tensor: a placement (``Shard(0)``, or as text ``"S(0)"``, ``"R"``, ``"P(sum)"``), a
-    tuple of them where the mesh has several axes, None for a plain tensor. Default: all there are, with addends (`Partial`) of
-    `reductions`. `mesh` gives the sizes of named axes, or the size of one. Without `gradients` nothing is differentiated, and
-    what the inputs hold after the call is compared as well.
+    Each entry of `placements` has an item for each tensor: a placement (``Shard(0)``, or the text ``"S(0)"``, ``"R"``,
+    ``"P(sum)"``), a tuple of them if the mesh has several axes, or None for a plain tensor. By default all placements are
+    checked, with `Partial` of `reductions`. `mesh` gives the sizes of named axes, or the size of one axis. Without `gradients`,
+    nothing is differentiated, and the inputs after the call are compared too.
 
-    A placement that every rank refuses with a clear error (as DTensor and `local_map` say it, a `NotImplementedError`, or a text
-    in which the regular expression `refuses` is found) is UNSUPPORTED, called refused; any other error is CRASHED. `setup` is
-    called before, in each process, to register rules: these end with the check. In ``gloo`` ranks know no others than those of
-    the modules that they import, and a custom operation itself cannot be sent to them: pass a function that calls it. Ranks that
-    are idle, or compute without communicating, for `deadline` seconds count as hung.
+    A placement that every rank refuses with a clear error is UNSUPPORTED, shown as "refused". Clear errors are those of DTensor
+    and `local_map`, `NotImplementedError`, and texts in which the regular expression `refuses` is found. Any other error is
+    CRASHED. `setup` is called first in each process, for example to register sharding rules; the rules are removed after the
+    check. In ``gloo``, ranks only know rules of modules that they import. A custom operation cannot be sent to them: pass a
+    function that calls it. Ranks that do not communicate for `deadline` seconds count as hung.
 
-    Failures of the ranks are rows. Raises `UsageError` for arguments that make no sense; what the run on one device raises is
-    left as it is.
+    Failures of ranks are rows. Raises `UsageError` for invalid arguments. Errors on one device are raised unchanged.
     """
     started = time.perf_counter()
     tasks = [
@@ -132,7 +131,7 @@ def _members(task: OperationTask, world: str | Ranks) -> Ranks:
 
 
 class _Judge:
-    """What one device computes, found once, and the ranks held against it."""
+    """Compares ranks with the single-device run, which is computed once."""
 
     def __init__(self, task: OperationTask, members: Ranks, deadline: float) -> None:
         self.task, self.members, self.deadline = task, members, deadline
@@ -166,7 +165,7 @@ class _Judge:
         return judge(replace(row, outputs=left[0].outputs), case, RanksResult(run=Run(values=traces)))[0]
 
     def _refused_by_some(self, placements: Placements) -> RanksFailed | None:
-        """Where ranks wait in vain, how they fail if those that refuse raise: that of a rank that did, if one does."""
+        """If ranks hang, let refusals raise, and return the failure if that ends a rank."""
         try:
             self._run(placements, raises=True)
         except RanksFailed as error:
@@ -187,7 +186,7 @@ def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> Opera
 
 
 def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:
-    """Refused if all ranks do, by the same kind of error; else CRASHED."""
+    """Refused if all ranks raise the same kind of error, else CRASHED."""
     kinds = {each.partition(":")[0] for each in refusals}
     if len(kinds) == 1:
         return replace(row, outcome=Outcome.UNSUPPORTED, reason=refusals[0])
@@ -217,7 +216,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _names(function: Any, count: int) -> tuple[str, ...]:
-    """Those of the parameters, where they can be told."""
+    """Names of the parameters, if the signature is known."""
     try:
         parameters = [each.name for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Placements of inputs: as users write them, and all that there are."""
+"""Placements of inputs: parses those that users write, and lists all possible ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.programs.operation_check.task import OperationTask
 
 MOST = 2000
-"""Placements of one check: more are a mistake more often than a wish."""
+"""Limit of placements in one check. More are probably a mistake."""
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """Every placement of every tensor, the first varying slowest; addends of floating-point tensors, of these `reductions`."""
+    """Every combination of placements; the first tensor varies slowest. Only floating-point tensors are partial."""
     for each in reductions:
         if each not in REDUCTIONS:
             raise UsageError(f"check_operation: reductions has {each!r}; allowed: {', '.join(REDUCTIONS)}")
@@ -45,7 +45,7 @@ def _of_tensor(tensor: torch.Tensor, num_axes: int, reductions: Sequence[str]) -
 
 
 def given_placements(task: OperationTask, given: Iterable[Any]) -> list[Placements]:
-    """Those that a user wrote. Raises `UsageError` for what is none."""
+    """Parse the placements of a user. Raises `UsageError` for an invalid one."""
     return [_given(task, each) for each in given]
 
 

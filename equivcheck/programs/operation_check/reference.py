@@ -1,4 +1,4 @@
-"""What one device computes of an operation, and how far rounding can move it."""
+"""The single-device run of an operation, and the noise that rounding causes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 
 def reference_of(task: OperationTask, num_copies: int) -> Reference:
-    """Values and gradients of one device, with the noise of some runs in which what goes in and what comes out is moved a little.
+    """Values and gradients of one device, with the noise of `num_copies` runs with slightly disturbed inputs and results.
 
-    Raises `UsageError` where one device cannot differentiate what is to be differentiated; what else it raises is left as it is.
+    Raises `UsageError` if one device cannot differentiate the operation. Other errors are raised unchanged.
     """
     plain = _one_device(task, None)
     runs = [plain, *(_one_device(task, seed) for seed in range(num_copies))]
@@ -44,7 +44,7 @@ def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
 
 
 def _differentiable(task: OperationTask) -> Any:
-    """The function, refused where nothing that it returns has a gradient to compare."""
+    """The function, with an error if no result has a gradient to compare."""
     from equivcheck.programs.operation_check.task import named
 
     def function(*arguments: Any) -> Any:

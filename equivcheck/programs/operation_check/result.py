@@ -1,4 +1,4 @@
-"""What `check_operation` returns: a row for each placement."""
+"""Result of `check_operation`: a row for each placement."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.system.printable import printable
 
 REFUSED = "refused"
-"""What UNSUPPORTED is called in the table: every rank raises, and says what it does not take."""
+"""Name of UNSUPPORTED in the table: every rank raises an error that names an unsupported placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRow(Judgement):
-    """What came of one placement of the inputs.
+    """Result for one combination of input placements.
 
-    EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses it clearly), CRASHED, HUNG or INCONCLUSIVE.
+    EQUIVALENT, DIVERGED, UNSUPPORTED (every rank refuses clearly), CRASHED, HUNG or INCONCLUSIVE.
     """
 
     placements: Placements
     """For each tensor, a placement for each axis; None for a plain tensor."""
     outputs: tuple[str, ...] = ()
-    """How the results lie on the mesh; empty where there are none."""
+    """Placements of the results; empty if there are none."""
     seed: int = 0
-    """Of the inputs."""
+    """Seed of the inputs."""
 
     @property
     def is_refused(self) -> bool:
@@ -36,11 +36,11 @@ class PlacementRow(Judgement):
 
     @property
     def said(self) -> str:
-        """The outcome, in a word."""
+        """Outcome as one word."""
         return REFUSED if self.is_refused else self.outcome.value
 
     def evidence(self) -> list[str]:
-        """What is known of a row that is not equivalent, a line each."""
+        """Evidence for a row that is not equivalent, one line each."""
         if self.divergence is not None:
             return of_divergence(self.divergence, self.followers, self.num_unnamed)
         return of_ranks(self.failure) if self.failure is not None else [shortened(self.reason)]
@@ -48,50 +48,50 @@ class PlacementRow(Judgement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationResult:
-    """An operation under some placements of its inputs."""
+    """Result for an operation under several placements of its inputs."""
 
     name: str
-    """What the operation is called."""
+    """Name of the operation."""
     inputs: tuple[str, ...]
-    """What the tensors are called that it takes."""
+    """Names of the tensor inputs."""
     mesh: tuple[tuple[str, int], ...]
     """Names and sizes of the axes."""
     world: str
-    """Where the ranks ran."""
+    """Name of the world in which ranks ran."""
     rows: tuple[PlacementRow, ...]
-    """In the order of placements, seed by seed."""
+    """Rows in the order of placements, seed by seed."""
     seconds: float = 0.0
-    """Time of the whole check."""
+    """Duration of the whole check."""
 
     @property
     def equivalent(self) -> tuple[PlacementRow, ...]:
-        """The rows that give what one device gives."""
+        """Rows in which ranks compute the same as one device."""
         return tuple(row for row in self.rows if row.outcome is Outcome.EQUIVALENT)
 
     @property
     def refused(self) -> tuple[PlacementRow, ...]:
-        """The rows that every rank refuses clearly."""
+        """Rows that every rank refuses clearly."""
         return tuple(row for row in self.rows if row.is_refused)
 
     @property
     def wrong(self) -> tuple[PlacementRow, ...]:
-        """The rows that are wrong.
+        """Rows with findings.
 
-        With other values or gradients, errors of some ranks alone or that do not say what is unsupported, or ranks that hang.
+        Values or gradients differ, only some ranks raise, an error does not say which placement is unsupported, or ranks hang.
         """
         return tuple(row for row in self.rows if row.outcome.is_finding)
 
     def assert_equivalent(self, *, refused: bool = True) -> None:
-        """Raise `NotEquivalent` unless every placement gives what one device gives.
+        """Raise `NotEquivalent` unless every placement computes the same as one device.
 
-        Placements that every rank refuses clearly pass, unless all are refused, or `refused` is False.
+        Refused placements pass, unless all placements are refused or `refused` is False.
         """
         num_passed = len(self.equivalent) + (len(self.refused) if refused else 0)
         if not self.equivalent or num_passed < len(self.rows):
             raise NotEquivalent(self.describe())
 
     def describe(self) -> str:
-        """Counts, a table, and what is known of each placement that is wrong."""
+        """Counts, a table of all placements, and the evidence for each finding."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
         counts = Counter(row.said for row in self.rows)
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"

@@ -1,4 +1,4 @@
-"""A call of an operation, on one device and on ranks, with all that it leaves."""
+"""Runs an operation on one device or on a rank, and collects its results and gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 Tensors = dict[str, torch.Tensor | None]
 Placements = tuple[tuple[str, ...] | None, ...]
-"""For each tensor, a placement for each axis of the mesh; None for a plain tensor, which all ranks have whole."""
+"""For each tensor, a placement for each axis of the mesh; None for a plain tensor, of which all ranks have a full copy."""
 
 
 class OperationFailed(EquivCheckError):
@@ -33,20 +33,20 @@ class OperationFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationLeft:
-    """What a call leaves."""
+    """Results of a call on one rank."""
 
     trace: ValueTrace | None
-    """Values, then gradients; None where the rank refused."""
+    """Values, then gradients; None if the rank refused."""
     outputs: tuple[str, ...] = ()
-    """How the results lie, as torch prints placements; ``plain`` for tensors that are no DTensors."""
+    """Placements of the results as torch prints them; ``plain`` for a tensor that is no DTensor."""
     refusal: str = ""
-    """What the rank refused it with; empty where it did not."""
+    """Error with which the rank refused; empty if it did not."""
 
 
 def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
-    """Call a function with these in the place of the task's tensors, and differentiate.
+    """Call a function with `tensors` in place of the task's tensors, and differentiate.
 
-    `moved` makes a whole tensor of each result, and of each gradient; it is also called with what results are multiplied with.
+    `moved` makes a full tensor of each result, gradient, and weight by which a result is multiplied for the backward pass.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
@@ -70,12 +70,12 @@ def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor]
 
 
 def _real(tensors: Tensors) -> Tensors:
-    """Complex tensors as pairs of numbers."""
+    """Complex tensors as pairs of real numbers."""
     return {name: torch.view_as_real(each) if each is not None and each.is_complex() else each for name, each in tensors.items()}
 
 
 def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) -> OperationLeft:
-    """What this rank leaves. What it refuses it says, or raises if it `raises`."""
+    """Run the operation on this rank. A refusal is returned, or raised if `raises`."""
     if task.setup is None:
         return _run(task, placements, raises=raises)
     with kept_rules():
@@ -84,7 +84,7 @@ def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) ->
 
 
 def forget() -> None:
-    """Drop what DTensor has found out on this rank by rules that may have been others."""
+    """Clear DTensor's caches on this rank, which may contain results of other rules."""
     forget_shardings()
 
 
@@ -108,7 +108,6 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
 
 
 def _part(task: OperationTask, tensor: torch.Tensor, lies: tuple[str, ...] | None, mesh: Any) -> torch.Tensor:
-    """What this rank holds of an input, as a leaf."""
     if lies is None:
         part = tensor.clone()
     else:
@@ -122,5 +121,5 @@ def _lies(value: torch.Tensor) -> str:
 
 
 def _in_words(placement: Placement) -> str:
-    """As torch prints it from 2.10 on: before, addends are a ``P`` whatever their reduction."""
+    """Same text on all versions. Before torch 2.10, `str` of a Partial omits the reduction."""
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)

@@ -1,4 +1,4 @@
-"""What users bring: an operation, what it is called with, and how that is spread."""
+"""An operation of a user with its inputs and its mesh."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationTask:
-    """The arguments of `check_operation` for one draw of inputs, checked."""
+    """Validated arguments of `check_operation` for one draw of inputs."""
 
     function: Function
-    """What one device computes."""
+    """Function that one device calls."""
     on_ranks: Callable[[DeviceMesh], Function] | None
-    """What ranks call, made for their mesh; None for `function`."""
+    """Builds the function that ranks call for their mesh; None for `function`."""
     setup: Callable[[], Any] | None
-    """Called before, in each process; None for nothing."""
+    """Called first in each process; None for nothing."""
     inputs: tuple[Any, ...]
-    """Whole tensors, and what else the operation takes."""
+    """Full tensors and other arguments."""
     names: tuple[str, ...]
-    """What the inputs are called."""
+    """Names of the inputs."""
     mesh: tuple[tuple[str, int], ...]
     """Names and sizes of the axes, outermost first."""
     gradients: bool
     """Whether gradients are compared."""
     refuses: str
-    """A regular expression of errors that are refusals, beside those of DTensor; empty for none."""
+    """Regular expression for errors that are refusals, in addition to those of DTensor; empty for none."""
     seed: int
-    """Of the default generator before each call."""
+    """Seed of torch's default generator before each call."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the mesh."""
+        """Sizes of the axes."""
         return tuple(size for _, size in self.mesh)
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Of the mesh."""
+        """Names of the axes."""
         return tuple(name for name, _ in self.mesh)
 
     @property
     def num_ranks(self) -> int:
-        """Of the mesh."""
+        """Number of ranks."""
         return math.prod(self.sizes)
 
     @property
     def tensors(self) -> tuple[tuple[str, torch.Tensor], ...]:
-        """The inputs that are tensors, by name."""
+        """Tensor inputs with their names."""
         pairs = zip(self.names, self.inputs, strict=True)
         return tuple((name, each) for name, each in pairs if isinstance(each, torch.Tensor))
 
@@ -66,7 +66,7 @@ class OperationTask:
 
 
 def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
-    """What an operation returned, each tensor by a name. Raises `UsageError` for what cannot be compared."""
+    """All tensors in the result of an operation, with names. Raises `UsageError` for results that cannot be compared."""
     if found is None or isinstance(found, torch.Tensor):
         yield name, found
     elif isinstance(found, (bool, int, float)):

@@ -1,1 +1,1 @@
-"""Tensor programs run: on one device, on ranks, and as scripts that need torch alone."""
+"""Runs tensor programs on one device, on ranks, and as scripts that need only torch."""

@@ -1,4 +1,4 @@
-"""The calls of operations as functions."""
+"""Operations as Python functions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from equivcheck.programs.nouns.operations.operation import OperationFacts
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 
 NAMES = ("a", "b", "c", "d")
-"""What calls name their arguments."""
+"""Argument names in calls."""
 
 
 def source(facts: OperationFacts, prefix: str = "") -> str:
-    """The operation as a function in Python, with something before its name."""
+    """Python source of the operation as a function; `prefix` comes before its name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
     lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
@@ -26,7 +26,7 @@ def source(facts: OperationFacts, prefix: str = "") -> str:
 
 @cache
 def function_of(name: str) -> Callable[..., Any]:
-    """The operation of that name, to be called with its tensors and its dim."""
+    """Function of the operation, called with its tensors and its dim."""
     namespace: dict[str, Any] = {"torch": torch, "F": functional}
     exec(compile(source(OPERATIONS[name]), f"<operation {name}>", "exec"), namespace)
     function: Callable[..., Any] = namespace[name]
@@ -34,12 +34,12 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """What an operation returns, always as a tuple of tensors; numbers and booleans become tensors without dims."""
+    """Results of an operation as a tuple of tensors. Numbers and booleans become tensors without dims."""
     return call(function_of(name), name, tensors, dim)
 
 
 def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """The same of a function that stands for the operation of that name."""
+    """Results of `function`, which replaces the operation `name`, as a tuple of tensors."""
     found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
     several = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

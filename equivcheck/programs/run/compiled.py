@@ -1,4 +1,4 @@
-"""Programs on DTensors, with each operation compiled by itself."""
+"""Programs on DTensors in which each operation is compiled separately."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from equivcheck.programs.run.one_device import Outputs
 from equivcheck.programs.run.rank import DTensorTarget
 
 BACKEND = "aot_eager"
-"""Traces forward and backward, and runs what it traced without generating code."""
+"""Traces forward and backward, and runs the trace without generating code."""
 
 
 class CompiledTarget(DTensorTarget):
-    """Operations under `torch.compile`."""
+    """Runs operations under `torch.compile`."""
 
     needs_processes = True
 
@@ -24,6 +24,6 @@ class CompiledTarget(DTensorTarget):
         torch._dynamo.reset()
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """An operation, compiled for these arguments."""
+        """Compile the operation for these arguments, and run it."""
         compiled = torch.compile(function_of(statement.name), backend=BACKEND, dynamic=False)
         return call(compiled, statement.name, arguments, statement.dim)

@@ -1,4 +1,4 @@
-"""What is special about a program: facts by which findings are grouped and known issues are told."""
+"""Facts about a program, by which findings are grouped and known issues are recognized."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, arguments_of
 
 NO_ELEMENTS = "no elements"
-"""Of a program one of whose leaves has none."""
+"""Fact about a program with an empty leaf."""
 _NORMS = (
     *("norm_dim", "norm_dim_3", "norm_fro", "norm", "norm_1", "norm_3", "norm_half", "norm_old", "norm_old_1"),
     *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
 )
-"""Operations that may leave norms of which each rank has those of its part."""
+"""Operations whose result may be partial with a norm as its reduction."""
 _SHARD_ADDENDS = frozenset(
     {
         *("sort", "sort_stable", "sort_descending", "argsort", "msort", "topk", "topk_smallest", "cummin", "cummax"),
@@ -31,7 +31,7 @@ _SHARD_ADDENDS = frozenset(
         *("avg_pool1d", "avg_pool2d", "avg_pool2d_padded", "adaptive_avg_pool2d"),
     }
 )
-"""Operations of which DTensor shards the result where the argument is addends."""
+"""Operations whose result DTensor shards if the argument is partial."""
 _SELECTS = (
     *("first", "last_index", "element", "unbind", "unbind_second", "iterate", "select", "select_last", "select_scatter"),
     *("assign_first", "assign_column", "assign_row", "zero_last", "fill_transposed"),
@@ -40,18 +40,18 @@ _SELECTS = (
     *("qr_product", "qr_signless", "cholesky", "cholesky_inverse", "eigenvalues", "nuclear_norm", "spectral_norm"),
     *("solve", "solve_triangular", "lu_solve"),
 )
-"""Operations that select along a dim, forward or backward, or as their matrix is made."""
+"""Operations that select along a dim, in forward, in backward, or when their matrix is built."""
 _ANY = ("any_all", "any_dim", "any_dims")
-"""Operations that leave booleans which are added up."""
+"""Operations with boolean results that are partial sums."""
 _EMBEDDINGS = (
     *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
     *("embedding_transposed", "embedding_flat", "embedding_stacked"),
 )
-"""Operations that look rows up, of which each rank may have some: what it lacks is masked as they are added up."""
+"""Operations that look up rows. If rows are sharded, each rank masks the rows that it lacks before results are added up."""
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """The facts that hold for any of its leaves, constants, operations and redistributions."""
+    """Facts about the leaves, constants, operations and redistributions of a program."""
     found: set[str] = set()
     for number, statement in enumerate(program.statements):
         taken = (program.statements[number - back] for back in arguments_of(statement))
@@ -103,7 +103,7 @@ def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[st
 
 
 def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:
-    """What may be of a value of which no size is known."""
+    """Facts that may hold for a redistributed value, because its size is unknown."""
     cut = [dim for dim in map(cut_dim, placements) if dim is not None]
     if cut:
         yield from ("cut", "uneven", "dim of one element cut", "empty shard")

@@ -1,4 +1,4 @@
-"""Faults planted in what ranks do of a program, as a checker is checked by what it must find."""
+"""Faults planted in the operations of ranks, to test whether the checker finds them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from equivcheck.programs.run.rank import DTensorTarget
 
 
 class DoubledBackward(DTensorTarget):
-    """The backward of a redistribution gives twice the gradient."""
+    """The backward of a redistribution doubles the gradient."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """As it should be, but for the backward."""
+        """Redistribute, and double the gradient in backward."""
         moved = super().redistribute(value, placements)
         if moved.requires_grad:
             moved.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
@@ -28,10 +28,10 @@ class DoubledBackward(DTensorTarget):
 
 
 class DroppedAllReduce(DTensorTarget):
-    """A redistribution takes addends for the whole, without reducing them."""
+    """A redistribution uses partial values without reducing them."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """As it should be, but for addends."""
+        """Relabel partial values as replicated before redistributing."""
         kept = [Replicate() if each.is_partial() else each for each in value.placements]
         if kept == list(value.placements):
             return super().redistribute(value, placements)
@@ -39,10 +39,10 @@ class DroppedAllReduce(DTensorTarget):
 
 
 class WholeAddends(DTensorTarget):
-    """What becomes addends of a sum keeps its value on all ranks."""
+    """Each partial value of a sum is the full value."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """As it should be, but each addend is the whole."""
+        """Give each rank the full value, and call it partial."""
         whole = tuple(REPLICATE if reduction_of(each) == "sum" else each for each in placements)
         tensor: Any = super().distribute(full, whole)
         kept = super().distribute(torch.zeros_like(full), placements)
@@ -51,10 +51,10 @@ class WholeAddends(DTensorTarget):
 
 
 class SwappedRows(DTensorTarget):
-    """A move from one cut dim to another leaves the rows of each rank in the opposite order."""
+    """A redistribution from one sharded dim to another reverses the rows of each rank."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """As it should be, but for the order."""
+        """Redistribute, and reverse the rows after moving to another sharded dim."""
         moved = super().redistribute(value, placements)
         assert isinstance(moved, DTensor)
         pairs = zip(value.placements, moved.placements, strict=True)
@@ -64,12 +64,12 @@ class SwappedRows(DTensorTarget):
 
 
 class ElementwiseRule(DTensorTarget):
-    """Operations along a dim, as softmax, have the rule of a clone: each rank does them with its own part."""
+    """Operations along a dim, such as softmax, use the sharding rule of clone: each rank computes on its own shard."""
 
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """As it should be, but for those."""
+        """Run affected operations on each rank's own shard."""
         if statement.name not in self.planted_in:
             return super().call(statement, arguments)
         whole: Any = arguments[0]
@@ -78,10 +78,10 @@ class ElementwiseRule(DTensorTarget):
 
 
 class MissingConversion(PlainTarget):
-    """On plain tensors an operation takes addends for the whole."""
+    """On plain tensors, an operation uses partial values without reducing them."""
 
     def needed(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """As it should be, but for addends."""
+        """Skip the reduction if the value is partial."""
         return value if any(map(reduction_of, value.lies)) else super().needed(value, placements)
 
 
@@ -93,4 +93,4 @@ FAULTS: dict[str, type[DTensorTarget]] = {
     "elementwise_rule": ElementwiseRule,
     "missing_conversion": MissingConversion,
 }
-"""By name."""
+"""Targets with a planted fault, by name."""

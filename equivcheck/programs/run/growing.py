@@ -1,4 +1,4 @@
-"""A program while it is made: what one device computes of its statements so far, for those that choose the next."""
+"""Builds a program statement by statement, and computes values on one device so that the next statement can fit them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.programs.run.one_device import applied, value_of
 
 
 class Growing:
-    """Statements, and the shapes of their values."""
+    """Statements so far, and their values."""
 
     def __init__(self) -> None:
         self.statements: list[Statement] = []
@@ -21,7 +21,7 @@ class Growing:
         return len(self.statements)
 
     def add(self, statement: Statement) -> None:
-        """One more statement."""
+        """Append a statement."""
         arguments = [self._values[len(self) - back] for back in arguments_of(statement)]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -30,5 +30,5 @@ class Growing:
         self.statements.append(statement)
 
     def shape(self, back: int) -> tuple[int, ...]:
-        """That of the value a distance back, 1 for the last."""
+        """Shape of the value at a distance back, 1 for the last."""
         return tuple(self._values[-back].shape)

@@ -1,4 +1,4 @@
-"""The text of an upstream issue, made from an entry on file and from the program that shows it."""
+"""Text for an upstream issue, written from a known difference and the program that shows it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from equivcheck.programs.run.script import script_of
 from equivcheck.programs.verdict import ProgramVerdict
 
 REPORTED = "http"
-"""What the link of an entry begins with that was reported upstream."""
+"""Beginning of the link of a known difference that was reported upstream."""
 
 
 def is_reported(known: KnownDifference) -> bool:
-    """Whether it has a report upstream."""
+    """Whether the known difference has an upstream report."""
     return known.link.startswith(REPORTED)
 
 
 def sentence_of(known: KnownDifference) -> str:
-    """What is wrong: ``fill_ of addends fills each``."""
+    """Description of the error: ``fill_ of partial values fills each``."""
     return known.link.partition(": ")[2]
 
 
 def title_of(known: KnownDifference) -> str:
-    """Of an issue."""
+    """Title of the issue."""
     return f"[DTensor] {sentence_of(known)}"
 
 
 def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) -> str:
-    """Title, what happens, versions and a script that needs torch alone, as Markdown.
+    """Title, description, versions, and a script that needs only torch, as Markdown.
 
-    `verdict` is that of the program that shows it, where it was run: it has what is expected, and what is found.
+    If the program was run, `verdict` adds the expected and the actual result.
     """
     script = script_of(SHOWN_BY[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
     parts = [

@@ -1,4 +1,4 @@
-"""What one device computes, kept for programs that differ in placements alone, as those of a sweep do one after the other."""
+"""Caches single-device runs for programs that differ only in placements, because a sweep runs such programs in sequence."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from equivcheck.programs.run.one_device import Plan, plan_of
 from equivcheck.programs.run.reference import reference_of
 
 _NUM_KEPT = 16
-"""Programs, and references of each kind: a sweep needs the last, and one of pairs those that it tries in turn."""
+"""Size of each cache. A sweep needs the last program, a sweep of pairs the few that it alternates."""
 
 
 def kept_plan(program: TensorProgram) -> Plan:
-    """`plan_of` a program."""
+    """Cached `plan_of`."""
     return replace(_plan(unplaced(program)), program=program)
 
 
 def kept_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
-    """`reference_of` a plan."""
+    """Cached `reference_of`."""
     return _reference(unplaced(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies)
 
 
 def unplaced(program: TensorProgram) -> TensorProgram:
-    """The program with all that it begins with replicated: one device does not look at placements."""
+    """The program with all leaves and constants replicated, because one device ignores placements."""
     whole = (REPLICATE,) * len(program.mesh)
     statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]
     return replace(program, statements=tuple(statements))

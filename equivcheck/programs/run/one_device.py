@@ -1,4 +1,4 @@
-"""The run of a program on one device, on plain tensors: which operations apply, values, gradients."""
+"""Runs a program on one device with plain tensors: finds statements that apply, and computes values and gradients."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from equivcheck.programs.run.values import weights_of, whole
 
 Outputs = tuple[torch.Tensor, ...]
 Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
-"""A value as rounding may have left it, from the value, what it was computed from, and the coarsest `RoundingUnit` on the way."""
+"""Disturbs a value as rounding might, given the value, its arguments, and the coarsest `RoundingUnit` of the operation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A program with what ranks need to know of its run on one device."""
+    """A program with the results of its single-device run that ranks need."""
 
     program: TensorProgram
-    """What runs."""
+    """Program to run."""
     applies: tuple[bool, ...]
-    """For each statement, whether it is what it says, and not a clone of its first argument."""
+    """For each statement, whether it runs as written; otherwise it clones its first argument."""
     outputs: tuple[Outputs, ...]
-    """For each statement, what it leaves on one device: what the program goes on with where all ranks refuse it."""
+    """For each statement, its outputs on one device. The program continues with them if all ranks refuse the statement."""
     first: tuple[int, ...]
-    """For each statement, the first that has the same tensor as value: another where it returns what it takes, as `a.flatten()`
-    of a vector does."""
+    """For each statement, the first statement with the same tensor as value. It is an earlier one if the operation returns its
+    argument, such as `a.flatten()` of a vector."""
     differentiable: bool = True
-    """Whether one device can differentiate it: torch has no derivative of some operations."""
+    """Whether one device can differentiate the program, because some operations of torch have no derivative."""
     checks_parts: bool = False
-    """Whether ranks look at each value's shape and dtype, and at those of their part, before they read it."""
+    """Whether ranks check shape and dtype of each value and its local tensor before reading it."""
     every_gradient: bool = False
-    """Whether gradients of all values are compared, in the order of the backward pass, and not only those of leaves."""
+    """Whether gradients of all values are compared, in the order of the backward pass, or only those of leaves."""
     only_sinks: bool = False
-    """Whether only values that no statement takes are read. Reading redistributes, which may change what takes the value next."""
+    """Whether only values that no statement takes are read. Reading redistributes, which can change later results."""
 
     fills_gradients: bool = False
-    """Whether a gradient that there is none of counts as zeros, on one device and on ranks."""
+    """Whether a missing gradient counts as zeros, on one device and on ranks."""
 
     def is_read(self, number: int) -> bool:
         """Whether the value of a statement is read and compared."""
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def differentiated(self) -> dict[str, int]:
-        """The statements whose gradients are compared, by what these are called: the value, and what takes it."""
+        """Statements whose gradients are compared, by name. The name contains the value and the statements that take it."""
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
@@ -71,7 +71,7 @@ class Plan:
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def called(self, number: int) -> str:
-        """What a statement is."""
+        """Display name of a statement."""
         statement = self.program.statements[number]
         if not self.applies[number]:
             return "clone"
@@ -80,16 +80,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRun:
-    """What one device leaves."""
+    """Results of one device."""
 
     outputs: tuple[Outputs, ...]
     """All outputs of each statement."""
     gradients: tuple[torch.Tensor | None, ...]
-    """Of each of `differentiated`, in order."""
+    """Gradients in the order of `differentiated`."""
 
 
 def plan_of(program: TensorProgram) -> Plan:
-    """Which statements apply, and what they leave."""
+    """Run a program on one device to find the statements that apply."""
     applies: list[bool] = []
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -115,7 +115,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
 
 
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
-    """What a statement leaves of plain tensors; None where it does not apply: torch raises, or what is left says nothing."""
+    """Outputs of a statement on plain tensors; None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
         return (whole(statement),)
     if isinstance(statement, Redistribution):
@@ -139,14 +139,14 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """Which of its outputs a statement goes on with."""
+    """The output that later statements use."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
 def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
-    """All values and gradients, with the statements that ranks refuse as constants.
+    """Compute all values and gradients. Statements that ranks refuse count as constants.
 
-    `disturb` moves each value as rounding may.
+    `disturb` moves each value as rounding might.
     """
     outputs: list[Outputs] = []
     values: list[torch.Tensor] = []
@@ -170,7 +170,7 @@ def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb
 
 
 def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | None:
-    """What the backward pass left; zeros for nothing if it `fills` gradients."""
+    """Gradient of a value after the backward pass. If `fills`, a missing gradient is zeros."""
     gradient = value.grad if value.requires_grad else None
     return torch.zeros_like(value) if gradient is None and fills and value.requires_grad else gradient
 
@@ -192,7 +192,7 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, wholes: list[torch.Tensor]) -> None:
-    """Take the gradients of the weighted sum of all sinks, given the full values of all statements."""
+    """Compute the gradients of the weighted sum of all sinks from the full values of all statements."""
     sinks = {number: wholes[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

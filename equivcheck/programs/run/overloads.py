@@ -1,6 +1,6 @@
-"""Which overloads of the installed torch DTensor has a rule for, and which of them operations of tensor programs reach.
+"""Lists the overloads for which the installed torch has DTensor rules, and those that tensor programs reach.
 
-The tables of rules are private; tried on torch 2.9 to 2.13.
+The rule tables are private; tried on torch 2.9 to 2.13.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.values import whole
 
 _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
-"""Rules by overload, of the propagator; a version of torch may lack some."""
+"""Attributes of the sharding propagator with rules by overload. Some versions of torch lack some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overloads:
-    """Names as torch prints them: ``aten.add.Tensor``."""
+    """Names of overloads as torch prints them: ``aten.add.Tensor``."""
 
     registered: frozenset[str]
-    """Those that DTensor has a rule or a handler for."""
+    """Overloads with a DTensor rule or handler."""
     reached: frozenset[str]
-    """Those of them that operations call, forward or backward, on one device."""
+    """Registered overloads that operations call on one device, forward or backward."""
     unregistered: frozenset[str]
-    """Those that operations call and DTensor has no rule for: it decomposes or refuses them."""
+    """Overloads that operations call without a DTensor rule. DTensor decomposes or refuses them."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Registered, and not reached."""
+        """Registered overloads that no operation reaches."""
         return tuple(sorted(self.registered - self.reached))
 
 
 def overloads() -> Overloads:
-    """What the installed torch has, and what all operations together reach."""
+    """Overloads of the installed torch, and those that all operations together reach."""
     known = frozenset(map(str, _registered()))
     called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
     return Overloads(registered=known, reached=called & known, unregistered=called - known)
@@ -58,7 +58,7 @@ def _registered() -> Iterator[Any]:
 
 
 class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every overload that is called."""
+    """Records the overloads that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def called_by(facts: OperationFacts) -> frozenset[str]:
-    """What an operation calls, on tensors of all shapes that a sweep has, with its backward pass."""
+    """Overloads that an operation and its backward pass call, for all shapes of a sweep."""
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):
@@ -79,7 +79,6 @@ def called_by(facts: OperationFacts) -> frozenset[str]:
 
 
 def _attempt(call: Callable[[], tuple[Any, ...]]) -> None:
-    """Call, and differentiate; what does not apply calls nothing more."""
     try:
         found = [each for each in call() if each.requires_grad]
         if found:

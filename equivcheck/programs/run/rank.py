@@ -1,4 +1,4 @@
-"""What every rank runs: the statements on DTensors, all values and gradients read as full tensors."""
+"""Runs a program on every rank with DTensors, and reads all values and gradients as full tensors."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from equivcheck.worlds.trace.moments import Moment, ValueTrace
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 REFUSED = "refused by some ranks alone, statement "
-"""What the error of a refusal that ends a rank begins with."""
+"""Beginning of the error with which a refusal ends a rank."""
 
 
 KEPT_FOR_ALL = frozenset({"init_eye"})
-"""Operations of which DTensor finds out the sharding once, whatever they are called with: what it found out is dropped first."""
+"""Operations whose sharding DTensor caches regardless of their arguments. The cache is cleared before they run."""
 
 
 class StatementFailed(EquivCheckError):
-    """A statement raised on a rank something that is no clear refusal."""
+    """A statement raised an error on a rank that is no clear refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What a rank leaves."""
+    """Results of one rank."""
 
     trace: ValueTrace
     """Full values, then gradients."""
     refusals: tuple[Refusal, ...]
-    """In the order of statements."""
+    """Refusals in the order of statements."""
 
 
 def placed(placements: tuple[str, ...]) -> tuple[Placement, ...]:
-    """Placements as torch has them."""
+    """Convert placements to torch's classes."""
     return tuple(_placed(each) for each in placements)
 
 
@@ -61,18 +61,18 @@ def _placed(placement: str) -> Placement:
 
 
 class DTensorTarget:
-    """How the statements of a program are done on DTensors; a planted fault does one of them otherwise."""
+    """Runs the statements of a program on DTensors. A planted fault overrides one of the methods."""
 
     needs_processes: ClassVar[bool] = False
-    """Whether ranks as threads cannot run it."""
+    """Whether the target cannot run on ranks that are threads."""
     fills_gradients: ClassVar[bool] = False
-    """Whether zeros do for a gradient that is undefined on one device: backwards of collectives are handed zeros for it."""
+    """Whether zeros count as an undefined gradient of one device, because backwards of collectives receive zeros for it."""
     planted_in: ClassVar[frozenset[str]] = frozenset()
-    """The operations that a fault is in, for one that is planted; empty for any."""
+    """Operations in which a planted fault shows; empty for any."""
 
     @classmethod
     def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
-        """What speaks against a program besides its numbers, in words; empty where nothing does."""
+        """Errors that a target reports in addition to numbers, such as type errors; empty if there are none."""
         return ""
 
     def __init__(self, program: TensorProgram) -> None:
@@ -89,60 +89,58 @@ class DTensorTarget:
         return self.from_local(local, placed(placements), full.shape, full.stride())
 
     def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
-        """A DTensor of known shape, without communication."""
+        """DTensor of known shape, built without communication."""
         return DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """An operation."""
+        """Run an operation."""
         return results_of(statement.name, arguments, statement.dim)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """A change of placements."""
+        """Change the placements of a value."""
         moved: torch.Tensor = value.redistribute(self.mesh, placed(placements))
         return moved
 
     def round_trip(self, value: Any) -> torch.Tensor:
-        """Through the local tensor and back."""
+        """Convert a value to its local tensor and back."""
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
     def whole(self, value: Any) -> torch.Tensor:
-        """The full tensor; what is no DTensor is whole."""
+        """Full tensor of a value. A plain tensor is full already."""
         return full_of(value)
 
     def require_parts(self, value: torch.Tensor, expected: torch.Tensor) -> None:
-        """Raise `PartsDisagree` where a value is not as its placements say, or not of the shape or dtype that are expected."""
+        """Raise `PartsDisagree` if the value contradicts its placements or the expected shape or dtype."""
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         require_parts(value, expected, coordinate)
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The full gradient of a value; None where it has none."""
+        """Full gradient of a value; None if it has none."""
         gradient = gradient_of(value)
         return None if gradient is None else self.whole(gradient.detach())
 
     def clone(self, value: torch.Tensor) -> torch.Tensor:
-        """What stands for a statement that does not apply."""
+        """Value of a statement that does not apply."""
         return value.clone()
 
     def settled(self, value: torch.Tensor) -> torch.Tensor:
-        """What an operation returned, as a DTensor: what is none counts as replicated."""
+        """Result of an operation as a DTensor. A plain tensor counts as replicated."""
         if isinstance(value, DTensor):
             return value
         return self.distributed_plain(value)
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor that each rank has, as a DTensor."""
+        """DTensor for a tensor that every rank has."""
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
 def run_on_rank(plan: Plan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
-    """Run all statements, and differentiate. Refusals end the run if there is a `raising` that does not have their place."""
+    """Run all statements and differentiate. If `raising` is given, refusals of other statements end the run."""
     return _RankRun(plan, target_class(plan.program), raising).result()
 
 
 class _RankRun:
-    """A run on one rank."""
-
     def __init__(self, plan: Plan, target: DTensorTarget, raising: frozenset[str] | None) -> None:
         self.plan, self.target, self.raising = plan, target, raising
         self.sinks = frozenset(plan.program.sinks())
@@ -187,7 +185,7 @@ class _RankRun:
         return self.target.call(statement, arguments)
 
     def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
-        """The full values, with a gradient only if the value is differentiated; what is not read stays as it is."""
+        """Full values. Only a sink keeps its gradient; values that are not read stay unchanged."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
         if self.plan.checks_parts:
@@ -230,13 +228,13 @@ class _RankRun:
 
 
 def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
-    """What the outputs of a statement are called: ``v2 softmax``."""
+    """Names of the outputs of a statement: ``v2 softmax``."""
     what = plan.called(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 
 
 def moment(phase: Phase, tensors: dict[str, torch.Tensor | None]) -> Moment:
-    """Full tensors at one moment; -0.0 counts as 0.0."""
+    """Full tensors at one moment. -0.0 counts as 0.0."""
     found = list(tensors.items())
     flat = [each.detach().double().reshape(-1).numpy(force=True) + 0.0 for _, each in found if each is not None]
     snapshot = Snapshot(

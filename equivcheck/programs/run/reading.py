@@ -1,4 +1,4 @@
-"""What ranks read of DTensors, and whether these are what they say."""
+"""Reads full tensors from DTensors, and checks that DTensors match their placements."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from equivcheck.programs.run.values import chunk
 
 
 class ShapesDisagree(EquivCheckError):
-    """A DTensor says that it has another shape than its elements make."""
+    """The shape of a DTensor differs from the shape of its full tensor."""
 
 
 def full_of(value: torch.Tensor) -> torch.Tensor:
-    """The full tensor; what is no DTensor is whole. `ShapesDisagree` is raised where a DTensor has another shape than that.
+    """Full tensor of a value. Raises `ShapesDisagree` if its shape differs but its number of elements does not.
 
-    Where the numbers of elements differ, too, nothing is raised: the full tensor then is none that one device has.
+    If the number of elements differs, nothing is raised, because the comparison with one device finds it.
     """
     if not isinstance(value, DTensor):
         return value
@@ -29,14 +29,14 @@ def full_of(value: torch.Tensor) -> torch.Tensor:
 
 
 class PartsDisagree(EquivCheckError):
-    """A DTensor has another shape or dtype than one device's tensor, or a rank's part another shape than placements say."""
+    """Shape or dtype of a DTensor differ from one device's, or the local shape contradicts its placements."""
 
 
 def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Sequence[int]) -> None:
-    """Raise `PartsDisagree` where the part of the rank at a coordinate of the mesh is not what placements leave it.
+    """Raise `PartsDisagree` if the local tensor at `coordinate` of the mesh has another shape than its placements imply.
 
-    So, too, where shape or dtype of the whole are not those that are expected. Reading the full tensor would fail on some ranks
-    alone, or say nothing of the operation that is to blame.
+    It is also raised if shape or dtype of the value differ from the expected ones. Reading such a tensor would fail on some
+    ranks only, and the error would not name the operation.
     """
     if not (isinstance(value, DTensor) and all(type(each) in (Shard, Replicate, Partial) for each in value.placements)):
         return
@@ -52,5 +52,5 @@ def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Seque
 
 
 def _kind(value: torch.Tensor) -> str:
-    """The dtype and the shape, as ``float64 of shape (2, 3)``."""
+    """Dtype and shape: ``float64 of shape (2, 3)``."""
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"

@@ -1,4 +1,4 @@
-"""What one device computes of a program, and how far rounding can move it: each value of each statement is moved a little."""
+"""Reference of a program: the single-device run, and the noise from runs in which each value is slightly disturbed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from equivcheck.worlds.trace.moments import Moment, ValueTrace
 NUM_COPIES = 2
 """Disturbed runs before ranks are compared."""
 NUM_CONFIRMING = 24
-"""Before a difference is believed."""
+"""Disturbed runs before a difference is reported."""
 ROUNDING_UNITS = 4.0
-"""Units in the last place by which a value is moved: what a few additions in another order come to."""
+"""Size of a disturbance in units in the last place, as much as a few additions in another order cause."""
 NOISE_LIMIT = 1e-4
-"""Noise of more than this share of the largest value, or of 1 (which is what leaves are about), leaves nothing to compare."""
+"""Limit of noise relative to the largest value, or to 1 if values are smaller. Noise above it makes a comparison useless."""
 
 
 def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
-    """The values and gradients of one device, with the noise of some disturbed runs; without gradients if ranks refuse these."""
+    """Values and gradients of one device, with the noise of `num_copies` disturbed runs; no gradients if ranks refuse them."""
     runs = [run_on_one_device(plan, refused)]
     runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
     copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
@@ -40,12 +40,12 @@ def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Refere
 
 
 def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
-    """Of all values and gradients: those of what picks elements depend on values."""
+    """Shapes of all values and gradients, because operations that pick elements have shapes that depend on values."""
     return [piece.shape for each in copy for piece in each.snapshot.pieces]
 
 
 def disturbance(seed: int) -> Disturb:
-    """A way to move values as rounding may have: by a few units in the last place of the largest of them and what made them."""
+    """Function that moves values by a few units in the last place of the largest of them and of their arguments."""
     generator = torch.Generator().manual_seed(seed)
 
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:
@@ -69,7 +69,7 @@ def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment
 
 
 def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
-    """Why agreement would prove nothing, as noise is as large as values; None where it does."""
+    """Reason why agreement would prove nothing, because noise is as large as values; None if it would."""
     for each in expected:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():

@@ -1,4 +1,4 @@
-"""Which errors say clearly that DTensor or spmd_types does not do something: a program goes on with what one device computes."""
+"""Recognizes errors in which DTensor or spmd_types clearly refuse. The program continues with the values of one device."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CLEAR = (
     r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
     r"all_reduce input must be contiguous",  # spmd_types, also of a gradient, which its caller has no hand in
 )
-"""Regular expressions, any of which is found in the text of such an error, or of what it was raised from."""
+"""Regular expressions for the text of a refusal, or of the error that caused it."""
 _PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)
 LONGEST = 300
-"""Characters of a refusal that are kept."""
+"""Limit of characters kept from a refusal."""
 
 
 def refusal(error: BaseException) -> str | None:
-    """What an error says, in one line, if it is a clear refusal; else None."""
+    """The error in one line if it is a clear refusal; else None."""
     text = f"{type(error).__name__}: {error}{causes(error)}"
     if not (isinstance(error, NotImplementedError) or _PATTERN.search(text)):
         return None

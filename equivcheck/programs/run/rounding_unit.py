@@ -1,6 +1,6 @@
-"""How coarsely one device rounds within an operation: from integers torch computes in float32, whatever it then returns.
+"""Measures how coarsely one device rounds in an operation. From integers torch computes in float32, whatever it returns.
 
-`TorchDispatchMode` is torch's own and has an underscore in its path; tried on torch 2.9 to 2.15.
+`TorchDispatchMode` is in a private module; tried on torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class RoundingUnit(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, notes the coarsest dtype of what is computed."""
+    """While active, records the coarsest dtype of all intermediate results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unit = 0.0
-        """Its unit in the last place, of 1."""
+        """Distance from 1 to the next larger number in that dtype."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call it, and look at what it returns."""
+        """Call the function, and record the dtypes it returns."""
         found = func(*args, **(kwargs or {}))
         for each in found if isinstance(found, (tuple, list)) else (found,):
             if isinstance(each, torch.Tensor) and each.is_floating_point():

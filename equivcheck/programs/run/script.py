@@ -1,4 +1,4 @@
-"""A program as one script that needs torch alone: it exits with 1 where ranks differ from one device."""
+"""Writes a program as a script that needs only torch and exits with 1 if ranks differ from one device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.system.printable import printable
 
 OPERATION = "op_"
-"""What the names of operations start with in scripts: `sum` is a function of Python, too."""
+"""Prefix of operation names in scripts, because some, such as `sum`, are Python functions too."""
 HEADER = '''"""{title}
 
     torchrun --standalone --nproc-per-node {num_ranks} {name}
@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
 
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
-    """The script of what was checked, which says what was found on which torch (empty for the installed one)."""
+    """Script of a checked program. Its title has the result and the torch version (the installed one if empty)."""
     found = " ".join(printable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
     told = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
     return script_of(verdict.program, f"DTensors against the same operations on one device: {told}", name)
@@ -150,7 +150,7 @@ def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> st
 def script_of(
     program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
 ) -> str:
-    """The script. A statement that ranks refuse raises in it."""
+    """Script of a program. A statement that ranks refuse raises in it."""
     functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)

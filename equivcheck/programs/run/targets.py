@@ -1,4 +1,4 @@
-"""What ranks can run a tensor program on, by name."""
+"""Targets on which ranks can run a tensor program, by name."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "typed": _typed,
     "compiled": _compiled,
 }
-"""DTensors; plain tensors with functional collectives; with those of spmd_types, whose type checker is asked as well; DTensors
-with each operation compiled, in processes."""
+"""DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, whose type checker is
+asked too; DTensors with each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:
-    """The target of that name. Raises `UsageError`."""
+    """Target of a name. Raises `UsageError`."""
     if name not in TARGETS:
         raise UsageError(f"target {name!r} does not exist; allowed: {', '.join(TARGETS)}")
     return TARGETS[name]()

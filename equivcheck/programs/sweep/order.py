@@ -82,7 +82,7 @@ def in_passes(programs: Iterable[TensorProgram]) -> Passes:
 
 
 def _shuffled(programs: Iterable[TensorProgram]) -> list[TensorProgram]:
-    """As they are made, all arguments but the last would be replicated until the last has had all of its placements."""
+    """Shuffle, because otherwise all arguments but the last stay replicated until the last had all of its placements."""
     found = list(programs)
     random.Random(0).shuffle(found)
     return found

@@ -1,4 +1,4 @@
-"""Pairs of operations: the second takes a result of the first. Results of a kind that it has not met come first."""
+"""Pairs of operations: the second takes a result of the first. Results of a new kind for the second come first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Newness(Choice):
     """A whole `ResultSpec` that this first operation leaves."""
 
     def of(self, result: Result) -> Hashable:
-        """The feature of a result that must be new; None if a sweep of single operations has leaves like it."""
+        """Feature of a result that must be new; None if leaves in a sweep of single operations have it too."""
         kind, spec = result.spec.kind, result.spec
         if self is Newness.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -52,9 +52,9 @@ class Pairs:
     seed: int = 0
     """Seed of the order and of the other arguments."""
     world: str = "sim"
-    """Where first operations are checked."""
+    """World in which first operations are checked."""
     num_tried: Counter[Newness] = field(default_factory=Counter)
-    """Combinations of a place and a feature that is new for it, tried so far."""
+    """Combinations of a place and a new feature that were tried."""
     num_covered: Counter[Newness] = field(default_factory=Counter)
     """Combinations for which one device could compute a program."""
     _met: set[tuple[Place, Hashable]] = field(default_factory=set)
@@ -77,11 +77,11 @@ class Pairs:
         )
 
     def __len__(self) -> int:
-        """How many are tried in all."""
+        """Number of combinations to try."""
         return sum(map(self.total, Newness))
 
     def __iter__(self) -> Iterator[TensorProgram | None]:
-        """A program for each pair, None for one that one device refuses."""
+        """A program for each pair; None if one device refuses the pair."""
         places = random.Random(self.seed).sample(self.places, len(self.places))
         for newness in Newness:
             groups = self._groups(newness)
@@ -91,7 +91,7 @@ class Pairs:
                         yield self._tried(newness, place, results)
 
     def _tried(self, newness: Newness, place: Place, results: list[Result]) -> TensorProgram | None:
-        """The first program that one device computes; results are of several shapes, with the same to be new."""
+        """The first program that one device can compute. The results differ in shape, but share the new feature."""
         key = newness.of(results[0])
         self.num_tried[newness] += 1
         if (place, key) in self._met:
@@ -111,14 +111,14 @@ class Pairs:
         return None
 
     def _is_right(self, program: TensorProgram) -> bool:
-        """Whether the first operation is right by itself: what is wrong then is the pair."""
+        """Whether the first operation is correct alone, because otherwise the pair is not to blame."""
         if program not in self._right:
             verdict = check_program(program, world=self.world, deadline=seconds_of_program(program, self.world, USUAL_DEADLINE))
             self._right[program] = verdict.outcome is Outcome.EQUIVALENT and not (verdict.refusals or verdict.clones)
         return self._right[program]
 
     def _groups(self, newness: Newness) -> list[list[list[Result]]]:
-        """Results for all that is new, those of one computation on one device together: these share its reference."""
+        """Results with new features, grouped by single-device run, because such results share the reference."""
         keys, groups = self._by_key(newness), list[list[list[Result]]]()
         for found in sorted(self._by_computation(), key=lambda each: -len({*map(newness.of, each)})):
             group = {newness.of(result): result for result in reversed(found)}
@@ -126,7 +126,6 @@ class Pairs:
         return [group for group in groups if group]
 
     def _by_key(self, newness: Newness) -> dict[Hashable, list[Result]]:
-        """Results by what is new in them."""
         found: dict[Hashable, list[Result]] = defaultdict(list)
         for result in self.results:
             found[newness.of(result)].append(result)
@@ -141,5 +140,5 @@ class Pairs:
 
 
 def _of_several_shapes(result: Result, others: list[Result]) -> list[Result]:
-    """A result, and one of each other shape, for second operations that do not take its own."""
+    """The result and one of each other shape, in case the second operation does not accept the first shape."""
     return list({each.shape: each for each in (*reversed(others), result)}.values())[::-1][:MAX_SHAPES]

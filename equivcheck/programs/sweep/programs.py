@@ -1,4 +1,4 @@
-"""The programs of a sweep: each is one operation, on leaves under every placement."""
+"""Programs of a sweep: each has one operation, on leaves under every placement."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 
 FIRST_REDUCTIONS = REDUCTIONS[:3]
-"""Addends of the first argument; a minimum is a maximum turned round."""
+"""Reductions of a partial first argument. The minimum is left out, because it mirrors the maximum."""
 OTHER_REDUCTIONS = REDUCTIONS[:1]
-"""Of the others, and on meshes of several axes."""
+"""Reductions of other partial arguments, and of all arguments on meshes with several axes."""
 ODD = tuple(partial(each) for each in REDUCTIONS if each not in OTHER_REDUCTIONS)
-"""Addends of which the other arguments are replicated."""
+"""Partial placements that are only combined with replicated arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Which programs there are."""
+    """Selection of programs."""
 
     mesh: tuple[int, ...] = (2,)
     """Sizes of the axes."""
     operations: tuple[str, ...] = ()
-    """Names; empty for all."""
+    """Names of operations; empty for all."""
 
     def programs(self) -> Iterator[TensorProgram]:
-        """All of them, operation by operation."""
+        """All programs, operation by operation."""
         for name in self.operations or tuple(OPERATIONS):
             yield from self._of(OPERATIONS[name])
 
@@ -48,7 +48,7 @@ class Sweep:
             yield TensorProgram(mesh=self.mesh, statements=(*arguments, operation))
 
     def _together(self, lists: list[list[Leaf | Constant]]) -> Iterator[tuple[Leaf | Constant, ...]]:
-        """Every pair of placements: of more than two arguments, all but two are replicated."""
+        """All pairs of placements. With more than two arguments, all but two are replicated."""
         for arguments in itertools.product(*lists):
             special = [each for each in arguments if set(each.placements) != {REPLICATE}]
             odd = [each for each in special if not {*each.placements}.isdisjoint(ODD)]
@@ -61,7 +61,7 @@ class Sweep:
                 yield make(argument, made, placements, seed=seed, high=argument.high(shape, dim))
 
     def _placements(self, shape: Shape, reductions: Iterable[str]) -> list[tuple[str, ...]]:
-        """All of them; on several axes, addends along one at most, and of sums alone."""
+        """All placements. On several axes, at most one axis is partial, and only as a sum."""
         along_one = [REPLICATE, *map(shard, range(len(shape)))]
         several = len(self.mesh) > 1
         addends = [partial(each) for each in reductions if each in OTHER_REDUCTIONS or not several]

@@ -1,4 +1,4 @@
-"""Results of operations as DTensor leaves them on ranks: their placements, dtypes, strides and sizes of shards."""
+"""Results of operations on ranks: placements, dtypes, strides and shard sizes of DTensors."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
 SECONDS = 1.0
-"""The deadline of a program that is run only for its results."""
+"""Deadline of a program that is run only for its results."""
 NUM_PROGRAMS = 8
-"""Programs of each operation that are run for their results; another seed takes others."""
+"""Programs of each operation that are run for their results. Another seed selects others."""
 MAX_OUTPUTS = 10
-"""Results of one operation that a statement can choose from."""
+"""Limit of results of one operation that a statement can select."""
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
-"""What is redistributed."""
+"""Shapes of redistributed tensors."""
 _SIZES = re.compile(r", torch\.Size\(.*\), \d+")
-"""What a mask of sharded rows is of, which nothing depends on."""
+"""Size in a mask of sharded rows. Nothing depends on it."""
 _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSpec:
-    """What an operation that takes a result may depend on, beside its values."""
+    """Properties of a result, other than its values, that may affect the next operation."""
 
     placements: tuple[str, ...]
-    """As torch prints them."""
+    """Placements as torch prints them."""
     dtype: str
-    """As torch prints it, without ``torch.``."""
+    """Name of the dtype without ``torch.``."""
     num_dims: int
-    """Of the full tensor."""
+    """Number of dims of the full tensor."""
     sizes: frozenset[str]
     """Whether shards are uneven or empty."""
     memory: frozenset[str]
-    """What is special about strides, and about gradients."""
+    """Special strides, and missing gradients."""
 
     @property
     def kind(self) -> tuple[tuple[str, ...], str]:
@@ -60,7 +60,7 @@ class ResultSpec:
 
     @property
     def has_kind_of_leaves(self) -> bool:
-        """Whether a sweep of single operations has leaves with these placements and this dtype."""
+        """Whether leaves in a sweep of single operations have these placements and this dtype."""
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 
 
@@ -71,19 +71,19 @@ class Result:
     program: TensorProgram
     """Leaves, constants, and one statement that takes them."""
     spec: ResultSpec
-    """How it lies on the ranks."""
+    """Properties on the ranks."""
     shape: Shape
-    """Of the full tensor."""
+    """Full shape."""
 
     @property
     def name(self) -> str:
-        """What the statement is called."""
+        """Name of the statement."""
         last = self.program.statements[-1]
         return last.name if isinstance(last, Operation) else last.tag
 
 
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
-    """Some programs of each operation of a sweep, and redistributions from each placement to each other one."""
+    """Some programs of each operation of a sweep, and redistributions between all placements."""
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():
         by_operation[program.operations[-1]].append(program)
@@ -121,7 +121,7 @@ class _Part:
 
 
 def _result(program: TensorProgram, parts: list[_Part]) -> Result:
-    """A result as all ranks have it: what is special on one rank is special."""
+    """Merge the properties of all ranks: a property counts if it holds on any rank."""
     memory = frozenset[str]().union(*(each.spec.memory for each in parts))
     uneven = {"uneven"} if len({each.part for each in parts}) > 1 else set[str]()
     empty = {"empty shard"} if any(0 in each.part for each in parts) else set[str]()
@@ -137,7 +137,7 @@ def _with_output(program: TensorProgram, output: int) -> TensorProgram:
 
 
 def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
-    """Each result of the last statement, None for one that is no DTensor; nothing where the statement is refused."""
+    """Results of the last statement, None for a plain tensor; empty if the statement is refused."""
     target, values = DTensorTarget(program), list[torch.Tensor]()
     found: tuple[torch.Tensor, ...] = ()
     with warnings.catch_warnings():

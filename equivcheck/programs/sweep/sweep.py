@@ -1,4 +1,4 @@
-"""Running a sweep, and what differs in it, grouped by operation and by what its programs have in common."""
+"""Runs a sweep, and groups differences by operation and by common facts of their programs."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Programs of one operation that end alike."""
+    """Programs of one operation with the same failure."""
 
     operation: str
-    """Its name."""
+    """Name of the operation."""
     outcome: Outcome
-    """How they end."""
+    """Outcome of the programs."""
     what: str
-    """What differs, or what was raised."""
+    """First difference or error."""
     first: ProgramVerdict
-    """That of the first of them."""
+    """Verdict on the first program."""
     facts: frozenset[str]
-    """What all of them have."""
+    """Facts that all programs share."""
     num: int = 0
-    """How many there are."""
+    """Number of programs."""
 
     def add(self, found: frozenset[str]) -> None:
-        """Count one that has these facts."""
+        """Count a program with these facts."""
         self.num += 1
         self.facts &= found
 
 
 @dataclass(slots=True, kw_only=True)
 class Swept:
-    """What a sweep came to."""
+    """Result of a sweep."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     """Programs by outcome."""
@@ -49,19 +49,19 @@ class Swept:
     refused: Counter[str] = field(default_factory=Counter)
     """Programs that every rank refused, by operation."""
     agreed: Counter[str] = field(default_factory=Counter)
-    """Programs that agree, of which nothing was refused, by operation."""
+    """Programs that agree without any refusal, by operation."""
     groups: dict[tuple[str, Outcome, str], Group] = field(default_factory=dict)
-    """What differs."""
+    """Groups of failures."""
     stopped: bool = False
-    """Whether the time was over before all were run."""
+    """Whether time ran out before all programs ran."""
 
     @property
     def num_findings(self) -> int:
-        """Groups of what is on no file."""
+        """Groups of failures that no known issue explains."""
         return sum(group.outcome.is_finding for group in self.groups.values())
 
     def add(self, verdict: ProgramVerdict) -> None:
-        """Count one."""
+        """Count a verdict."""
         if verdict.clones:
             self.num_clones += 1
             return
@@ -87,9 +87,9 @@ def swept(
     is_over: Callable[[], bool] = lambda: False,
     only_sinks: bool = False,
 ) -> Swept:
-    """Run programs: all of them, or those that were run before it `is_over`. None is a place without a program.
+    """Run programs until all are done or `is_over`. None stands for a pair without a program.
 
-    With `only_sinks`, nothing that a statement takes is read before, as in `check_program`.
+    With `only_sinks`, ranks read no value before the statements that take it, as in `check_program`.
     """
     found = Swept()
     for program in programs:
@@ -104,12 +104,12 @@ def swept(
 
 
 def operation_of(program: TensorProgram) -> str:
-    """The name of its last operation."""
+    """Name of the last operation."""
     return next(each.name for each in reversed(program.statements) if isinstance(each, Operation))
 
 
 def what_of(verdict: ProgramVerdict) -> str:
-    """What differs, in few words: the phase and the way, or what was raised."""
+    """First difference in a few words: phase and kind of difference, or the error."""
     if verdict.known:
         return verdict.known
     if verdict.divergence is not None:

@@ -1,4 +1,4 @@
-"""Programs in which an operation takes a result of another one, as any of its arguments."""
+"""Programs in which an operation takes the result of another one, as any of its arguments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from equivcheck.programs.nouns.placement import REPLICATE, partial, shard
 from equivcheck.programs.sweep.results import Result
 
 Place = tuple[str, int]
-"""The name of an operation, and the number of its argument, from 0."""
+"""Name of an operation, and the number of its argument, from 0."""
 MAX_ATTEMPTS = 6
-"""Programs to try for a result and a place: one device refuses many of them."""
+"""Programs to try for a result and a place, because one device refuses many of them."""
 _TWICE = 0.25
-"""How often another argument of the same shape is the result, too."""
+"""Probability that another argument of the same shape is the result too."""
 
 
 def places_of(operations: Iterable[str]) -> tuple[Place, ...]:
@@ -27,7 +27,7 @@ def places_of(operations: Iterable[str]) -> tuple[Place, ...]:
 
 
 def programs_taking(result: Result, place: Place, chance: random.Random) -> Iterator[TensorProgram]:
-    """Programs whose last operation takes the result in that place; one device may refuse each of them."""
+    """Programs whose last operation takes the result in `place`. One device may refuse each of them."""
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
     for _ in range(MAX_ATTEMPTS if calls else 0):
@@ -37,7 +37,7 @@ def programs_taking(result: Result, place: Place, chance: random.Random) -> Iter
 
 
 def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """Shapes of the first argument, and dims, with which the argument in a position may have a shape."""
+    """Shapes of the first argument, and dims, for which the argument at `position` can have `shape`."""
     for first in dict.fromkeys((shape, *facts.shapes)) if position else (shape,):
         for dim in dims_of(facts, first):
             others = [shapes_of(each, first, dim) for each in facts.arguments]
@@ -67,7 +67,6 @@ def _placement(shape: Shape, is_leaf: bool, chance: random.Random) -> str:
 
 
 def _program(result: Result, operation: Operation, others: dict[int, Leaf | Constant | None]) -> TensorProgram:
-    """The program with arguments made where there are some, and the result elsewhere."""
     statements = list(result.program.statements)
     taken = len(statements) - 1
     indices = []

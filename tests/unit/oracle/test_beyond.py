@@ -43,7 +43,7 @@ def test_what_some_ranks_raise_on_is_a_finding(states: tuple[RankState, ...]) ->
     """Others wait for ever, or go on without them."""
     verdict = judged_beyond(crashed(*states), LIMIT)
     assert verdict.outcome is Outcome.CRASHED
-    assert verdict.reason.startswith(f"beyond a limit of torch ({LIMIT}) a run must be right or raise on every rank, but")
+    assert verdict.reason.startswith(f"a run beyond a limit of torch ({LIMIT}) must be correct or fail on every rank, but")
 
 
 def test_what_is_silently_wrong_is_a_finding_of_its_own() -> None:

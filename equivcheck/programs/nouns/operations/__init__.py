@@ -1,1 +1,1 @@
-"""The operations of tensor programs, as facts: a folder of families, each a table."""
+"""The operations of tensor programs: a table for each family."""

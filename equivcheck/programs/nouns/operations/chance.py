@@ -1,4 +1,4 @@
-"""Random operations: from a fixed seed, and from a generator of one's own; some in which chance has no say."""
+"""Random operations with a fixed seed or their own generator, and some whose result is deterministic."""
 
 from __future__ import annotations
 

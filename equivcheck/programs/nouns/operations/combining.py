@@ -1,4 +1,4 @@
-"""Putting tensors together and taking them apart: cat, stack, split, chunk, pads; some results unused."""
+"""Joining and splitting of tensors: cat, stack, split, chunk, pad; some results are unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise operations: of one tensor, with scalars, of two and three with broadcasting, masks."""
+"""Elementwise operations: on one tensor, with scalars, on two and three with broadcasting, with masks."""
 
 from __future__ import annotations
 

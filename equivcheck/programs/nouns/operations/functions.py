@@ -1,6 +1,6 @@
-"""Mathematical functions, in place and with `out=`: many names, of which torch has few rules.
+"""Mathematical functions, in place and with `out=`: many names, but few rules in torch.
 
-Sweeps run them all. Random programs draw none, so that they are not made of these alone.
+Sweeps run all of them. Random programs use none, because they would consist of little else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _ANYWHERE = (
 )
 """Functions of torch that are defined for all numbers."""
 _SPECIAL = ("erfcx", "i0e", "i1", "i1e", "log_ndtr", "bessel_j0", "bessel_j1", "airy_ai", "spherical_bessel_j0")
-"""Of `torch.special`."""
+"""Functions of `torch.special`."""
 _POSITIVE = ("acosh", "digamma", "lgamma", "log", "log2", "log10")
-"""Defined above 1."""
+"""Functions applied to values above 1."""
 _WITHIN_ONE = ("acos", "asin", "atanh", "erfinv")
-"""Defined between -1 and 1."""
+"""Functions applied to values between -1 and 1."""
 _ACTIVATIONS = ("celu", "hardshrink", "mish", "selu", "softshrink", "softsign", "tanhshrink")
 _IN_PLACE = (
     *("abs", "ceil", "cos", "erf", "exp", "exp2", "expm1", "floor", "frac", "neg", "round", "sgn", "sigmoid", "sign", "sin"),

@@ -1,4 +1,4 @@
-"""Decompositions, inverses and solutions of matrices; of each, what does not depend on signs that nobody promises."""
+"""Decompositions, inverses and solutions of matrices, reduced to results that do not depend on arbitrary signs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors made from others, and in-place operations on copies."""
+"""Tensors created like other tensors, and in-place operations on copies."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from equivcheck.programs.nouns.operations.operation import BATCHES, CUBES, MATRICES, VECTORS, Argument, Shape, facts, last, same
 
 WIDTH = 5
-"""Columns of what matrices are multiplied with."""
+"""Columns of the second matrix."""
 WEIGHED = "attention"
-"""Without a rule for it DTensor weighs all placements of what it is decomposed into: ten seconds, three times for a shape, before
-it refuses. With a mask beside the three tensors it takes more than three minutes: there is no such operation (torch 2.13)."""
+"""Operation without a sharding rule. DTensor tries all placements of its decomposition, 10 s for each of three shapes, before
+it refuses. With a mask this takes more than 3 min, so there is no such operation (torch 2.13)."""
 
 
 def _columns(shape: Shape, _dim: int) -> Shape:

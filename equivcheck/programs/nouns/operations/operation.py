@@ -1,4 +1,4 @@
-"""What an operation of tensor programs is: facts, of which the call is a text, the same for plain tensors and DTensors."""
+"""Facts about an operation of tensor programs. Its call is a text, the same for plain tensors and DTensors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from equivcheck.system.choice import Choice
 Shape = tuple[int, ...]
 
 MATRICES: tuple[Shape, ...] = ((4, 6), (5, 3), (1, 4), (0, 3))
-"""First arguments of two dims: even and uneven on two ranks, with a dim of one element, empty."""
+"""First arguments with two dims: even and uneven on two ranks, with a dim of one element, and empty."""
 VECTORS: tuple[Shape, ...] = ((4,), (5,), (1,), (0,))
 CUBES: tuple[Shape, ...] = ((2, 3, 4), (3, 4, 2))
 BATCHES: tuple[Shape, ...] = ((2, 3, 5), (4, 1, 6))
 IMAGES: tuple[Shape, ...] = ((2, 4, 6), (3, 2, 5))
-"""Rows, channels, places."""
+"""Shapes with rows, channels and positions."""
 ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
-"""First arguments that most operations take."""
+"""First arguments of most operations."""
 
 
 class Kind(Choice):
-    """What an argument beside the first is, where a program has to make one."""
+    """Kind of an additional argument, from which a program creates it."""
 
     LEAF = "leaf"
     INDICES = "indices"
@@ -31,50 +31,50 @@ class Kind(Choice):
 
 
 ShapeOf = Callable[[Shape, int], Shape]
-"""A shape from that of the first argument and the dim."""
+"""Computes a shape from the shape of the first argument and the dim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An argument beside the first, as it can be made so that the operation applies."""
+    """An additional argument, described so that the operation applies to it."""
 
     shapes: tuple[ShapeOf, ...]
-    """Its shape, from that of the first argument and the dim; several where an operation broadcasts."""
+    """Shape, computed from the first argument's shape and the dim. Several if the operation broadcasts."""
     kind: Kind = Kind.LEAF
-    """What it holds."""
+    """Kind of values."""
     high: Callable[[Shape, int], int] = lambda _shape, _dim: 1
-    """Of integers, one more than the largest."""
+    """Exclusive upper bound of integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationFacts:
     """One call of torch.
 
-    It applies wherever one device computes it, on plain tensors, to finite numbers: nothing more is stated of shapes, results or
-    expected values.
+    It applies to all finite inputs for which one device computes it. Shapes, results and expected values need no further
+    description.
     """
 
     name: str
-    """Unique."""
+    """Unique name."""
     call: str
-    """Statements of Python, the last an expression: over ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``."""
+    """Python statements, the last an expression, over ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``."""
     family: str
-    """What it is one of, for people."""
+    """Name of the group for display."""
     arguments: tuple[Argument, ...] = ()
-    """Arguments beside the first."""
+    """Arguments after the first."""
     takes_dim: bool = False
-    """Whether the call has ``dim``."""
+    """Whether the call uses ``dim``."""
     shapes: tuple[Shape, ...] = ANY
     """Shapes of the first argument in a sweep."""
     distinct: bool = False
-    """Whether it says nothing where values of its first argument are equal: which of them comes first is nobody's promise."""
+    """Whether the first argument must have distinct values, because torch does not define which of equal values comes first."""
 
     drawn: bool = True
-    """Whether random programs draw it if nobody asks for it; sweeps have all."""
+    """Whether random programs use the operation by default. Sweeps use all operations."""
 
     @property
     def num_arguments(self) -> int:
-        """Tensors that it takes."""
+        """Number of tensor arguments."""
         return 1 + len(self.arguments)
 
 
@@ -84,12 +84,12 @@ def same(shape: Shape, _dim: int) -> Shape:
 
 
 def last(shape: Shape, _dim: int) -> Shape:
-    """Its last dim."""
+    """Last dim of the first argument."""
     return shape[-1:]
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """One row of it, with a dim of one element."""
+    """One row, with a first dim of one element."""
     return (1, *shape[1:])
 
 
@@ -99,15 +99,15 @@ def column(shape: Shape, _dim: int) -> Shape:
 
 
 def scalar(_shape: Shape, _dim: int) -> Shape:
-    """No dims."""
+    """A tensor without dims."""
     return ()
 
 
 def size_along(shape: Shape, dim: int) -> int:
-    """The extent of a dim, at least 1."""
+    """Size of a dim, at least 1."""
     return max(1, shape[dim]) if shape and -len(shape) <= dim < len(shape) else 1
 
 
 def facts(family: str, table: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Operations of a family that differ in name and call alone."""
+    """Operations of a family that differ only in name and call."""
     return tuple(OperationFacts(name=name, call=call, family=family, **given) for name, call in table.items())  # type: ignore[arg-type]

@@ -34,8 +34,8 @@ FAMILIES: dict[str, tuple[OperationFacts, ...]] = {
     "chance": CHANCE,
     "functions": FUNCTIONS,
 }
-"""Plain ones first."""
+"""Operations by family. Simple families come first."""
 OPERATIONS: dict[str, OperationFacts] = {each.name: each for family in FAMILIES.values() for each in family}
-"""In the order of their families."""
+"""Operations by name, in the order of their families."""
 DRAWN: tuple[str, ...] = tuple(each.name for each in OPERATIONS.values() if each.drawn)
-"""What random programs are made of."""
+"""Names of the operations that random programs use."""

@@ -1,1 +1,1 @@
-"""What DTensor is known to do wrong in tensor programs, and the smallest program that shows each."""
+"""Known errors of DTensor in tensor programs, each with the smallest program that shows it."""

@@ -1,4 +1,4 @@
-"""Everything that DTensor is known to do wrong in tensor programs."""
+"""All known errors of DTensor in tensor programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.programs.run.known.difference import KnownDifference
 
 
 def _read(text: str) -> tuple[KnownDifference, ...]:
-    """The entries of a file such as known.toml, with the operations of lists in the place of their names."""
+    """Read the entries of a file such as known.toml, and replace names of lists by their operations."""
     table, converter = tomllib.loads(text), Converter(forbid_extra_keys=True)
     lists = table["lists"]
     for each in table["difference"]:
@@ -26,7 +26,7 @@ ON_FILE = _read(files("equivcheck.programs.run.known").joinpath("known.toml").re
 
 
 def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:
-    """The entry that explains what a verdict found, if there is one."""
+    """Known difference that explains a finding; None if there is none."""
     if not verdict.outcome.is_finding:
         return None
     return next((each for each in ON_FILE if each.explains(program, verdict)), None)

@@ -1,4 +1,4 @@
-"""For each known difference, the smallest program that shows it."""
+"""The smallest program that shows each known difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Shape = tuple[int, ...]
 
 
 def _of(name: str, *leaves: Leaf | Constant, dim: int = 0, then: tuple[Statement, ...] = (), mesh: Shape = TWO) -> TensorProgram:
-    """An operation on leaves, in order."""
+    """Apply an operation to leaves, in order."""
     operation = Operation(name=name, arguments=tuple(range(len(leaves), 0, -1)), dim=dim)
     return TensorProgram(mesh=mesh, statements=(*leaves, operation, *then))
 
@@ -273,4 +273,4 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_squeeze_in_place_of_shard": _of("squeeze_", _leaf("S(0)", 1)),
 }
-"""By the identifier of the entry."""
+"""Programs by the identifier of the known difference."""

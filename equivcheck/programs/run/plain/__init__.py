@@ -1,1 +1,1 @@
-"""Tensor programs on plain tensors: collectives where placements change, and operations where each rank's part is enough."""
+"""Tensor programs on plain tensors: collectives change placements, and operations run on shards if their rule allows it."""

@@ -1,4 +1,4 @@
-"""Changes of placement on a mesh: axis by axis, each by one collective where one does it."""
+"""Changes of placement on a mesh, axis by axis, with one collective per axis if possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Placements = tuple[str, ...]
 def converted(
     local: torch.Tensor, shape: Sequence[int], lies: Placements, wanted: Placements, axes: Sequence[Collectives]
 ) -> torch.Tensor:
-    """A rank's part of a tensor of full `shape` under other placements.
+    """Convert a rank's part of a tensor of full `shape` to other placements.
 
-    Where several axes change, or others cut the same dims, what is inside is undone first, and cut anew afterwards.
+    If several axes change, or others shard the same dims, inner axes are gathered first and sharded again afterwards.
     """
     placements, between = list(lies), _between(lies, wanted)
     for number in reversed(range(len(axes))):
@@ -30,7 +30,7 @@ def converted(
 
 
 def _between(lies: Placements, wanted: Placements) -> Placements:
-    """What is changed directly, and what is replicated on the way."""
+    """Placements on the way: `wanted` if one axis changes, else replicated on every axis that changes."""
     changed = [number for number, (old, new) in enumerate(zip(lies, wanted, strict=True)) if old != new]
     dims = {dim for number in changed for each in (lies[number], wanted[number]) if (dim := cut_dim(each)) is not None}
     undone = {number for number, each in enumerate(lies) if number in changed or cut_dim(each) in dims}
@@ -40,7 +40,7 @@ def _between(lies: Placements, wanted: Placements) -> Placements:
 
 
 def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Collectives], number: int) -> list[int]:
-    """The sizes of what the ranks of an axis share, as the axes outside of it have cut it; axes inside cut other dims."""
+    """Shape that the ranks of an axis share. Outer axes have sharded it already; inner axes shard other dims."""
     found = list(shape)
     for each, axis in zip(placements[:number], axes, strict=False):
         dim = cut_dim(each)
@@ -50,7 +50,7 @@ def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Col
 
 
 def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, axis: Collectives) -> torch.Tensor:
-    """The change along one axis. Raises `NotImplementedError` for addends of a maximum or a minimum."""
+    """Change the placement along one axis. Raises `NotImplementedError` for partial maxima and minima."""
     if lies == wanted:
         return local
     local = _sum(local, lies, axis)
@@ -75,7 +75,7 @@ def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, 
 
 
 def _sum(local: torch.Tensor, lies: str, axis: Collectives) -> torch.Tensor:
-    """Addends of an average as those of a sum."""
+    """Convert partial averages to partial sums."""
     if reduction_of(lies) not in (None, "sum", "avg"):
         raise NotImplementedError(f"{lies} is not supported on plain tensors: no collective but a sum has a derivative")
     return local / axis.size if reduction_of(lies) == "avg" else local

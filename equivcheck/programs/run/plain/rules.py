@@ -1,4 +1,4 @@
-"""Where each rank's part is enough: what placements an operation needs of its arguments along one axis, and what it leaves."""
+"""Sharding rules: the placements that an operation needs along one axis so that ranks can run it on their parts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from equivcheck.programs.nouns.statements import Operation
 
 Shape = tuple[int, ...]
 Needs = tuple[tuple[str, ...], str]
-"""What each argument has to be, and what the results are."""
+"""Placement of each argument, and of the results."""
 
 NOT_ELEMENTWISE = {"equal", "allclose", "expand_as", "type_as"}
 ELEMENTWISE = {each.name for each in FAMILIES["elementwise"]} - NOT_ELEMENTWISE
 SAME_SHAPE = {"flip", "roll", "cumsum"}
-"""Linear, and of the same shape."""
+"""Linear operations that keep the shape."""
 LINEAR = {"clone", "neg", "mul_scalar", "div_scalar", "contiguous", "sum", "sum_dim", "sum_keepdim", "t"} | SAME_SHAPE
-"""Of the first argument: addends of it make addends of the result."""
+"""Operations that are linear in the first argument: partial arguments give partial results."""
 ALONG_A_DIM = {"softmax", "log_softmax", "cumprod", "logcumsumexp", "sort", "sort_descending", "argsort"} | SAME_SHAPE
-"""Of the same shape, one slice along the dim independent of the others."""
+"""Operations that keep the shape and work on each slice along the dim separately."""
 SUMS = {"sum": None, "sum_dim": False, "sum_keepdim": True}
-"""Of all dims, or of one that is dropped or kept."""
+"""Sums over all dims (None), or over one dim, which is dropped (False) or kept (True)."""
 PRODUCTS = {"mm": False, "linear": True}
-"""Of two matrices, the second transposed or not."""
+"""Products of two matrices, by whether the second one is transposed."""
 
 
 def needs(statement: Operation, lies: Sequence[str], shapes: Sequence[Shape]) -> Needs:
-    """Everything replicated where there is no rule, or what lies along the axis does not fit one."""
+    """Placements along one axis. All arguments are replicated if there is no rule, or their placements fit none."""
     found = _rule(statement, lies, shapes)
     return found or ((REPLICATE,) * len(lies), REPLICATE)
 
@@ -44,7 +44,7 @@ def _rule(statement: Operation, lies: Sequence[str], shapes: Sequence[Shape]) ->
 
 
 def _of_part(statement: Operation, dim: int, num_dims: int) -> Needs | None:
-    """Of one argument that is cut along a dim: what is independent along it, or is summed over it."""
+    """Rule for one argument sharded along `dim`: the operation is independent along it, or sums over it."""
     found, along = None, statement.dim % max(1, num_dims)
     if statement.name in ALONG_A_DIM and dim != along:
         found = shard(dim)
@@ -57,7 +57,7 @@ def _of_part(statement: Operation, dim: int, num_dims: int) -> Needs | None:
 
 
 def _of_product(lies: Sequence[str], shapes: Sequence[Shape], *, transposed: bool) -> Needs | None:
-    """Rows of the first, columns of the second, or the dim that is summed over; or addends of one."""
+    """Shard rows of the first matrix, columns of the second, or the inner dim; or one matrix is partial."""
     if len(shapes[0]) != 2 or len(shapes[1]) != 2:
         return None
     columns, inner = (0, 1) if transposed else (1, 0)
@@ -73,7 +73,7 @@ def _of_product(lies: Sequence[str], shapes: Sequence[Shape], *, transposed: boo
 
 
 def _of_elements(lies: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
-    """The first dim that an argument is cut along, unless another is longer there; what is broadcast along it is whole."""
+    """Shard the first sharded dim, unless another argument is longer there. Arguments that broadcast along it are replicated."""
     num_dims = max(map(len, shapes))
     for each, shape in zip(lies, shapes, strict=True):
         dim = cut_dim(each)

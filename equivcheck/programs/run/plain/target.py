@@ -1,4 +1,4 @@
-"""Programs on plain tensors: each rank has its part, and knows how it lies."""
+"""Programs on plain tensors. Each local tensor has its placements as an attribute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivcheck.programs.run.values import local_part
 
 
 class PlainTarget(DTensorTarget):
-    """Statements on plain tensors, with a collective for each change of placement."""
+    """Runs statements on plain tensors, with a collective for each change of placement."""
 
     fills_gradients: ClassVar[bool] = True
     collectives: type[Collectives] = Collectives
@@ -38,13 +38,13 @@ class PlainTarget(DTensorTarget):
         return _lying(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
 
     def clone(self, value: Any) -> torch.Tensor:
-        """A clone that lies alike."""
+        """Clone with the same placements."""
         return _lying(value.clone(), value.lies, value.full_shape)
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
-        """An operation: on parts where that is enough, else on whole tensors, with conversions before it.
+        """Run an operation on local parts if its rule allows it, else on replicated tensors, converting arguments first.
 
-        Each axis has a rule of its own: what ranks along it do with their parts is the same operation.
+        Each axis has its own rule, because the operation on local parts is again the same operation.
         """
         lies, shapes = [each.lies for each in arguments], [tuple(each.full_shape) for each in arguments]
         along = [needs(statement, [each[axis] for each in lies], shapes) for axis in range(self.mesh.ndim)]
@@ -61,34 +61,34 @@ class PlainTarget(DTensorTarget):
         wanted: list[Placements],  # noqa: ARG002 - for those who look at it
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
-        """What an operation makes of parts that lie as is `wanted`, to be `left` like that."""
+        """Run the operation on parts with placements `wanted`. Its results have placements `left`."""
         return results_of(statement.name, parts, statement.dim)
 
     def needed(self, value: Any, placements: Placements) -> torch.Tensor:
-        """An argument as its operation needs it."""
+        """Convert an argument to the placements that its operation needs."""
         return self.converted(value, placements)
 
     def converted(self, value: Any, placements: Placements) -> torch.Tensor:
-        """A value under other placements."""
+        """Convert a value to other placements."""
         return converted(value, value.full_shape, value.lies, placements, self.axes)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """A change of placements."""
+        """Change the placements of a value."""
         moved = self.converted(value, placements)
         return _lying(moved.clone() if moved is value else moved, placements, value.full_shape)
 
     def round_trip(self, value: Any) -> torch.Tensor:
-        """A plain tensor needs none."""
+        """Clone, because a plain tensor has no local tensor to convert."""
         return self.clone(value)
 
     def whole(self, value: Any) -> torch.Tensor:
-        """The full tensor; its gradient counts on the first rank alone, as what is replicated has addends for a gradient."""
+        """Full tensor. Only the first rank differentiates it, because the gradient of a replicated tensor is partial."""
         full = self.converted(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))
         return full * share + (full * (1 - share)).detach() if full.requires_grad and torch.is_grad_enabled() else full
 
     def gradient(self, value: Any) -> torch.Tensor | None:
-        """That of the full tensor."""
+        """Full gradient of a value; None if it has none."""
         gradient = gradient_of(value, fills=self.fills_gradients)
         if gradient is None:
             return None
@@ -99,11 +99,11 @@ class PlainTarget(DTensorTarget):
             return converted(gradient * scale, value.full_shape, tuple(map(_of_gradient, value.lies)), self.replicated, self.axes)
 
     def settled(self, value: Any) -> torch.Tensor:
-        """What an operation returned."""
+        """Result of an operation with its placements."""
         return value if hasattr(value, "lies") else self.distributed_plain(value)
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor that each rank has."""
+        """Replicated copy of a tensor that every rank has."""
         return _lying(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:
@@ -115,7 +115,6 @@ class PlainTarget(DTensorTarget):
 
 
 def _lying(tensor: torch.Tensor, placements: Placements, shape: Any) -> torch.Tensor:
-    """A part with a note of how it lies, and of the full shape."""
     noted: Any = tensor
     noted.lies, noted.full_shape = placements, tuple(shape)
     return tensor

@@ -1,7 +1,7 @@
-"""Programs on plain tensors by the collectives of spmd_types, whose type checker says what it thinks of each statement.
+"""Programs on plain tensors with the collectives of spmd_types, whose type checker judges each statement.
 
-Its types are those of placements, axis by axis: R is replicated, with addends for a gradient; V are parts; P are addends.
-See https://github.com/meta-pytorch/spmd_types.
+Its types correspond to placements along each axis: R is replicated with a partial gradient, V is sharded, P is partial. See
+https://github.com/meta-pytorch/spmd_types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 
 
 class TypedCollectives(Collectives):
-    """Each change of placement by the function of spmd_types that changes the type likewise."""
+    """Changes placements with the function of spmd_types that changes the type in the same way."""
 
     def __init__(self, mesh: Any, axis: int) -> None:
         super().__init__(mesh, axis)
@@ -42,7 +42,7 @@ class TypedCollectives(Collectives):
         return _tensor(spmd.reduce_scatter(addend, self.group, src=spmd.P, dst=spmd.S(0)))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:
-        """As inherited, with pieces padded to the largest: in the library's other way gloo refuses those that differ."""
+        """Exchange pieces padded to the largest size, because gloo refuses pieces of different sizes."""
         pieces = [torch.cat([piece, piece.new_zeros(largest - len(piece))]) for piece in torch.split(sent, sizes)]
         found = spmd.all_to_all(torch.stack(pieces), self.group, src=spmd.V, dst=spmd.V)
         return torch.cat([row[:length] for row, length in zip(found, received, strict=True)])
@@ -58,12 +58,12 @@ class TypedCollectives(Collectives):
 
 
 class TypedTarget(PlainTarget):
-    """Numbers are those of spmd_types' collectives; types are not looked at."""
+    """Runs statements with the collectives of spmd_types, without type checks."""
 
     collectives = TypedCollectives
 
     def results(self, statement: Operation, parts: list[torch.Tensor], wanted: list[Placements], left: Placements) -> Outputs:
-        """What an operation makes of parts counts as addends where its rule says that it is."""
+        """Run the operation. If its rule makes results partial, mark them as such."""
         found = super().results(statement, parts, wanted, left)
         for number, axis in enumerate(self.axes):
             if reduction_of(left[number]) and not any(reduction_of(each[number]) for each in wanted):
@@ -72,45 +72,45 @@ class TypedTarget(PlainTarget):
 
     @classmethod
     def also_against(cls, plan: Plan) -> str:
-        """What the type checker refuses."""
+        """Statement that the type checker rejects, with its message."""
         return refused_by_types(plan, cls)
 
 
 class TypeChecks(PlainTarget):
-    """Has each statement of the target that it is put before run under the type checker.
+    """Mixin for a target that runs each statement under the type checker.
 
-    A result has to be of the type that its placements have.
+    The type of each result must match its placements.
     """
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
-        """This rank's part, with its types."""
+        """Distribute, and assert the types."""
         part = super().distribute(full, placements)
         spmd.assert_type(part, self._types(placements))
         return part
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor that each rank has, with its types."""
+        """Replicate, and assert the types."""
         part = super().distributed_plain(value)
         spmd.assert_type(part, self._types(self.replicated))
         return part
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
-        """An operation, checked."""
+        """Run the operation, and check its results."""
         return tuple(self._checked(each) for each in _under_types(lambda: super(TypeChecks, self).call(statement, arguments)))
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """A change of placements, checked."""
+        """Redistribute, and check the result."""
         return self._checked(_under_types(lambda: super(TypeChecks, self).redistribute(value, placements)))
 
     def clone(self, value: Any) -> torch.Tensor:
-        """A clone of the same types."""
+        """Clone under the type checker."""
         return _tensor(_under_types(lambda: super(TypeChecks, self).clone(value)))
 
     def _types(self, placements: Placements) -> dict[Any, Any]:
         return {axis.group: _type_of(each) for axis, each in zip(self.axes, placements, strict=True) if axis.size > 1}
 
     def _checked(self, value: Any) -> torch.Tensor:
-        """A value of which types and placements say the same. Raises `SpmdTypeError`."""
+        """Require that types and placements of a value agree. Raises `SpmdTypeError`."""
         spmd.assert_type(value, self._types(value.lies))
         return _tensor(value)
 
@@ -132,9 +132,10 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def refused_by_types(plan: Plan, target: type[TypedTarget]) -> str:
-    """The first statement that the type checker refuses, and its words; empty where it accepts all.
+    """First statement that the type checker rejects, with its message; empty if it accepts all.
 
-    One rank runs without the others: types need no numbers. Where those lead to an error, what comes before it was looked at.
+    One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are
+    judged.
     """
     checked = type(target.__name__, (TypeChecks, target), {})
     try:
