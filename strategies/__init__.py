@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the nouns: valid by construction, composable, shrinking to what people would try first. No torch."""
+"""Hypothesis strategies for scenarios and programs: valid by construction, composable, shrinking to simple examples. No torch."""
 
 from equivcheck.strategies.layer import layers
 from equivcheck.strategies.layout import executions, layouts, meshes

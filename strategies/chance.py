@@ -1,8 +1,8 @@
-"""How often an option is on: off comes first, so that examples shrink to plain ones.
+"""How often an option is on. Off comes first, so that examples shrink to plain ones.
 
-Hypothesis varies examples choice by choice, so a value that several choices give makes equal examples: weights are kept small.
-The simpler of two examples is the one of fewer choices, only then that of lower ones: what is plain must take no more choices
-than what is not, hence options behind one choice for all of them.
+Hypothesis mutates examples choice by choice, so weights are small: a value that several choices give makes equal examples.
+While shrinking, an example with fewer choices counts as simpler, whatever the choices are. A plain option must therefore take
+no more choices than others, and several options may need to share one choice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 SOMETIMES: SearchStrategy[bool] = st.sampled_from((False, False, True))
-"""On in a third of all examples."""
+"""On in a third."""
 RARELY: SearchStrategy[bool] = st.sampled_from((False,) * 5 + (True,))
 """On in a sixth."""
 MOSTLY: SearchStrategy[bool] = st.sampled_from((False, True, True))
@@ -27,5 +27,5 @@ SEEDS: SearchStrategy[int] = st.integers(0, 2**32 - 1)
 
 @cache
 def below(count: int) -> SearchStrategy[int]:
-    """An index into `count` choices; kept, as building a strategy costs more than drawing from it."""
+    """An index into `count` choices. Cached, because building a strategy costs more than drawing from it."""
     return st.integers(0, count - 1)

@@ -1,4 +1,4 @@
-"""Layers by themselves; what depends on a layer's neighbours is up to `models`."""
+"""Single layers. `models` fits a layer to its neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.scenario.model import MAX_WIDTH
 from equivcheck.strategies.chance import EVENLY, SOMETIMES
 
 WIDTHS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)) | st.integers(1, MAX_WIDTH)
-"""Mostly one of a few, so that layers often have equal shapes; some of them divided by every mesh, some by none."""
+"""Mostly a few common widths, so that layers often have equal shapes; every mesh divides some, none divides others."""
 ACTIVATIONS: SearchStrategy[Activation] = st.sampled_from(Activation)
 
 _NORMS = st.sampled_from((None, Norm.LAYER, Norm.RMS))
@@ -21,7 +21,7 @@ _AUXILIARY_LINEARS = st.sampled_from((None, None, None, AuxiliaryLinear.NEVER, A
 
 @st.composite
 def layers(draw: DrawFn, *, widths: SearchStrategy[int] = WIDTHS, activations: SearchStrategy[Activation] = ACTIVATIONS) -> Layer:
-    """Layers with weights of their own, half of them without options; `models` gives a residual one as many inputs as outputs."""
+    """Layers with their own weights, half without options; `models` gives a residual layer as many inputs as outputs."""
     width, activation, has_options = draw(widths), draw(activations), draw(EVENLY)
     if not has_options:
         return Layer(width=width, activation=activation)

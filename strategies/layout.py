@@ -1,4 +1,4 @@
-"""Layouts: parallelisms on a mesh that they can spread over, and how they are run."""
+"""Layouts: parallelisms, a mesh that fits them, and how they are executed."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from equivcheck.strategies.chance import below
 from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
-"""Most ranks of a layout that is compiled, or whose steps are traced."""
+"""Maximum ranks if the layout compiles or traces steps, because every rank does so separately."""
 TIMES_AS_OFTEN = {2: 20, 3: 6, 4: 8}
-"""How often a shape comes, by the size of its largest axis; twice for larger ones, and once with an axis of one rank."""
+"""Weight by the largest axis size. Larger sizes have weight 2, and a mesh with an axis of one rank has weight 1."""
 FEW_RANKS = 4
-"""Up to so many it comes twice as often as that: eight ranks cost more than twice what two do, and show no more faults."""
+"""Meshes up to this size come twice as often. Eight ranks cost more than twice as much as two and show no more faults."""
 
 NEVER: SearchStrategy[bool] = st.just(False)
 IN_SIXTY: SearchStrategy[bool] = st.sampled_from((False,) * 59 + (True,))
-"""Once in 60: a compiled scenario costs as much as hundreds of others."""
+"""Once in 60, because a compiled scenario costs as much as hundreds of others."""
 COMPILED: SearchStrategy[Execution] = st.sampled_from(
     (
         *(Execution(compile=Compile.AOT_EAGER),) * 4,
@@ -36,24 +36,24 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
         Execution(compile=Compile.INDUCTOR),
     )
 )
-"""Forward compiled as a whole or by layers, backward, both; one in sixteen by Inductor, which takes several times as long."""
+"""Compiles forward (entirely or by layer), backward, or both. One in sixteen uses Inductor, which takes several times as long."""
 
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
-"""Tracing a step costs as much as running ten."""
+"""Rare, because tracing a step costs as much as running ten."""
 _CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS, Recompute.EVERY_LAYER))
 
 
 @st.composite
 def meshes(draw: DrawFn, *, names: tuple[str, ...] = (DP,), max_ranks: int = MAX_RANKS) -> Mesh:
-    """Meshes of 1 to `max_ranks` ranks over the named axes, of any sizes; fewer ranks are simpler."""
+    """Meshes with 1 to `max_ranks` ranks over the named axes. Fewer ranks are simpler."""
     return draw(meshes_of(names, max_ranks))
 
 
 @cache
 def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
-    """What `meshes` draws from. Two, then four and three ranks along an axis come more often: most telling, and cheap to run.
+    """Cached strategy for `meshes`. Axes with two ranks, then four and three, come more often: they show most for little time.
 
-    An axis of one rank comes seldom, as what is wrong along it does not show.
+    An axis with one rank is rare, because errors along it do not show.
     """
     shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
     # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
@@ -64,7 +64,6 @@ def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
 
 
 def _times(shape: tuple[int, ...]) -> int:
-    """How often a shape comes that has more than one rank along every axis."""
     return TIMES_AS_OFTEN.get(max(shape), 2) * (2 if math.prod(shape) <= FEW_RANKS else 1)
 
 
@@ -76,7 +75,7 @@ def _axis(name: str, size: int) -> Axis:
 def executions(
     draw: DrawFn, *, compiles: SearchStrategy[bool] = NEVER, compiled: SearchStrategy[Execution] = COMPILED
 ) -> Execution:
-    """Executions, a quarter with activation checkpointing, some traced; one of `compiled` where `compiles` says so."""
+    """Executions: a quarter use activation checkpointing, some trace steps. If `compiles` draws True, one from `compiled`."""
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
     checkpointing = draw(_CHECKPOINTINGS)
     return execution if checkpointing is Recompute.NONE else replace(execution, checkpointing=checkpointing)
@@ -93,13 +92,11 @@ def layouts(
     max_ranks: int = MAX_RANKS,
     executions: SearchStrategy[Execution] = _EXECUTIONS,
 ) -> Layout:
-    """Layouts of one parallelism or of several, of those with the names given (default: every one that exists).
+    """Layouts with one or several parallelisms, out of those with the given names (default: all).
 
-    One parallelism comes twice as often as several: most faults are in one, and show there for a fraction of the cost.
-
-    A layout is named by the tag of its parallelism, a composition as `Layout.name` writes it: `"fsdp2 x tensor_parallel"`.
-    Options that do not go together are left out. A layout that is compiled or traced has 4 ranks at most: each does it for
-    itself. Raises `UsageError` when drawn from, if a name does not exist.
+    Single parallelisms come twice as often, because they show most faults at a fraction of the cost. A layout is named by its
+    parallelism's tag; compositions are named as in `Layout.name`: `"fsdp2 x tensor_parallel"`. Options that exclude each other
+    are dropped. Layouts that compile or trace have at most 4 ranks. Drawing raises `UsageError` if a name does not exist.
     """
     kinds = kinds_of(draw(_names(tags)))
     parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])
@@ -117,7 +114,7 @@ def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
 
 
 def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:
-    """The alternatives of axes that fit the options of parallelisms: those of the innermost last, as they are neighbours."""
+    """Axis alternatives that fit the options. Axes of inner parallelisms come last, because their ranks are neighbours."""
     alternatives = product(*(_axes_of(parallelism) for parallelism in reversed(parallelisms)))
     return [sum(names, start=()) for names in alternatives]
 

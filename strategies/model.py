@@ -1,4 +1,4 @@
-"""Models: layers fitted to each other."""
+"""Models: layers that fit each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.strategies.layer import WIDTHS, layers
 
 
 class _Fit(Enum):
-    """How a layer goes with those before it."""
+    """How a layer relates to earlier ones."""
 
     FREE = "free"
     SQUARE = "square"
@@ -29,7 +29,7 @@ _BUFFERS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     ({}, {"counter": True}, {"offset": True}, {"counter": True, "offset": True})
 )
 _FITS = st.sampled_from((_Fit.FREE, _Fit.SQUARE, _Fit.SHARED, _Fit.SHARED, _Fit.SHARED))
-"""Shared thrice: tensor parallelism unties weights, so that many of them are lost."""
+"""Shared has weight three, because tensor parallelism unties weights and so loses many shared ones."""
 
 
 @st.composite
@@ -40,7 +40,7 @@ def models(
     features: SearchStrategy[int] = WIDTHS,
     max_layers: int = MAX_LAYERS,
 ) -> Model:
-    """Models of 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one of them trained."""
+    """Models with 1 to `max_layers` layers; some square, some sharing an earlier layer's weight, at least one trained."""
     num_layers = min(draw(_DEPTHS), max_layers)
     inputs = [draw(features)]
     stack: list[Layer] = []

@@ -1,4 +1,4 @@
-"""Optimizers with hyperparameters from short lists: well conditioned, exactly printed, the noun's default first."""
+"""Optimizers with hyperparameters from short lists: well conditioned, printed exactly, the default first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equivcheck.scenario.optimizer import OPTIMIZERS
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 KINDS: SearchStrategy[type[Optimizer]] = st.sampled_from((*OPTIMIZERS, SGD, Adam, AdamW))
-"""Every optimizer; those that most trainings use come twice."""
+"""All optimizers; the most popular ones come twice."""
 
 _MOMENTUM = st.sampled_from((0.0, 0.9, 0.5))
 _MOMENTUM_OPTIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(({}, {"nesterov": True}, {"dampening": 0.5}))
@@ -88,12 +88,12 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
         "adjust_lr_fn": st.sampled_from(AdjustLR),
     },
 }
-"""What is drawn of each optimizer beside what all have."""
+"""Strategies for the hyperparameters that optimizers do not share."""
 
 
 @st.composite
 def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) -> Optimizer:
-    """Optimizers of the kinds given, with their flags and implementations."""
+    """Optimizers out of `kinds`, with their flags and implementations."""
     kind = draw(kinds)
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
     if kind is SGD and chosen["momentum"] > 0.0:

@@ -1,4 +1,4 @@
-"""One strategy for each parallelism that ships with the package, and one for those of third parties."""
+"""One strategy for each parallelism that ships with equivcheck, and one for third-party ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ DDP_PRECISIONS: SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"autocast": LowPrecision.BFLOAT16, "compression": Compression.FP16},
     )
 )
-"""What DDP lowers; its hook for bfloat16 runs on no CPU."""
+"""Options with which DDP lowers precision. Its bfloat16 hook is left out, because it does not run on CPU."""
 
 _BUCKETS_MB = st.sampled_from((25.0, 0.0001, 0.001))
 """One bucket for all parameters, about one for each parameter, a few."""
@@ -67,7 +67,7 @@ _REPLICATORS = st.sampled_from(Replicator)
 _WRAPPINGS = st.sampled_from(Wrapping)
 _SHARDINGS = st.sampled_from(ShardingStrategy)
 _DIVIDE_FACTORS = st.sampled_from((None, 2.0, 4.0, 1.0, 3.0, 0.5, 2.5))
-"""Numbers of ranks, powers of two that are none, and some of which a quotient is rounded."""
+"""Possible rank counts, other powers of two, and factors whose quotient is rounded."""
 _RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
     (
         {},
@@ -79,14 +79,14 @@ _RESHARDINGS: SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"reshard_to": 3},
     )
 )
-"""Those to a number of ranks that the shards cannot be cut into are to all of them."""
+"""If shards cannot be split over the requested rank count, they are resharded to all ranks."""
 _DISTRIBUTIONS = st.sampled_from(Distribution)
 _COLLECTIVES = st.sampled_from((Collectives.FUNCTIONAL, Collectives.FUNCTIONAL, Collectives.TYPED))
 
 
 @st.composite
 def mixed_precisions(draw: DrawFn, *, outputs: SearchStrategy[ElementType | None] = OUTPUT_TYPES) -> MixedPrecision:
-    """`MixedPrecision` with any element types, and those given for the output."""
+    """`MixedPrecision` with any element types; `outputs` draws the output type."""
     param, reduce, output = draw(PARAM_TYPES), draw(REDUCE_TYPES), draw(outputs)
     if param is reduce is output is None:
         return MixedPrecision(param=ElementType.BFLOAT16)
@@ -99,7 +99,7 @@ _WITHOUT_OUTPUTS = mixed_precisions(outputs=st.none())
 
 @st.composite
 def ddp(draw: DrawFn) -> DDP:
-    """`DDP`, a third of it with defaults only, else with every combination of its options."""
+    """`DDP`; a third has only defaults, the rest combines all options."""
     if not draw(MOSTLY):
         return DDP()
     return DDP(
@@ -116,7 +116,7 @@ def ddp(draw: DrawFn) -> DDP:
 
 @st.composite
 def replicate(draw: DrawFn) -> Replicate:
-    """`Replicate` by either implementation, with the options that it has."""
+    """`Replicate` with either implementation and its options."""
     # Compression is drawn for both, as the plainer of them must take no more choices than the other.
     implementation, no_sync, compresses = draw(_REPLICATORS), draw(EVENLY), draw(SOMETIMES)
     if implementation is Replicator.DDP:
@@ -127,7 +127,7 @@ def replicate(draw: DrawFn) -> Replicate:
 
 @st.composite
 def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARDINGS) -> FSDP1:
-    """`FSDP1` with the sharding strategies given."""
+    """`FSDP1` with the given sharding strategies."""
     return FSDP1(
         strategy=draw(strategies),
         wrapping=draw(_WRAPPINGS),
@@ -139,7 +139,7 @@ def fsdp1(draw: DrawFn, *, strategies: SearchStrategy[ShardingStrategy] = _SHARD
 
 @st.composite
 def _divisions(draw: DrawFn) -> dict[str, Any]:
-    """How `fully_shard` divides gradients: mostly as it does by itself."""
+    """How `fully_shard` divides gradients: mostly by default."""
     if not draw(SOMETIMES):
         return {}
     return {"gradient_divide_factor": draw(_DIVIDE_FACTORS), "sum_reductions": not draw(SOMETIMES)}
@@ -153,7 +153,7 @@ _LAYERS_PER_UNIT = st.sampled_from((1, 1, 1, 2, 3))
 
 @st.composite
 def fsdp2(draw: DrawFn) -> FSDP2:
-    """`FSDP2` with every combination of its options."""
+    """`FSDP2` with all combinations of its options."""
     wrapping = draw(_WRAPPINGS)
     return FSDP2(
         wrapping=wrapping,
@@ -186,12 +186,12 @@ def spmd(draw: DrawFn) -> SPMD:
 
 
 def local_tensor_parallel() -> SearchStrategy[LocalTensorParallel]:
-    """`LocalTensorParallel` by either collectives, where spmd_types is installed, without a plan, which `scenarios` draws."""
+    """`LocalTensorParallel` with either kind of collectives and without a plan: `scenarios` draws one."""
     return st.builds(LocalTensorParallel, collectives=_COLLECTIVES)
 
 
 def pipeline() -> SearchStrategy[Pipeline]:
-    """`Pipeline` with default options: `scenarios` draws some that its ranks and the model allow."""
+    """`Pipeline` with default options: `scenarios` draws options that fit its ranks and the model."""
     return st.builds(Pipeline)
 
 
@@ -217,9 +217,9 @@ _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {
 
 @cache
 def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
-    """What to draw the parallelism of a registered layout from: its kind's own `strategy()` where it has one, else its fields.
+    """Strategy for a registered parallelism: its kind's own `strategy()` if there is one, else drawn from its fields.
 
-    Raises `UsageError` for a tag that is not registered.
+    Raises `UsageError` if the tag is not registered.
     """
     kinds = layout_kinds()
     if tag not in kinds:
@@ -231,7 +231,7 @@ def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
 
 
 def _from_fields(kind: type[Parallelism]) -> SearchStrategy[Parallelism]:
-    """Booleans and choices of any value, what else has a default left at it, the rest by type."""
+    """Draw booleans and enums freely; keep defaults elsewhere; draw required fields by type."""
     hints = get_type_hints(kind)
     drawn = {
         field.name: st.from_type(hints[field.name])

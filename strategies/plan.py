@@ -1,4 +1,4 @@
-"""Tensor-parallel plans, drawn layer by layer from those that are legal after the layers before."""
+"""Tensor-parallel plans, drawn layer by layer from the plans that are legal after the previous layers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from equivcheck.training.layers.registry import kind_of
 _WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.OUTSIDE)
 _NO_PLAN = (_WHOLE,)
 SPLITS = tuple(TIED_HALVES)
-"""How ranks share out an embedding or a head, simplest first."""
+"""How an embedding or a head can be sharded, simplest first."""
 
 
 def needs_plan(layout: Layout) -> bool:
-    """Whether a layout has tensor parallelism with the default plan, which stands for none."""
+    """Whether the layout has tensor parallelism with the default plan, which is a placeholder for a drawn one."""
     return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
 
 
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
-    """The layout with a plan that fits any training: every layer whole on every rank, outside where no linear of it is known."""
+    """Give the layout a plan that fits any training: each layer replicated, or outside if the plan knows none of its linears."""
     layers = training.model.layers
     return _with_plan(layout, tuple(_WHOLE if kind_of(layer).parts(layer) else _OUTSIDE for layer in layers))
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
-    """The layout with a plan that is legal for the training, once that is `repaired` within its layers."""
+    """Give the layout a plan that is legal for the training, if `repaired` after limits were applied to its layers."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     is_local = layout.has(LocalTensorParallel)
     source = _drawn_source(draw, training, ranks, empty=is_local)
@@ -66,7 +66,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
 def _drawn_source_output(
     draw: DrawFn, place: LayerSite, source: Split, among: Callable[[LayerSite], tuple[LayerPlan, ...]]
 ) -> ActivationSharding:
-    """By positions half of the time where the layers can take that."""
+    """Sharded by positions in half of all cases, if the layers accept that."""
     by_rows = replace(place, input=ActivationSharding.ROWS)
     if source is Split.OUTSIDE or not among(by_rows) or draw(EVENLY):
         return ActivationSharding.WHOLE
@@ -74,7 +74,7 @@ def _drawn_source_output(
 
 
 def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, empty: bool) -> Split:
-    """By tokens only where each rank has some, unless ranks may be `empty`."""
+    """Sharded by tokens only if each rank gets some, unless ranks may be `empty`."""
     source = training.model.source
     if source is None:
         return Split.OUTSIDE

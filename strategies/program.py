@@ -1,4 +1,4 @@
-"""Random tensor programs: short, legal by construction, shrinking to one operation on a leaf of one element on two ranks."""
+"""Random tensor programs: short, legal by construction, shrinking to one operation on a one-element leaf on two ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
 """Two ranks come first."""
 SIZES = (*(1, 2, 4, 3, 5) * 4, 0)
-"""Few, so that shapes fit each other, and that DTensor has met them before; seldom 0, which leaves nothing to compare."""
+"""Few sizes, so that shapes fit each other and DTensor's caches. 0 is rare, because it leaves nothing to compare."""
 FEWEST, MOST = 3, 10
-"""Statements beside arguments that are made for an operation."""
+"""Limits for statements, not counting the arguments that operations need."""
 NEAREST = 4
-"""How far back the first argument may be."""
+"""Maximum distance back to the first argument."""
 
 _SEEDS = below(8)
 _DIMS = below(12)
@@ -38,9 +38,9 @@ _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 
 @st.composite
 def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4) -> TensorProgram:
-    """A program of 3 to 10 statements, and of the arguments that these need.
+    """Programs with 3 to 10 statements, and the arguments that these need.
 
-    `operations` are names; empty for all but those that only sweeps have. On at most `max_ranks` ranks, at least 2.
+    `operations` are names; empty for all except those that only sweeps use. Programs have 2 to `max_ranks` ranks.
     """
     from equivcheck.programs.run.growing import Growing
 
@@ -60,14 +60,14 @@ def _leaves(draw: DrawFn, num_axes: int) -> Leaf:
 
 
 def _placements(draw: DrawFn, num_axes: int, num_dims: int, *, with_addends: bool = True) -> tuple[str, ...]:
-    """One for each axis: replicated, cut along any dim, or addends; of several kinds of addends, one is taken."""
+    """One placement for each axis: replicated, sharded along any dim, or partial with one reduction."""
     addends = (partial(draw(_REDUCTIONS)),) if with_addends and draw(RARELY) else ()
     allowed = (REPLICATE, *map(shard, range(num_dims)), *addends)
     return tuple(allowed[draw(_CHOICES) % len(allowed)] for _ in range(num_axes))
 
 
 def _grow(draw: DrawFn, growing: Growing, num_axes: int, names: Sequence[str]) -> None:
-    """One more statement, after the arguments that it needs."""
+    """Append a statement, after the arguments that it needs."""
     kind = draw(_KINDS)
     distance = min(draw(_DISTANCES), len(growing))
     if kind is Operation:
@@ -80,7 +80,7 @@ def _grow(draw: DrawFn, growing: Growing, num_axes: int, names: Sequence[str]) -
 
 
 def _operate(draw: DrawFn, growing: Growing, num_axes: int, taken: tuple[OperationFacts, int]) -> None:
-    """An operation on the value a distance back; its other arguments are made for it, or are values that there are."""
+    """Append an operation on an earlier value. Its other arguments are created for it, or are earlier values."""
     facts, distance = taken
     place, shape = len(growing) - distance, growing.shape(distance)
     dims = (*range(len(shape)), *range(-len(shape), 0)) or (0,)
@@ -91,7 +91,7 @@ def _operate(draw: DrawFn, growing: Growing, num_axes: int, taken: tuple[Operati
 
 
 def _argument(draw: DrawFn, growing: Growing, num_axes: int, needed: tuple[Argument, tuple[int, ...], int]) -> int:
-    """The place of a further argument: a new one that fits, or one of the last values."""
+    """Number of the argument's statement: a new one that fits, or a recent value."""
     argument, shape, dim = needed
     shapes = shapes_of(argument, shape, dim)
     if not shapes or (argument.kind is Kind.LEAF and not draw(MOSTLY)):

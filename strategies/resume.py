@@ -1,4 +1,4 @@
-"""First steps under another layout, from whose checkpoint a scenario resumes."""
+"""First steps under another layout. The scenario resumes from their checkpoint."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_pl
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
 
 MAX_FIRST_RANKS = 4
-"""Most ranks of the layout that runs the first steps."""
+"""Maximum ranks for the layout that runs the first steps."""
 
 
 def may_resume(scenario: Scenario) -> bool:
-    """Whether there are first steps, and a layout that can take over."""
+    """Whether there are first steps, and another layout can resume after them."""
     return scenario.training.steps > 1 and can_resume(scenario.layout)
 
 
 def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
-    """A scenario that may resume from a checkpoint, with its first steps under another layout.
+    """Let the scenario run its first steps under another layout, and resume from a checkpoint.
 
-    The scenario as it is where the two layouts do not go together: for rows that they cannot both share out, fewer layers than
-    the first one has stages, optimizer state that only one could take, and a training that each wants otherwise, as of
-    `loss_parallel` and a pipeline that scales gradients one takes the loss of labels alone and the other has none.
+    The scenario is unchanged if both layouts do not fit together: their rows have no common multiple, the first layout has more
+    stages than layers, only one of them can load the optimizer state, or they need different trainings. For example,
+    `loss_parallel` needs a loss over labels, which a pipeline that scales gradients cannot have.
     """
     training, layout = scenario.training, scenario.layout
     first = resumable_layout(draw(_first_layouts()))

@@ -1,4 +1,4 @@
-"""Scenarios: trainings on layouts that declare to support them."""
+"""Scenarios: trainings on layouts that support them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from equivcheck.strategies.training import trainings
 
 _EXECUTIONS = executions()
 _TRAININGS = trainings(tokens=st.sampled_from((False, False, False, True, True)))
-"""A third are of sequences, as every layout runs them."""
+"""About a third train on sequences, because every layout runs them."""
 _SEQUENCES = trainings(tokens=st.just(True))
 _PLAIN_TRAININGS = trainings(tokens=st.just(False))
 _SUMMED = st.sampled_from((False,) + (True,) * 5)
 _RESUMES = st.builds(and_, RARELY, RARELY)
 MORE_RESUMES = st.builds(and_, SOMETIMES, SOMETIMES)
-"""One in nine rather than one in 36: for long runs, which are to reach what only resuming from a checkpoint shows."""
+"""One in nine instead of one in 36, for long runs that must reach faults that only resuming shows."""
 
 
 @st.composite
@@ -42,13 +42,13 @@ def scenarios(  # noqa: PLR0913 - a strategy for each part, all by keyword
     executions: SearchStrategy[Execution] = _EXECUTIONS,
     resumes: SearchStrategy[bool] = _RESUMES,
 ) -> Scenario:
-    """Scenarios within what layouts declare to support.
+    """Scenarios that layouts support.
 
     `layouts` is a strategy, tags such as `("ddp", "fsdp2")`, or None for every registered layout; `max_ranks` and `executions`
-    go with the latter two. A training is fitted to its layout: rows that its data ranks cannot share out are taken to be those of
-    one rank, and what the layout cannot run is left out. Tensor parallelism with the default plan is given one that is legal for
-    the model, a pipeline with default options a schedule and stages. Where `resumes` says so, and it can be, the first steps
-    run under another layout.
+    apply to the latter two. The training is adapted to its layout: rows that the data ranks cannot share are multiplied by
+    their number, and unsupported options are dropped. Default plans are replaced by legal tensor-parallel plans, default
+    pipelines by a schedule and stages. If `resumes` draws True and the scenario allows it, the first steps run under another
+    layout.
     """
     layout = _chosen(draw, layouts, max_ranks, executions)
     scenario = _scenario(draw, layout, _training(draw, trainings, layout), beyond=False)
@@ -63,9 +63,9 @@ def frontier(
     layouts: SearchStrategy[Layout] | Sequence[str] | None = None,
     max_ranks: int = MAX_RANKS,
 ) -> Scenario:
-    """Scenarios as from `scenarios`, but also those that torch is known not to support: for ``check(..., beyond=True)``.
+    """Scenarios as from `scenarios`, but also some that torch is known not to support, for ``check(..., beyond=True)``.
 
-    There a run should be right or raise on every rank, and neither be silently wrong nor hang.
+    Such a run should be correct or raise on every rank. It must not be silently wrong, and must not hang.
     """
     layout = _chosen(draw, layouts, max_ranks, _EXECUTIONS)
     return _scenario(draw, layout, _training(draw, trainings, layout), beyond=True)
@@ -96,10 +96,10 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
 
 
 def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: Layout) -> Training:
-    """A training; mostly with a sum where errors were to be squared and averaged under SPMD, unless trainings are given.
+    """A training. For SPMD, a mean of squared errors is usually replaced by a sum, unless trainings are given.
 
-    DTensor gets the gradient of that mean wrong (`dtensor_mse_loss_mean`): a check that ends as KNOWN proves nothing else about
-    its scenario, and a quarter of them would. Some are left as they are, as the issue may be repaired.
+    DTensor computes the gradient of that mean incorrectly (`dtensor_mse_loss_mean`). A check that ends as KNOWN proves nothing
+    else about its scenario, and a quarter would. Some means stay, because torch may fix the issue.
     """
     if trainings is not None:
         return draw(trainings)
@@ -117,6 +117,6 @@ def _layouts(tags: tuple[str, ...] | None, max_ranks: int, executions: SearchStr
 
 
 def _row_multiple(draw: DrawFn, layout: Layout) -> int:
-    """What rows are a multiple of: the data ranks, or often all, as sequence parallelism cuts rows over the others."""
+    """The data ranks, or often all ranks, because sequence parallelism shards rows over the others too."""
     only_data_ranks = layout.has(Pipeline) or layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY)
     return row_multiple(layout, over_all_ranks=not only_data_ranks)

@@ -1,4 +1,4 @@
-"""Options of a pipeline, drawn from those that its ranks and the layers of a model allow."""
+"""Pipeline options that fit the ranks and the model's layers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CHUNKS = (1, 2, 3, 4, 6, 8)
 
 
 def needs_stages(layout: Layout) -> bool:
-    """Whether a layout has a pipeline with the default options, or what is nearest to them, which stand for none."""
+    """Whether the layout has a pipeline with the default options (after repairs), which are a placeholder for drawn ones."""
     return bool(layout.of(Pipeline)) and layout == repaired_layout(_with_pipeline(layout, _NO_STAGES))
 
 
 def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
-    """The layout with a schedule that its ranks can run, a third of them plain ones; for a model with a layer for each stage."""
+    """Give the layout a schedule that its ranks can run; a third keep the default. The model needs a layer for each stage."""
     if not draw(MOSTLY):
         return layout
     ranks = layout.mesh.size(PP)
@@ -43,7 +43,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
 
 
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
-    """The layout with stages as even as can be, or, half of the time, of any lengths."""
+    """Give the layout stages that are as even as possible or, in half of all cases, have any lengths."""
     pipeline = parallelism_of(layout, Pipeline)
     num_stages = layout.mesh.size(PP) * pipeline.stages_per_rank
     if num_stages == 1 or not draw(EVENLY):
@@ -53,7 +53,7 @@ def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layo
 
 @cache
 def _schedules(ranks: int) -> SearchStrategy[tuple[PipelineSchedule, int]]:
-    """Schedules, each as often as others, with how many stages a rank has, one for each where it may."""
+    """Schedules with equal weight, and stages per rank; one stage per rank if the schedule allows it."""
     most = MAX_LAYERS // ranks
     return st.sampled_from(
         [

@@ -1,4 +1,4 @@
-"""Token models: embedded tokens, layers of any kind over positions, a head; and sequences of real numbers among them."""
+"""Token models: an embedding, any layers over positions, a head; some take sequences of real numbers instead of tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivcheck.strategies.layer import ACTIVATIONS
 from equivcheck.training.layers.registry import others
 
 LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
-"""Short lists all over: what propagation works out for a shape is kept, and comes again."""
+"""Short lists throughout, because DTensor caches its results by shape."""
 VOCABULARIES: SearchStrategy[int] = st.sampled_from((3, 4, 5, 7, 8, 11, 16))
 IGNORED: SearchStrategy[Ignored] = st.sampled_from(Ignored)
 
@@ -40,7 +40,7 @@ _PADDINGS = st.sampled_from((None, 0, 1, -1))
 _USUAL_KINDS = (Layer, GatedMLP, Attention)
 _KINDS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts))
 _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts, AnyLayer))
-"""`AnyLayer` stands for those that third parties offer."""
+"""`AnyLayer` stands for third-party layers."""
 _SCORES = st.sampled_from(Scores)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
 _BALANCES = st.sampled_from((0.0, 0.1, 0.01, 0.0))
@@ -50,7 +50,7 @@ _Z_LOSSES = st.sampled_from((0.0, 0.01))
 
 @st.composite
 def attentions(draw: DrawFn, *, length: int = 2) -> Attention:
-    """Attention, a bias only where it moves something: that of a key needs rotary positions, and several of them."""
+    """Attention. A bias is only drawn if it has an effect: a key bias needs rotary positions and a length above 1."""
     kv_heads, width, rotary = draw(_KV_HEADS), draw(_WIDTHS), draw(EVENLY)
     return Attention(
         heads=min(kv_heads * draw(_GROUPS), 8 // kv_heads * kv_heads),
@@ -83,7 +83,7 @@ def gated_mlps(draw: DrawFn) -> GatedMLP:
 
 @st.composite
 def experts(draw: DrawFn) -> Experts:
-    """Experts among which a router chooses one or two for each position."""
+    """Experts. A router chooses one or two for each position."""
     top_k = 2 if draw(EVENLY) else 1
     return Experts(
         hidden=draw(_HIDDEN),
@@ -110,7 +110,7 @@ _EXPERTS = experts()
 
 @st.composite
 def token_models(draw: DrawFn) -> Model:
-    """Models of 1 to 5 layers over sequences, most of them of tokens, and most of those with a head, a third of them tied."""
+    """Models with 1 to 5 layers over sequences. Most take tokens, and most of these have a head, a third of them tied."""
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
     of_others = [found for kind in others() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
@@ -150,7 +150,7 @@ def _layers_of(
 
 
 def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
-    """Two of three linear layers after the first of them have its weight."""
+    """Two in three linear layers after the first one share its weight."""
     owner = next((index for index, other in enumerate(before) if isinstance(other, Layer)), None)
     if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
         return layer
@@ -162,7 +162,7 @@ def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
 
 
 def _norm(norm: Norm | None, features: int) -> Norm | None:
-    """Over a single feature a norm is a constant, and over two a layer norm: all gradients before it would be rounding errors."""
+    """No norm if it is constant (one feature, or layer norm over two): earlier gradients would be rounding errors."""
     constant = features == 1 or (features == 2 and norm is Norm.LAYER)
     return None if constant else norm
 
@@ -179,7 +179,7 @@ def _tokens(draw: DrawFn) -> Tokens:
 
 @st.composite
 def cross_entropies(draw: DrawFn) -> CrossEntropy:
-    """Losses of labels, half of them with labels that do not count, some with smoothing, weights of classes, a z-loss."""
+    """Losses over labels: half ignore some labels, some use label smoothing, class weights or a z-loss."""
     return CrossEntropy(
         ignored=draw(IGNORED),
         summed=draw(SOMETIMES),

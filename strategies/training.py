@@ -1,4 +1,4 @@
-"""Trainings, and what there is in them beside the model and the optimizer."""
+"""Trainings, and their parts other than the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ from equivcheck.strategies.optimizer import optimizers
 from equivcheck.strategies.token_model import cross_entropies, token_models
 
 STEPS: SearchStrategy[int] = st.sampled_from((1, 2, 3, 3, 4, 5))
-"""What is generated; `Training.steps` says what is allowed."""
-"""More often than not 3 and more: some faults show only once optimizer state matters."""
+"""Usually 3 or more, because some faults show only once optimizer state matters. `Training.steps` has the allowed range."""
 LOSSES: SearchStrategy[Loss] = st.sampled_from(Loss)
 PRECISIONS: SearchStrategy[Precision] = st.sampled_from((Precision.FLOAT64,) * 3 + (Precision.FLOAT32,))
 ROWS: SearchStrategy[int] = st.integers(1, 4)
 THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
-"""Mostly below the norms that gradients have here, so that clipping is active; a shrunk example keeps it active."""
+"""Mostly below the gradient norms that occur here, so that clipping is active, also in shrunk examples."""
 
 _BATCH_DIMS = st.sampled_from((0, 0, 0, 1))
 _COUNTS = st.sampled_from((1, 1, 2, 2, 3, 4))
@@ -68,7 +67,7 @@ _SCHEDULE_CHOICES: SearchStrategy[Schedule] = st.sampled_from(
 
 @st.composite
 def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: int = MAX_MICROBATCHES) -> Data:
-    """Data of 1 to `max_microbatches` microbatches, of equal rows or not; a quarter has its rows along dim 1."""
+    """Data with 1 to `max_microbatches` microbatches, with equal rows or not; a quarter has its rows along dim 1."""
     num_microbatches, batch_dim = min(draw(_COUNTS), max_microbatches), draw(_BATCH_DIMS)
     if num_microbatches > 1 and draw(EVENLY):
         return Data(microbatches=tuple(draw(rows) for _ in range(num_microbatches)), batch_dim=batch_dim)
@@ -77,19 +76,19 @@ def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: in
 
 @st.composite
 def groups(draw: DrawFn) -> Group:
-    """Groups, half of them without weight decay; `trainings` takes the decay away under an optimizer that has none."""
+    """Groups, half without weight decay. `trainings` drops the decay if the optimizer has none."""
     return Group(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
 
 
 @st.composite
 def schedules(draw: DrawFn) -> Schedule:
-    """Schedules that change the rate within the few steps of a training."""
+    """Schedules that change the learning rate within few steps."""
     return draw(_SCHEDULE_CHOICES)
 
 
 @st.composite
 def clippings(draw: DrawFn, *, thresholds: SearchStrategy[float] = THRESHOLDS) -> Clipping:
-    """Clipping by one of the norms or by value."""
+    """Clipping by norm or by value."""
     norm_type = draw(_CLIPPING_KINDS)
     if norm_type is None:
         return ClipValue(clip_value=draw(thresholds))
@@ -122,10 +121,10 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     precisions: SearchStrategy[Precision] = PRECISIONS,
     steps: SearchStrategy[int] = STEPS,
 ) -> Training:
-    """Trainings, most of several steps; for a training that a layout can run, draw from `scenarios`.
+    """Trainings, most with several steps. Use `scenarios` for trainings that fit a layout.
 
-    `tokens` says whether a model is one over sequences; it has no say where `models` are given. Losses not given are of labels
-    for most models of tokens, and seldom for others.
+    `tokens` draws whether the model works on sequences; it has no effect if `models` are given. By default, most token models
+    get a loss over labels, other models rarely.
     """
     num_steps = draw(steps)
     model = draw(models) if models is not None else draw(_TOKEN_MODELS if draw(tokens) else _MODELS)
@@ -152,7 +151,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
 
 
 def _of_matrices(model: Model) -> Model:
-    """The model without biases, norms and scale, and without experts, whose linears lie in one tensor."""
+    """Remove biases, norms, scale and experts, whose linears share one tensor."""
     layers = tuple(layer.without_routing().having(bias=False, norm=None) for layer in model.layers)
     return replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
 
