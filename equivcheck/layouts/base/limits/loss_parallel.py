@@ -1,4 +1,4 @@
-"""What `loss_parallel` cannot compute."""
+"""Limits for `loss_parallel`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import TP
 
 
 def _where(broken: Callable[[Training, Layout], bool]) -> Callable[[Training, Layout], bool]:
-    """Whether something is so of a training whose loss is computed in parts."""
+    """Restrict a condition to layouts with `loss_parallel`."""
     return lambda training, layout: parallelism_of(layout, PlannedParallelism).loss_parallel and broken(training, layout)
 
 

@@ -1,4 +1,4 @@
-"""What no plan can run, be it applied to DTensors or to plain tensors."""
+"""Limits for tensor-parallel plans, on DTensors or plain tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _first_broken(rule: PlanRule, training: Training, layout: Layout) -> LayerSi
 
 
 def limit_of(rule: PlanRule) -> Limit:
-    """A rule of plans as a limit of the layout."""
+    """Turn a plan rule into a limit."""
 
     def applies(training: Training, layout: Layout) -> bool:
         return _first_broken(rule, training, layout) is not None

@@ -1,1 +1,1 @@
-"""What parallelisms write exported scripts with; no torch."""
+"""Building blocks for exported scripts, shared by all parallelisms. No torch."""

@@ -1,4 +1,4 @@
-"""The auxiliary loss of layers of a script, by counts that ranks sum over what each has of a microbatch."""
+"""The experts' load-balancing loss in a script. Ranks sum the counts of chosen experts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUNCTION = (
 
 
 def add_balance(draft: Draft) -> None:
-    """Add the auxiliary loss of layers, if there is any, to that of outputs."""
+    """Add the load-balancing loss to the output loss, if any layer has one."""
     training = draft.scenario.training
     if not training.model.balances:
         return

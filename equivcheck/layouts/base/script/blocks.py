@@ -1,4 +1,4 @@
-"""A layer that is more than modules in a row, written as a class."""
+"""Classes for layers that are not a plain sequence of modules."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
     ShapeOp.ONES: ("plus one", "values + torch.ones_like(values)"),
     ShapeOp.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
 }
-"""In words, and as an expression."""
+"""Description and expression for each shape operation."""
 _AGAIN = ", computed again in backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What layers of one class have in common."""
+    """Properties that all linear layers with one class share."""
 
     norm: Norm | None
     bias: bool
@@ -38,18 +38,18 @@ class Kind:
 
     @property
     def is_plain(self) -> bool:
-        """Whether modules in a row are enough."""
+        """Whether a sequence of modules can express the layer."""
         return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What it is called with beside its inputs."""
+        """Arguments of ``forward`` after the inputs."""
         return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherKind:
-    """What layers have in common that are not linear, and write themselves."""
+    """Properties that all layers with one `LayerScript` class share."""
 
     script: LayerScript
     masked: bool
@@ -58,17 +58,17 @@ class OtherKind:
 
     @property
     def is_plain(self) -> bool:
-        """Whether modules in a row are enough."""
+        """Always False: the layer needs a class."""
         return False
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What it is called with beside its inputs."""
+        """Arguments of ``forward`` after the inputs."""
         return ("mask",) * self.masked
 
 
 def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
-    """The kind of a linear layer."""
+    """Return the kind for a linear layer."""
     return Kind(
         norm=layer.norm,
         bias=layer.bias,
@@ -82,7 +82,7 @@ def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
 
 
 def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[str]:
-    """The class of a kind; `distributed` says that its values may be DTensors, which what it makes must go with."""
+    """Write the class for a kind. With `distributed`, constants become DTensors if the activations are."""
     if isinstance(kind, OtherKind):
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
@@ -97,7 +97,6 @@ def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[st
 
 
 def _class(given: tuple[str, str, str], made: list[str], kind: Kind | OtherKind, lines: list[str]) -> list[str]:
-    """A class of a name, a docstring and arguments, from what makes it and what it computes."""
     name, words, arguments = given
     return [
         f"class {name}(nn.Module):",
@@ -153,7 +152,7 @@ def _words(kind: Kind) -> str:
 
 
 def imports_of(kind: Kind | OtherKind) -> list[tuple[str, str]]:
-    """What its class needs: modules and names in them."""
+    """Imports that the class needs, as pairs (module, name)."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
     if isinstance(kind, OtherKind):
         return [*found, *kind.script.imports]

@@ -1,4 +1,4 @@
-"""Gradients that ranks of a script reduce by hand, before they are read."""
+"""Explicit gradient reductions in a script, before gradients are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.scenario import FSDP2, Layout, Replicate, Replicator
 
 
 def sum_gradients(draft: Draft, group: str, *then: str) -> None:
-    """Sum what a rank has of each gradient over a group, and do what else is to be done with each, as ``gradient``."""
+    """Sum each local gradient over a group, then run the lines `then` on it. They call it ``gradient``."""
     draft.add(
         LoopPosition.BEFORE_READING,
         *held_gradients(draft),
@@ -20,7 +20,7 @@ def sum_gradients(draft: Draft, group: str, *then: str) -> None:
 
 
 def held_gradients(draft: Draft) -> list[str]:
-    """Lines that find what a rank has of each gradient, of which other parallelisms may have left it nothing."""
+    """Lines that collect this rank's local gradients and skip empty ones."""
     if has_dtensor_experts(draft.scenario.layout):
         return ["gradients = list(held_gradients(model.parameters()))"]  # as expert parallelism defines it
     local = ".to_local()" if _has_dtensors(draft.scenario.layout) else ""

@@ -1,4 +1,4 @@
-"""A script while it is written: what `Setup` is to a rank, a draft is to a script. Parallelisms change it one after the other."""
+"""A script under construction. Each parallelism changes the draft in turn, like it changes `Setup` on a rank."""
 
 from __future__ import annotations
 
@@ -14,106 +14,106 @@ from equivcheck.system.choice import Choice
 
 
 class LoopPosition(Choice):
-    """Where lines that only run in parallel stand in the train loop."""
+    """Positions in the train loop for lines that run only in parallel."""
 
     WRAP = "wrap"
     """Once, before the optimizer is built."""
     AFTER_OPTIMIZER = "after_optimizer"
-    """Once, after it is built."""
+    """Once, after the optimizer is built."""
     TAKE = "take"
     """For each microbatch, before forward."""
     SCALE = "scale"
     """For each microbatch, between forward and backward."""
     BEFORE_READING = "before_reading"
-    """At each step, before gradients are read and clipped."""
+    """In each step, before gradients are read and clipped."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What is known of a script so far. Mutable."""
+    """A mutable script."""
 
     scenario: Scenario
-    """What it runs."""
+    """The scenario to run."""
     form: Form
-    """How the model is written."""
+    """The model as code."""
     numbers: Numbers
-    """Where its numbers are from."""
+    """Whether numbers are literals or drawn from a seed."""
     imports: dict[str, set[str]] = field(default_factory=dict)
-    """Names imported, by module; a module imported as a whole has the name that it is given, or the empty one."""
+    """Imported names by module. For a whole module: its alias, or an empty name."""
     definitions: list[list[str]] = field(default_factory=list)
-    """Functions and classes, each line by line."""
+    """Functions and classes, as lists of lines."""
     lines: dict[LoopPosition, list[str]] = field(default_factory=lambda: {place: [] for place in LoopPosition})
-    """What runs in parallel only, by its place."""
+    """Lines that run only in parallel, by position."""
     module: str = "model"
-    """What is called: the model, or what it is wrapped in."""
+    """Name of the called module: the model or its wrapper."""
     loss_scale: int = 1
-    """Factor of a sum loss in parallel: ranks that average gradients, so it is their number."""
+    """In parallel, factor for a loss that sums over rows, because ranks average gradients."""
     gradient_scale: str = ""
-    """Factor of a loss in backward alone, in parallel, as an expression; empty for 1."""
+    """In parallel, factor for the loss in backward only, as an expression. Empty for 1."""
     added: str = ""
-    """What is added to the loss of a microbatch, as an expression; empty for nothing."""
+    """Expression added to each microbatch's loss. Empty for none."""
     context: str = ""
-    """Entered around forward and backward of a microbatch; empty for nothing."""
+    """Context manager around each microbatch's forward and backward. Empty for none."""
     around_loss: str = ""
-    """Entered before that; empty for nothing."""
+    """Context manager outside `context`. Empty for none."""
     averages_loss: bool = True
-    """Whether each rank has a loss of its own rows."""
+    """Whether ranks average the loss because each has its own rows."""
     has_dtensors: bool = False
     """Whether parameters, gradients or losses may be DTensors."""
     needs_number: bool = False
-    """Whether microbatches are counted."""
+    """Whether the loop numbers its microbatches."""
     computes: list[str] = field(default_factory=list)
-    """What runs forward and backward of a microbatch in parallel, if not the model; empty if it does."""
+    """Lines that run a microbatch's forward and backward in parallel. Empty to call the model."""
     shared_updates: dict[str, str] | None = None
-    """What `ZeroRedundancyOptimizer` is called with beside the usual, in parallel; None for no such optimizer."""
+    """Extra arguments for `ZeroRedundancyOptimizer` in parallel. None for a plain optimizer."""
     optimizer: tuple[str, dict[str, str]] | None = None
-    """The class of the optimizer in parallel, and what it is called with beside the usual; None for that of one device."""
+    """In parallel, the optimizer's class and extra arguments. None for the class used on one device."""
     clip_norm: str = ""
-    """What clips by norm in parallel, if otherwise than on one device."""
+    """In parallel, the expression that clips by norm. Empty for the one used on one device."""
     reading: tuple[str, ...] = ()
-    """How tensors are read: lines with `{label}` and `{attribute}`; empty for one by one, by name."""
+    """Lines that read tensors, with `{label}` and `{attribute}`. Empty to read them one by one."""
     before_wrap: list[str] = field(default_factory=list)
-    """Lines before anything is wrapped, on one device too."""
+    """Lines before wrapping, also on one device."""
     parameters: str = "model.parameters()"
-    """The expression of what the optimizer updates."""
+    """Expression for the optimizer's parameters."""
     names: tuple[str, str] = ("name, parameter", "model.named_parameters()")
-    """What names parameters: the variables of a loop, and what it runs over."""
+    """Loop variables and iterable for all named parameters."""
     mixes_tensors: bool = False
-    """Whether some parameters are DTensors and others plain, or DTensors of another mesh."""
+    """Whether plain parameters and DTensors occur together, or DTensors on two meshes."""
     clip_value: str = ""
-    """What clips by value in parallel, if otherwise than on one device."""
+    """In parallel, the expression that clips by value. Empty for the one used on one device."""
     may_lack: bool = False
-    """Whether a rank leaves out what it does not hold."""
+    """Whether a rank leaves out tensors that it does not hold."""
     loss_rank: int = 0
-    """Where the loss is, if ranks leave out what they do not hold."""
+    """Rank that holds the loss, if ranks leave out tensors that they do not hold."""
     after_wrap: list[str] = field(default_factory=list)
-    """Lines after everything is wrapped, on one device too."""
+    """Lines after wrapping, also on one device."""
 
     def need(self, module: str, *names: str) -> None:
-        """Import names from a module, or a module by the name `as ...` or whole."""
+        """Import names from a module, or a whole module under an alias (``as ...``)."""
         self.imports.setdefault(module, set()).update(names)
 
     def add(self, place: LoopPosition, *lines: str) -> None:
-        """Lines at a place, after those that are there."""
+        """Append lines at a position."""
         self.lines[place] += lines
 
 
 class CannotExport(UsageError):
-    """A script cannot express an option of the scenario; the text names the option."""
+    """A script cannot express an option in the scenario. The message names the option."""
 
 
 def refuse(what: str, why: str) -> CannotExport:
-    """The error for an option, by its name in the scenario, and the reason."""
+    """Build the error for an option, with its name in the scenario and the reason."""
     return CannotExport(f"{what} cannot be exported: {why}")
 
 
 def loop_over_units(draft: Draft, applied: str) -> list[str]:
-    """A loop that applies something to each layer, as ``layer``."""
+    """A loop that applies an expression to each ``layer``, or just the expression if there is one layer."""
     if len(draft.form.layers) == 1:
         return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
     return [f"for layer in {units_of(draft)}:", f"    {applied}"]
 
 
 def units_of(draft: Draft) -> str:
-    """The layers, as what a loop goes over."""
+    """Expression for an iterable over the layers."""
     return draft.form.stack if draft.form.is_all_layers else listed(list(draft.form.layers))

@@ -1,4 +1,4 @@
-"""How a model is written: modules in a row, or classes of its own, and what its parameters are then called."""
+"""Write a model as code: a sequence of modules or its own classes, and the parameter names that result."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ class Form:
     """A model as code."""
 
     expression: str
-    """What builds it."""
+    """Expression that builds the model."""
     classes: tuple[tuple[str, ...], ...]
-    """The classes that it takes, line by line."""
+    """Class definitions, as lines."""
     imports: tuple[tuple[str, str], ...]
-    """Modules, and the names in them, that these need."""
+    """Imports for the classes, as pairs (module, name)."""
     paths: dict[str, str]
-    """By the canonical name of a module with parameters, its name in the script."""
+    """Module paths in the script by canonical module name, for modules with parameters."""
     layers: tuple[str, ...]
-    """Per layer, the expression of its module, or of its linear where layers are no modules."""
+    """For each layer, the expression for its module, or for its linear if the layer is not one module."""
     stack: str
-    """The expression of what holds the layers."""
+    """Expression for the module that holds the layers."""
     is_all_layers: bool
-    """Whether it holds nothing else."""
+    """Whether that module holds nothing else."""
     extras: tuple[str, ...]
-    """What the model is called with beside its inputs."""
+    """Arguments for calling the model, after the inputs."""
 
     arguments: tuple[tuple[str, ...], ...]
-    """Per layer, what it is called with beside its inputs."""
+    """For each layer, its arguments after the inputs."""
 
     def name_of(self, canonical: str) -> str:
-        """The name in the script of a parameter or buffer."""
+        """Convert the canonical name of a parameter or buffer to its name in the script."""
         owner, _, attribute = canonical.rpartition(".")
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
     def translated(self, text: str) -> str:
-        """A text that names parameters canonically, with the names of the script."""
+        """Replace canonical parameter names in a text by the script's names."""
         for owner in sorted(self.paths, key=len, reverse=True):
             text = text.replace(f"{owner}.", f"{self.paths[owner]}.")
         return text
 
 
 def form_of(scenario: Scenario) -> Form:
-    """How the model of a scenario is written."""
+    """Write a scenario's model as code."""
     return _Forms(scenario).form()
 
 
@@ -126,7 +126,7 @@ class _Forms:
         return f"{stem}{index + 1}" if index else stem
 
     def _modules(self, index: int) -> list[tuple[str, str]]:
-        """The modules of a plain layer, each with its canonical name, which is empty without parameters."""
+        """Modules that form a plain layer, each with its canonical name. Modules without parameters have an empty name."""
         layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
         assert isinstance(layer, Layer), "others are no modules in a row"
         assert isinstance(kind, Kind), "others are no modules in a row"
@@ -168,13 +168,13 @@ class _Forms:
         return paths
 
     def _owners(self, index: int) -> Iterable[str]:
-        """The modules of a layer that have parameters, by their names in it."""
+        """Names of the layer's modules that have parameters."""
         layer = self.model.layers[index]
         owners = (parameter.name.rpartition(".")[0] for parameter in kind_of(layer).parameters(layer, self.model.inputs(index)))
         return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
 
     def _units(self) -> list[str]:
-        """Per layer, the index in the stack of what is one unit."""
+        """For each layer, the index of its unit in the stack."""
         paths = self._paths()
         return [str(index) if self.is_nested else paths[f"layers.{index}.linear"] for index in range(len(self.kinds))]
 
@@ -248,7 +248,7 @@ class _Forms:
         return [*lines, f"return values{swapped if self.transposes else ''}"]
 
     def _arguments(self) -> list[tuple[str, ...]]:
-        """Per layer, what it is called with beside its inputs: of masks, its own."""
+        """For each layer, its arguments after the inputs."""
         masked = [index for index, kind in enumerate(self.kinds) if kind.masked]
         return [
             tuple(f"masks[{masked.index(index)}]" if name == "mask" else name for name in kind.extras)
@@ -261,12 +261,12 @@ def _stem(kind: Kind | OtherKind) -> str:
 
 
 def has_units_of_layers(parallelism: Parallelism) -> bool:
-    """Whether a parallelism takes each layer for a unit."""
+    """Whether a parallelism wraps each layer as a unit."""
     return isinstance(parallelism, (FSDP1, FSDP2, Replicate)) and parallelism.wrapping is Wrapping.PER_LAYER
 
 
 def _has_units(layout: Layout, model: Model) -> bool:
-    """Whether layers must be modules, as something takes them for units and they are more than a linear."""
+    """Whether each layer must be one module, because a wrapper takes layers with several modules as units."""
     if layout.has(Pipeline):
         return True
     takes = layout.execution.per_layer or any(map(has_units_of_layers, layout.parallelisms))
@@ -278,7 +278,7 @@ def _is_several(layer: AnyLayer) -> bool:
 
 
 def _with_own_functions(kinds: Iterable[Kind | OtherKind]) -> list[Kind | OtherKind]:
-    """Kinds that call functions of one name and another text by numbers after it."""
+    """Number functions that share a name but differ in text."""
     texts: dict[str, list[tuple[str, ...]]] = {}
     return [replace(kind, script=_numbered(kind.script, texts)) if isinstance(kind, OtherKind) else kind for kind in kinds]
 
@@ -296,7 +296,7 @@ def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> L
 
 
 def _calling(script: LayerScript, name: str, other: str) -> LayerScript:
-    """A script with another name for a function."""
+    """Rename a function in a layer's script."""
 
     def renamed(lines: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(re.sub(rf"\b{name}\b(?=[(:])", other, line) for line in lines)

@@ -1,4 +1,4 @@
-"""The train loop of a script: one function for both runs, in which what only runs in parallel stands behind a condition."""
+"""The script's train loop: one function for both runs, with conditions around lines that run only in parallel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.training.material import IGNORED
 
 
 def train_lines(draft: Draft) -> list[str]:
-    """The function ``train``."""
+    """Write the function ``train``."""
     assigned = "model" if draft.module == "model" else "model = module"
     body = [
         *([f"torch.manual_seed({draft.scenario.training.seed})"] if draft.numbers is Numbers.DRAWN else []),
@@ -32,7 +32,7 @@ def train_lines(draft: Draft) -> list[str]:
 
 
 def ties(draft: Draft) -> list[str]:
-    """Lines that let layers use the weights of others."""
+    """Lines that make layers share weights."""
     paths, model = draft.form.paths, draft.scenario.training.model
     shared = {index: layer.shares for index, layer in enumerate(model.layers) if layer.shares is not None}
     pairs = [(paths[f"layers.{own}.linear"], paths[f"layers.{other}.linear"]) for own, other in shared.items()]
@@ -90,7 +90,7 @@ def _microbatches(draft: Draft) -> list[str]:
 
 
 def _counts_rows(draft: Draft) -> bool:
-    """Whether microbatches of unequal size count by their rows."""
+    """Whether unequal microbatches are weighted by their rows."""
     training = draft.scenario.training
     return (training.loss.is_mean or training.model.balances) and len(set(training.data.microbatches)) > 1
 
@@ -110,7 +110,7 @@ def _microbatch(draft: Draft) -> list[str]:
 
 
 def single_lines(draft: Draft) -> list[str]:
-    """Forward and backward of a microbatch on one device, where ranks have a way of their own."""
+    """Forward and backward on one device, if ranks use other lines."""
     return [*_backward(draft), "total = total + loss.detach()" if has_several(draft) else "total = loss.detach()"]
 
 
@@ -128,7 +128,7 @@ def _backward(draft: Draft) -> list[str]:
 
 
 def loss_of(draft: Draft, outputs: str) -> str:
-    """The loss of outputs beside ``targets``, as an expression."""
+    """Expression for the loss between outputs and ``targets``."""
     loss = draft.scenario.training.loss
     if isinstance(loss, CrossEntropy):
         return _label_loss(draft, loss, outputs)
@@ -139,7 +139,7 @@ def loss_of(draft: Draft, outputs: str) -> str:
 
 
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
-    """Define ``label_loss`` and call it; the result is divided by the number of labels in the step."""
+    """Define ``label_loss`` and return a call to it, divided by the number of labels in the step unless the loss is summed."""
     draft.need("torch.nn", "functional")
     classes = draft.scenario.training.model.outputs
     options = {
@@ -159,12 +159,12 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
 
 
 def share(draft: Draft) -> str:
-    """What follows the loss of a microbatch, as a part of that of all."""
+    """Code that weights a microbatch's loss in the step's mean. Empty for a sum loss."""
     return part_of_step(draft) if draft.scenario.training.loss.is_mean else ""
 
 
 def part_of_step(draft: Draft) -> str:
-    """What follows a mean over a microbatch, as a part of the mean over all."""
+    """Code that weights a microbatch's mean in the step's mean."""
     training = draft.scenario.training
     if not has_several(draft):
         return ""
@@ -175,17 +175,17 @@ def part_of_step(draft: Draft) -> str:
 
 
 def whole(draft: Draft, tensor: str) -> str:
-    """The expression of a full copy of a tensor."""
+    """Expression for a full copy of a tensor."""
     return f"full({tensor})" if draft.has_dtensors or may_be_none(draft.scenario.training) else f"{tensor}.detach().clone()"
 
 
 def may_be_none(training: Training) -> bool:
-    """Whether a parameter may have no gradient."""
+    """Whether some parameter may have no gradient."""
     return has_frozen(training.model) or any(layer.auxiliary is not None for layer in training.model.layers)
 
 
 def reading(draft: Draft, label: str, attribute: str) -> list[str]:
-    """The lines that keep a tensor of each parameter."""
+    """Lines that save one tensor for each parameter."""
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names
@@ -210,16 +210,16 @@ def _by_norm(draft: Draft, clipping: ClipNorm) -> list[str]:
 
 
 def _either(in_parallel: str, alone: str) -> list[str]:
-    """A line for each way to run, or one for both if there is none for ranks."""
+    """Lines for the parallel and the single-device run, or one line for both."""
     return ["if parallel:", f"    {in_parallel}", "else:", f"    {alone}"] if in_parallel else [alone]
 
 
 def order_of(clipping: ClipNorm) -> str:
-    """The exponent of a norm, as code."""
+    """Norm order, as code."""
     return "torch.inf" if clipping.norm_type is NormType.INF else f"{clipping.norm_type.value}.0"
 
 
 def norm_arguments(clipping: ClipNorm) -> str:
-    """The largest norm and, unless it is the usual one, the kind of norm."""
+    """Arguments for `clip_grad_norm_`: the maximum norm, and the norm type unless it is the default."""
     kind = {NormType.ONE: ", norm_type=1.0", NormType.INF: ", norm_type=torch.inf"}.get(clipping.norm_type, "")
     return f"{clipping.max_norm!r}{kind}"

@@ -1,4 +1,4 @@
-"""The mesh of a script, and which rows a rank takes."""
+"""The device mesh in a script, and the rows that each rank trains on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.scenario.mesh import CP, TP
 
 
 def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
-    """The expression of the ranks that a parallelism spreads over; what it needs comes before."""
+    """Expression for a parallelism's submesh. Adds the mesh to the draft."""
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
     names = f", mesh_dim_names={listed([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
@@ -20,25 +20,25 @@ def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
 
 
 def repr_of(text: str) -> str:
-    """A text in double quotes."""
+    """Quote a text with double quotes."""
     return f'"{text}"'
 
 
 def inner_ranks(layout: Layout) -> int:
-    """Ranks of a group that has the same rows, which must be neighbours."""
+    """Number of ranks that share the same rows. They must be neighbours."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with tensor or context parallelism along the last axis")
     return layout.mesh.size(TP, CP)
 
 
 def data_rank(draft: Draft) -> str:
-    """The expression of a rank's place among those with other rows."""
+    """Expression for a rank's data-parallel index."""
     inner = inner_ranks(draft.scenario.layout)
     return "dist.get_rank()" if inner == 1 else f"dist.get_rank() // {inner}"
 
 
 def take_rows(draft: Draft) -> None:
-    """Let each data-parallel rank take its share of each microbatch, before other parallelisms take theirs."""
+    """Make each data-parallel rank take its rows, before other parallelisms take their parts."""
     size, rank = draft.scenario.layout.num_data_ranks, data_rank(draft)
     if size == 1:
         return
@@ -50,7 +50,7 @@ def take_rows(draft: Draft) -> None:
 
 
 def keep_local_between_microbatches(draft: Draft) -> None:
-    """Run all microbatches but the last under ``no_sync`` of what is called."""
+    """Run all microbatches except the last under ``module.no_sync()``."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.need("contextlib", "nullcontext")
@@ -59,7 +59,7 @@ def keep_local_between_microbatches(draft: Draft) -> None:
 
 
 def reduce_at_last_microbatch(draft: Draft, method: str = "set_requires_gradient_sync") -> None:
-    """Tell the model before each microbatch whether gradients are reduced after it, all over or as another method says."""
+    """Turn gradient reduction on for the last microbatch only, through the model's `method`."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:
         draft.needs_number = True

@@ -1,4 +1,4 @@
-"""Parameters and data in a script: the scenario's own, as literals, or drawn by torch from a seed."""
+"""Parameters and data in a script: literals from the scenario, or values drawn by torch from a seed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from equivcheck.training.material import Batch, material
 
 
 class Numbers(Choice):
-    """Where a script has its numbers from."""
+    """Source for the script's parameters and data."""
 
     EXACT = "exact"
     DRAWN = "drawn"
 
 
 MOST_LITERALS = 120
-"""Numbers up to which literals are the better read."""
+"""Up to this many numbers, a script with literals is easier to read."""
 
 
 def usual_numbers(training: Training) -> Numbers:
-    """Literals where they are few: they are what was found, to the last bit; labels that do not count are the scenario's."""
+    """Choose literals if they are few, because they repeat the finding exactly. Label losses always use them."""
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN
 
 
 def count_numbers(training: Training) -> int:
-    """How many numbers a training starts from."""
+    """Count all numbers in the initial parameters and the data."""
     drawn = material(training)
     tensors = [*drawn.parameters.values()]
     for step in drawn.steps:
@@ -41,12 +41,12 @@ def count_numbers(training: Training) -> int:
 
 
 def constants(training: Training, form: Form, numbers: Numbers) -> list[str]:
-    """The lines that define them."""
+    """Lines that define the data, and the parameters if they are literals."""
     return _drawn(training) if numbers is Numbers.DRAWN else _literals(training, form)
 
 
 def initial_lines(training: Training, numbers: Numbers) -> list[str]:
-    """What gives a model its parameters after it is built."""
+    """Lines that load the initial parameters into the model."""
     if numbers is Numbers.DRAWN:
         return []
     model = training.model
@@ -70,7 +70,7 @@ def _literals(training: Training, form: Form) -> list[str]:
 
 
 def _counted(training: Training) -> list[str]:
-    """What a loss of labels is divided by at each step."""
+    """Divisor for a label loss at each step."""
     if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
         return []
     weights = ", by the weights of their classes" * training.loss.class_weights
@@ -106,7 +106,7 @@ def _tokens(rows: str, training: Training) -> str:
 
 
 def _shape(rows: str, training: Training, *last: str) -> str:
-    """Rows, positions and what is last, as they lie."""
+    """Rows, positions and further dims in their order."""
     length = () if training.model.length is None else (str(training.model.length),)
     dims = [rows, *length, *last]
     return ", ".join([dims[1], dims[0], *dims[2:]] if training.data.batch_dim else dims)
@@ -126,7 +126,7 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def _numbers(tensor: torch.Tensor) -> str:
-    """A tensor as nested lists of numbers that read back exactly."""
+    """Nested lists of numbers that read back exactly."""
     return _nested(tensor.numpy())
 
 

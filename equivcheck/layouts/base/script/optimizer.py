@@ -1,4 +1,4 @@
-"""The optimizer of a training, its groups and its schedule, as code."""
+"""The optimizer, its parameter groups and its schedule, as code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_pa
 
 
 def optimizer_lines(draft: Draft) -> list[str]:
-    """What builds the optimizer and its schedule."""
+    """Lines that build the optimizer and its schedule."""
     training = draft.scenario.training
     in_parallel, alone = _built(draft, shared=True), _built(draft, shared=False)
     lines = alone if in_parallel == alone else [*block("if parallel:", in_parallel), *block("else:", alone)]
@@ -22,7 +22,7 @@ def optimizer_lines(draft: Draft) -> list[str]:
 
 
 def _built(draft: Draft, *, shared: bool) -> list[str]:
-    """What builds the optimizer of a training; where updates are shared, in parallel, for `ZeroRedundancyOptimizer` to wrap."""
+    """Lines that build the optimizer. With `shared`, use the parallel run's optimizer, such as `ZeroRedundancyOptimizer`."""
     training = draft.scenario.training
     parts = _parts(training)
     kind, settings = f"torch.optim.{parts.kind.__name__}", _settings(parts)
@@ -44,7 +44,7 @@ def _parts(training: Training) -> OptimizerParts:
 
 
 def _settings(parts: OptimizerParts) -> dict[str, str]:
-    """The learning rate, and the settings that differ from torch's defaults; on CPU these choose no implementation."""
+    """Learning rate and settings that differ from torch's defaults. On CPU the defaults select no implementation."""
     defaults = {name: parameter.default for name, parameter in inspect.signature(parts.kind).parameters.items()}
     usual = defaults | {"foreach": False, "fused": False, "lr": None}
     return {name: repr(value) for name, value in parts.arguments.items() if value != usual[name]}

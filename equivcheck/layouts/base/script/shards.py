@@ -1,4 +1,4 @@
-"""Reading what each rank has a part of: experts, or local tensors in the place of a tensor-parallel plan's DTensors."""
+"""Read sharded plain tensors in a script, such as experts or a tensor-parallel plan's local tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def read_local_shards(draft: Draft) -> None:
-    """Gather each parameter along the dim that is cut, and clip by the norm of what is gathered; once."""
+    """Gather each parameter along its sharded dim and clip by the norm over all shards. Repeated calls change nothing."""
     if draft.reading:
         return
     define_whole(draft)
@@ -32,7 +32,7 @@ def read_local_shards(draft: Draft) -> None:
 
 
 def define_whole(draft: Draft) -> None:
-    """Define the function that puts a tensor together."""
+    """Define the function that gathers a full tensor."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False
@@ -57,7 +57,7 @@ def define_whole(draft: Draft) -> None:
 
 
 def _unsharded(draft: Draft) -> list[str]:
-    """Lines that put together what others, around what cuts first, have sharded."""
+    """Lines that gather shards made by the outer parallelisms."""
     _, *around = draft.scenario.layout.parallelisms
     if all(parallelism.trains_local_tensors for parallelism in around):
         return []
@@ -78,7 +78,7 @@ def _clip(clipping: ClipNorm) -> list[str]:
 
 
 def sharded_dims(draft: Draft) -> str:
-    """The dims along which parameters are cut, by name, as code."""
+    """Sharded dims by parameter name, as code."""
     cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
     parameters = parameters_of(draft.scenario.training.model)
     dims = {draft.form.name_of(found.full_name): cut_dim(cutting, found) for found in parameters}
@@ -87,7 +87,7 @@ def sharded_dims(draft: Draft) -> str:
 
 
 def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
-    """Take of each dropout mask what this rank has of the layer's output."""
+    """Shard each dropout mask like its layer's output."""
     size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
     if size == 1:
         return

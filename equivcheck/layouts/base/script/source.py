@@ -1,4 +1,4 @@
-"""What scripts have word for word as ranks have it here."""
+"""Source code copied from equivcheck into scripts."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import inspect
 
 
 def source_of(found: object) -> list[str]:
-    """Lines of a class or function, as it is written here, but called by position."""
+    """Lines of a class or function. Dataclasses lose ``kw_only``, because scripts pass arguments by position."""
     return inspect.getsource(found).rstrip().replace(", kw_only=True", "").splitlines()  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Python source as text: long lines broken as a formatter would, so that a script reads as if written by hand."""
+"""Format Python source: break long lines like a formatter, so that a script looks written by a person."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 WIDTH = 100
-"""Longest line, in characters."""
+"""Maximum line length in characters."""
 INDENT = "    "
 
 _OPENING, _CLOSING = "([{", ")]}"
@@ -16,39 +16,39 @@ _CLAUSE = re.compile(r" (?=for |if )")
 
 
 def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
-    """Lines further to the right; empty ones stay empty."""
+    """Indent lines. Empty lines stay empty."""
     return [f"{INDENT * levels}{line}" if line else "" for line in lines]
 
 
 def block(opening: str, lines: Sequence[str]) -> list[str]:
-    """A statement with lines of its own, such as ``if parallel:``; nothing if there are none."""
+    """A statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
     return [opening, *indented(lines)] if lines else []
 
 
 def call(name: str, *arguments: str, **keywords: object) -> str:
-    """A call as code; a text among the keywords is code, None is left out, and anything else is written as it reads back."""
+    """A function call as code. Keyword strings are code, None is left out, and other values use ``repr``."""
     written = {key: value if isinstance(value, str) else repr(value) for key, value in keywords.items() if value is not None}
     named = [f"{key}={value}" for key, value in written.items()]
     return f"{name}({', '.join([*arguments, *named])})"
 
 
 def listed(items: Sequence[str]) -> str:
-    """Expressions as a tuple."""
+    """A tuple expression."""
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def paragraph(text: str) -> str:
-    """Prose, filled."""
+    """Wrap prose."""
     return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def formatted(lines: Iterable[str]) -> str:
-    """Lines as a text, broken where they are too long."""
+    """Join lines into a text and break long ones."""
     return "".join(f"{part}\n" for line in lines for part in broken(line))
 
 
 def broken(line: str) -> list[str]:
-    """A line, or the lines that it becomes: split at its last bracket, then at commas or clauses, as often as it takes."""
+    """Break a long line at its last bracket, then at commas or comprehension clauses, until all parts fit."""
     body = line.lstrip()
     pairs = [(start, end) for start, end in _outermost(line) if end > start + 1]
     if len(line) <= WIDTH or not pairs or body.startswith("#"):
@@ -63,7 +63,7 @@ def broken(line: str) -> list[str]:
 
 
 def _items(inner: str, indent: int) -> list[str]:
-    """What is between two brackets, item by item or clause by clause; numbers share lines."""
+    """Split the content between two brackets by item or clause. Numbers share lines."""
     parts, clauses = _split(inner), _clauses(inner)
     if len(clauses) > 1:
         return clauses
@@ -73,14 +73,14 @@ def _items(inner: str, indent: int) -> list[str]:
 
 
 def _split(inner: str) -> list[str]:
-    """The parts between commas that are in no bracket."""
+    """Split at commas outside brackets."""
     commas = [position for position, depth in _depths(inner) if depth == 0 and inner[position] == ","]
     ends = zip([-1, *commas], [*commas, len(inner)], strict=True)
     return [part for start, end in ends if (part := inner[start + 1 : end].strip())]
 
 
 def _clauses(inner: str) -> list[str]:
-    """A comprehension, clause by clause; anything else as it is."""
+    """Split a comprehension into clauses."""
     depths = dict(_depths(inner))
     places = [match.start() for match in _CLAUSE.finditer(inner) if depths.get(match.start()) == 0]
     if not any(inner[place:].startswith(" for ") for place in places):
@@ -90,7 +90,7 @@ def _clauses(inner: str) -> list[str]:
 
 
 def _outermost(line: str) -> list[tuple[int, int]]:
-    """Where brackets open and close that are in no other."""
+    """Positions of outermost bracket pairs."""
     opened, pairs = 0, []
     for position, depth in _depths(line):
         if line[position] in _OPENING and depth == 0:
@@ -101,7 +101,7 @@ def _outermost(line: str) -> list[tuple[int, int]]:
 
 
 def _depths(line: str) -> Iterator[tuple[int, int]]:
-    """Each position outside of strings with the number of brackets that it is in; a bracket counts as outside of itself."""
+    """Yield each position outside strings with its bracket depth. A bracket itself counts as outside."""
     depth, quote = 0, ""
     for position, character in enumerate(line):
         if quote:
