@@ -1,1 +1,1 @@
-"""Long fuzzing: worker processes, their supervision, a budget, and what they found."""
+"""Fuzzing campaigns: worker processes, their supervisor, and the findings."""

@@ -1,4 +1,4 @@
-"""Cases from Hypothesis, in batches, with its own shrinking for the one failure that a batch may end with."""
+"""Batches of cases drawn by Hypothesis, which also shrinks the failure at the end of a batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from equivcheck.scenario.case import Case
 C = TypeVar("C", bound=Case)
 
 _BATCH = 500
-"""Cases a batch."""
+"""Cases per batch."""
 FRESH = 10
-"""Cases that Hypothesis draws afresh, the first of them the plainest. Beyond those it mostly varies what it has drawn, six
-times each, one part copied over another: of five hundred some seventy would be new."""
+"""Cases of one Hypothesis run; the first is the simplest. Longer runs mostly vary earlier cases: of 500 cases, about 70 would be
+new."""
 
 _SETTINGS = settings(
     max_examples=FRESH,
@@ -38,15 +38,15 @@ _SETTINGS = settings(
 
 
 class FaultShown(Exception):
-    """Raised by what takes cases to have the one of this moment shrunk: smaller ones that raise it too are looked for."""
+    """Raised by `take` to make Hypothesis shrink the current case: it tries smaller cases and keeps those that raise again."""
 
 
 class EndBatch(BaseException):
-    """Raised by what takes cases to end the batch at once; no `Exception`, which Hypothesis would shrink."""
+    """Raised by `take` to end the batch. It is no `Exception`, because Hypothesis would shrink that."""
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
-    """Take drawn cases until the batch is over, `take` raises `EndBatch`, or what raised `FaultShown` has been shrunk."""
+    """Pass drawn cases to `take` until the batch is full, `take` raises `EndBatch`, or the case of a `FaultShown` is shrunk."""
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // FRESH):
             _run_fresh(strategy, batch_seed + number, take)
@@ -63,15 +63,15 @@ def _run_fresh(strategy: SearchStrategy[C], run_seed: int, take: Callable[[C], N
 
 
 def batch_seed(campaign_seed: int, *place: int) -> int:
-    """A seed for a batch: of a campaign's seed, a worker, which of that worker's processes it is, and the number of the batch."""
+    """Derive the seed of a batch from the campaign's seed and `place`: worker number, process number and batch number."""
     digest = hashlib.sha256(repr((campaign_seed, *place)).encode()).digest()
     return int.from_bytes(digest[:8], "big")
 
 
 def draw(plan: Plan, take: Callable[[Any], None]) -> float:
-    """Have cases taken for the plan's seconds, each once a batch, by one process; returns how long it took.
+    """Pass cases to `take` for the plan's seconds, each case once a batch, and return the seconds it took.
 
-    They are those of the first worker of a campaign with that plan.
+    The cases are those of the campaign's first worker, drawn in this process.
     """
     started = time.monotonic()
     assert plan.strategy is not None

@@ -1,4 +1,4 @@
-"""The control of a campaign: a fault planted on purpose, which the check must catch, else its silence means nothing."""
+"""Control of a campaign: a fault planted on purpose. If the check does not catch it, a clean result means nothing."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from equivcheck.programs.run.rank import DTensorTarget
 
 MAX_DRAWN = 500
-"""Cases after which a control that was not caught has survived, or cannot be reached."""
+"""Cases after which a fault counts as not caught, or not reachable."""
 _CHUNK = 100
 """Cases drawn at once."""
 _SHARE = 0.1
-"""Part of a worker's work that a control may take before the end."""
+"""Share of a worker's work that the control may take before the end of the campaign."""
 _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
-"""Part of a campaign's time, and seconds, after which a fault that generated cases have not shown gives way to the next."""
+"""A fault that no case has shown gives way to the next after this share of the campaign's time, but not before these seconds."""
 _USUAL_RANKS = 4
-"""Most ranks of its scenarios, unless it takes more."""
+"""Most ranks of a control's scenarios, unless its fault needs more."""
 
 Checked = Callable[[Case, Any], CaseVerdict]
-"""Checks a case with a fault in it."""
+"""Checks a case with a planted fault."""
 
 
 def control_of(plan: Plan) -> ControlRun | None:
-    """The control that a plan's seed draws; None where it has none, or none can be planted in its layouts."""
+    """Choose the control by the plan's seed. None if the plan has no controls, or none applies to its layouts."""
     candidates = plan.controls(plan) if plan.controls is not None else ()
     if not candidates:
         return None
@@ -50,7 +50,7 @@ def control_of(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """The mutants that can be planted in a plan's layouts; if there are any, those that show most simply in one of them."""
+    """Mutants that apply to the plan's layouts. If some show most simply in one of these layouts, only those."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 
@@ -64,36 +64,36 @@ def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFault:
-    """A fault in what ranks do of a tensor program."""
+    """A fault in the execution of a tensor program on ranks."""
 
     name: str
-    """Its name in `equivcheck.programs.run.faults`."""
+    """Name in `equivcheck.programs.run.faults`."""
     wrong: str
-    """What is wrong, in one sentence."""
+    """The mistake, in one sentence."""
     plant: type[DTensorTarget]
-    """What does statements on ranks."""
+    """Executor of statements on ranks, with the fault."""
     applies: Callable[[Any], bool] = lambda _program: True
-    """Any program may show it."""
+    """Returns True for all programs."""
 
 
 def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
-    """All of them."""
+    """All faults of tensor programs."""
     from equivcheck.programs.run.faults import FAULTS
 
     return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())
 
 
 def applicable_faults(plan: Plan) -> tuple[Fault, ...]:
-    """What can be planted in the kinds of cases that a plan has: mutants in trainings, faults in tensor programs."""
+    """Faults for the plan's kinds of cases: mutants for trainings, program faults for tensor programs."""
     mutants = () if plan.strategy is None else applicable_mutants(plan)
     return (*mutants, *(() if plan.programs is None else program_faults(plan)))
 
 
 class ControlRun:
-    """Plants a fault in one case after the other until it is caught.
+    """Plants a fault in one case after another until the check catches it.
 
-    Some faults show in few cases. In a campaign that ends by its time, a fault that has had its part of it gives way to the next,
-    so that a short campaign ends with a control that was caught, unless the check is blind.
+    Some faults show in few cases. If the campaign has a time limit, a fault that takes too long gives way to the next one. A
+    short campaign therefore ends with a caught control, unless the check is blind.
     """
 
     def __init__(self, plan: Plan, faults: Sequence[Fault]) -> None:
@@ -111,26 +111,26 @@ class ControlRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was caught, or nothing is left to draw."""
+        """Whether the fault was caught, or no case is left to draw."""
         return self._control.caught or (self._drawn >= MAX_DRAWN and not self._waiting)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is a case for `step`."""
+        """Whether a case is ready for `step`."""
         return bool(self._waiting)
 
     @property
     def result(self) -> Control:
-        """What came of it so far."""
+        """Result so far."""
         return self._control
 
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:
-        """Whether it may take some time now, after so many seconds of work; late in a campaign it always may."""
+        """Whether the control may take time now, after `seconds` of work. Late in a campaign it always may."""
         has_time = is_late or self._seconds_before + self._control.seconds <= seconds * _SHARE
         return self.has_waiting and not self._control.caught and has_time
 
     def draw(self) -> None:
-        """Draw some more cases if none is waiting; not from within a batch."""
+        """Draw more cases if none is waiting. Call it between batches, because Hypothesis runs do not nest."""
         if self._waiting or self.is_over:
             return
         seed = batch_seed(self._plan.seed, zlib.crc32(self._fault.name.encode()), self._drawn)
@@ -154,7 +154,7 @@ class ControlRun:
 
 @singledispatch
 def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
-    """What a fault is planted in."""
+    """Strategy for the cases in which a fault is planted."""
     raise TypeError(f"{type(fault).__name__} is no fault")
 
 

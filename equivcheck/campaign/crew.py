@@ -1,4 +1,4 @@
-"""Where the workers of a campaign are, and how its supervisor speaks to them: processes of this machine, or those of others."""
+"""Workers of a campaign as its supervisor sees them, and the processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from equivcheck.worlds.workers.supervision import Pool, Stuck
 
 _WARMING = "equivcheck.campaign.warming"
 _END_SECONDS = 1.0
-"""How long a worker may take to end after its last word."""
+"""Seconds in which a worker must end after its last message."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One machine of several."""
+    """A machine of a cluster."""
 
     name: str
-    """Unlike that of any other."""
+    """Unique name."""
     num_workers: int
     """Worker processes that it has room for; 0 if it never took part."""
     lost: str = ""
@@ -37,53 +37,56 @@ class Worker(Protocol):
     """A worker as its supervisor sees it."""
 
     place: tuple[int, int]
-    """Its number, and how many processes it has had before."""
+    """Worker number, and number of processes that this worker has had before."""
     suspect: CaseVerdict | None
-    """What it is to check again, alone; None if it draws."""
+    """Verdict to check again in a process of its own; None if the worker draws cases."""
     done: bool
-    """Whether it has said its last word."""
+    """Whether it has sent its last message."""
     node: str
-    """The machine that it is on; empty for this one."""
+    """Name of its machine; empty for this machine."""
 
     def send(self, message: object) -> None:
-        """Say something; to a worker that has died it is lost."""
+        """Send a message. Messages to a dead worker are dropped."""
 
 
 W = TypeVar("W", bound=Worker)
 
 
 class Crew(Protocol[W]):
-    """Workers; when it is left, none of them is left behind."""
+    """The workers of a campaign. Leaving the context ends all of them."""
 
     workers: list[W]
-    """Those that have not come to their end."""
+    """Workers that have not ended."""
 
     def __enter__(self) -> Self:
-        """Use it."""
+        """Start nothing; workers begin with `start`."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End all of them."""
+        """End all workers."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The machines that they are on; none for this one alone."""
+        """Machines of the cluster; empty for this machine."""
 
     @property
     def has_room(self) -> bool:
-        """Whether one more would find a core."""
+        """Whether a core is free for one more worker."""
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start one more, whether or not there is room."""
+        """Start a worker, even if there is no room."""
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """What they say within a moment, and last `Ended`, `Lost` or `NodeLost`: such a worker is no longer one of the crew."""
+        """Wait a moment and yield messages with their workers.
+
+        The last message of a worker is `Ended`, `Lost` or `NodeLost`; then it is no longer in `workers`.
+        """
 
     def remove(self, worker: W) -> None:
-        """Kill one; it says nothing more."""
+        """Kill a worker and drop its messages."""
 
 
 class LocalCrew(Pool[CheckingProcess]):
-    """Processes of this machine, forked from one where that can be and the check is the usual one."""
+    """Worker processes on this machine. They are forked from one warmed-up process if the plan uses the standard check."""
 
     nodes: Sequence[Node] = ()
     has_room = True
@@ -105,7 +108,7 @@ class LocalCrew(Pool[CheckingProcess]):
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """See `Crew`."""
+        """See `Crew.messages`."""
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)
@@ -114,7 +117,6 @@ class LocalCrew(Pool[CheckingProcess]):
                 worker.done = worker.done or isinstance(message, Done | Spent | Checked | Broken)
 
     def _ended(self, worker: CheckingProcess, message: Ended | Stuck) -> Ended | Lost:
-        """What is to be told of a worker that is no longer part of the crew."""
         last_word: Ended | Lost = Ended()
         if worker.done and isinstance(message, Ended):
             worker.end_within(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""What a campaign tells its listeners, and what it leaves."""
+"""Events of a campaign for its listeners, and its summary."""
 
 from __future__ import annotations
 
@@ -18,93 +18,93 @@ class KeptFinding:
     """A finding of this campaign."""
 
     fingerprint: str
-    """The same for equal faults."""
+    """Equal for equal faults."""
     path: Path
-    """Its folder, which is not there if it is `UNKEPT`."""
+    """Folder of the finding; it does not exist if `kept` is `UNKEPT`."""
     verdict: CaseVerdict
-    """With the smallest case of this campaign that shows it."""
+    """Verdict on the campaign's smallest case with this fault."""
     kept: Kept
-    """What the store did with it; `SEEN` if an earlier campaign left an example no larger."""
+    """What the store did with it; `SEEN` if an earlier campaign left a case that is no larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWork:
-    """What one machine of several has done."""
+    """Work of one machine of a cluster."""
 
     name: str
-    """The machine's."""
+    """Name of the machine."""
     num_workers: int
     """Worker processes that it has room for; 0 if it never took part."""
     num_checks: int
-    """Checks that it has done."""
+    """Number of checks."""
     seconds: float
-    """Of the campaign's time, until now or until it was lost."""
+    """Seconds of the campaign until now, or until the machine was lost."""
     lost: str = ""
     """``lost: ...`` or ``left out: ...`` with the reason; empty while it takes part."""
 
     @property
     def rate(self) -> float:
-        """Checks a second."""
+        """Checks per second."""
         return self.num_checks / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The workers are being started."""
+    """The campaign starts its workers."""
 
     plan: Plan
-    """What is to be done."""
+    """Plan of the campaign."""
     nodes: tuple[NodeWork, ...] = ()
-    """Machines that they are started on; empty for this one alone."""
+    """Machines of the cluster; empty for this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
-    """Several times a second: where the campaign is."""
+    """Progress, sent several times a second."""
 
     seconds: float
-    """Time spent of the budget; 0 while workers start."""
+    """Seconds of the budget spent so far; 0 while workers start."""
     tally: Tally
-    """What came of all checks so far; not to be changed."""
+    """Counts of all checks so far. Listeners must not change it."""
     num_findings: int
     """Distinct findings so far."""
     nodes: tuple[NodeWork, ...] = ()
-    """What each machine has done; empty for this one alone."""
+    """Work of each machine; empty for this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a campaign leaves."""
+    """Result of a campaign."""
 
     plan: Plan
-    """What was to be done."""
+    """Plan of the campaign."""
     seconds: float
-    """Time from the start of the first worker's checks to the end of the last one's."""
+    """Seconds from the first check to the end of the last worker."""
     tally: Tally
-    """What came of all checks."""
+    """Counts of all checks."""
     findings: tuple[KeptFinding, ...]
-    """In the order in which they were found."""
+    """Findings in the order of discovery."""
     store: Path
     """Folder of the findings."""
     interrupted: bool = False
-    """Whether it was stopped before its budget was spent."""
+    """Whether a signal stopped it before its budget was spent."""
     broken: str = ""
-    """Why the checker itself could not go on, with a traceback; empty if it could."""
+    """Error and traceback that ended the checker itself; empty if there was none."""
     unkept: str = ""
-    """Why some findings are nowhere but here; empty if all were kept."""
+    """Reason why some findings are only in this summary; empty if the store has all."""
     control: Control | None = None
-    """What came of the fault that was to be caught; None where there was none, or the end came before it was known."""
+    """Result of the control. None if there was none, or the campaign ended before it was decided."""
     num_cut_off: int = 0
-    """Workers that were stopped in the middle of a check, as it went on longer than the campaign."""
+    """Workers that were stopped in the middle of a check, because the campaign was over."""
     nodes: tuple[NodeWork, ...] = ()
-    """What each machine has done; empty for this one alone."""
+    """Work of each machine; empty for this machine."""
 
     @property
     def has_survivor(self) -> bool:
-        """Whether the control was not caught, so that a clean result proves nothing."""
+        """Whether the control was not caught. A clean result then proves nothing."""
         return self.control is not None and not self.control.caught
 
 
 Event = Started | Ticked | KeptFinding | NodeLost | Summary
 Listener = Callable[[Event], None]
-"""Called in the supervisor's thread; what it raises ends the campaign."""
+"""Called in the supervisor's thread. An exception from it ends the campaign."""

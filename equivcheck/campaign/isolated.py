@@ -1,4 +1,4 @@
-"""One check in a process of its own, so that a case that kills its process gives a verdict."""
+"""A check in a process of its own, so that a case that kills its process still gives a verdict."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from equivcheck.scenario.case import Case
 from equivcheck.worlds.workers.process import Ended
 
 _POLL_SECONDS = 1.0
-"""Seconds between two looks at whether the process is stuck."""
+"""Seconds between checks for a stuck process."""
 
 
 class CheckerFailed(EquivCheckError):
-    """The checker itself could not run, which says nothing about the case."""
+    """The checker itself could not run. This says nothing about the case."""
 
 
 def check_isolated(
     case: Case, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
 ) -> CaseVerdict:
-    """`equivcheck.check` with a diagnosis; the death of the process, or a check that never ends, is a verdict.
+    """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or never ends, that is the verdict.
 
-    With `beyond` it is run though torch does not support it. Raises `CheckerFailed`, and `UsageError` as
-    `check` does.
+    `beyond` runs cases that torch does not support. Raises `CheckerFailed`, and `UsageError` as `check` does.
     """
     plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))

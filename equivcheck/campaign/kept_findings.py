@@ -1,4 +1,4 @@
-"""What a campaign has found, kept in a store as it comes."""
+"""Findings of a campaign, written to the store as they come."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
 class KeptFindings:
-    """One for each fingerprint, with the best example of it."""
+    """The best example for each fingerprint."""
 
     def __init__(self, store: FindingStore) -> None:
         self._store = store
         self._found: dict[str, KeptFinding] = {}
         self.unkept = ""
-        """Why some could not be kept; empty if all were."""
+        """Reason why some findings could not be kept; empty if all were."""
 
     def __len__(self) -> int:
         return len(self._found)
 
     @property
     def all(self) -> tuple[KeptFinding, ...]:
-        """In the order in which they were found."""
+        """Findings in the order of discovery."""
         return tuple(self._found.values())
 
     def verdict(self, mark: str) -> CaseVerdict:
-        """On the case that shows a fault that was found."""
+        """Verdict of the finding with this fingerprint."""
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:
-        """Keep what is new, a better example, or says more; None for what is not."""
+        """Keep a verdict that is new, has a smaller case, or has more information. Returns None for any other."""
         mark = fingerprint(verdict)
         kept = self._stored(verdict)
         before = self._found.get(mark)
@@ -48,7 +48,7 @@ class KeptFindings:
         return self._found[mark]
 
     def try_again(self) -> None:
-        """Try once more to keep what could not be kept when it was found."""
+        """Write the findings again that could not be written when they were found."""
         self.unkept = ""
         for mark, finding in self._found.items():
             if finding.kept is Kept.UNKEPT:

@@ -1,4 +1,4 @@
-"""What a worker and its supervisor say to each other."""
+"""Messages between a worker and its supervisor."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from equivcheck.scenario.case import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzz:
-    """To the worker: draw and check until the time is up, or as much is checked as it is to check."""
+    """To the worker: draw and check cases until the time is up or enough are checked."""
 
     seconds: float
-    """From the arrival of this message."""
+    """Seconds from the arrival of this message."""
     num_checks: float
-    """How many; infinite for no such end."""
+    """Number of checks; infinite for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOne:
-    """To the worker: check this, say `Checked`, and end."""
+    """To the worker: check this case, answer with `Checked`, and end."""
 
     case: Case
-    """What to check."""
+    """Case to check."""
     beyond: bool = False
-    """Whether limits of torch do not count."""
+    """Whether to run it even if torch does not support it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """To the worker: the answer to a `Found` that asks."""
+    """To the worker: answer to a `Found` with `asks`."""
 
     yes: bool
-    """Whether nobody else shrinks it, or has."""
+    """Whether to shrink; False if another worker does or did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """To a worker that draws: shrink what another was shrinking when its machine was lost."""
+    """To a worker that draws: shrink a finding whose worker was lost with its machine."""
 
     verdict: CaseVerdict
-    """What was found."""
+    """Verdict of the finding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From the worker: everything is imported."""
+    """From the worker: all imports are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """From the worker, a few times a second."""
+    """From the worker: counts, several times a second."""
 
     tally: Tally
     """Checks since the last message."""
@@ -63,86 +63,86 @@ class Found:
     """From the worker: a finding, or a smaller case for one."""
 
     verdict: CaseVerdict
-    """What was found."""
+    """Verdict of the finding."""
     asks: bool = False
-    """Whether the worker waits to be told whether to shrink it."""
+    """Whether the worker waits for `MayShrink`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """From the worker: ranks failed, and the same case is about to run again in a process of its own; or that is done."""
+    """From the worker: a case failed and is about to run again in a process of its own, or that run is done."""
 
     verdict: CaseVerdict | None
-    """The verdict that has not been confirmed yet; None once it is settled."""
+    """Verdict to be confirmed; None once it is decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """From the worker: the answer to `CheckOne`."""
+    """From the worker: answer to `CheckOne`."""
 
     verdict: CaseVerdict
-    """What came of it."""
+    """Verdict on the case."""
     seconds: float
-    """How long it took."""
+    """Duration of the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """From the worker: the checker raised."""
+    """From the worker: the checker raised an exception."""
 
     summary: str
-    """``Type: message``, one line."""
+    """``Type: message`` on one line."""
     trace: str
-    """The traceback, and the case if one was being checked."""
+    """Traceback, and the case if one was being checked."""
     is_usage: bool = False
-    """Whether it refused what it was asked for."""
+    """Whether it was a `UsageError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """From the worker: what came of the fault that is planted as part of the campaign."""
+    """From the worker: result of the control."""
 
     name: str
-    """The fault's."""
+    """Name of the planted fault."""
     wrong: str
-    """What is wrong where it is planted."""
+    """The mistake that it makes, in one sentence."""
     examples: int = 0
-    """Cases in which it was planted and checked, until it was caught."""
+    """Cases checked with the fault, up to the catch."""
     seconds: float = 0.0
-    """Of work that it took."""
+    """Seconds of work spent on it."""
     caught: bool = False
-    """Whether it was found; if not, a clean result of the campaign proves nothing."""
+    """Whether it was caught. If not, a clean result of the campaign proves nothing."""
     passed_over: tuple[str, ...] = ()
-    """Names of faults that were planted before it, and given up because no generated case had shown them in time."""
+    """Faults planted before this one and given up, because no generated case showed them in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """From the worker: its last word before its time is up, as a rank that could not be stopped still runs in its process."""
+    """From the worker: last message before its time is up. A rank that could not be stopped still runs in its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """From the worker: its last word."""
+    """From the worker: last message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """In the place of a worker's last word: it died, or was killed as it was stuck."""
+    """In place of a worker's last message: it died, or was killed because it was stuck."""
 
     verdict: CaseVerdict | None
-    """On the case that it had begun; None if it had begun none."""
+    """Verdict on the case it was checking; None if it had begun none."""
     seconds: float
-    """How long ago that was."""
+    """Seconds since that check began."""
     printed: str
-    """What it printed last."""
+    """Last output of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """In the place of a worker's last word: the machine that it was on is gone."""
+    """In place of a worker's last message: its machine is lost."""
 
     name: str
-    """The machine's."""
+    """Name of the machine."""
     why: str
-    """In a line."""
+    """Reason in one line."""

@@ -1,4 +1,4 @@
-"""What a campaign is to do."""
+"""Plan of a campaign: its budget, its strategies and its check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 USUAL_CHECK_SECONDS = 0.25
-"""What a check takes on average, with all that is drawn for it: 0.24 over 20,000 of all layouts."""
+"""Mean duration of a check, including the cases drawn for it: 0.24 s over 20,000 checks of all layouts."""
 
 
 class Fault(Protocol):
@@ -28,23 +28,23 @@ class Fault(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique."""
+        """Unique name."""
 
     @property
     def wrong(self) -> str:
-        """What is wrong, in one sentence."""
+        """The mistake, in one sentence."""
 
     @property
     def applies(self) -> Callable[[Any], bool]:
-        """Whether a case has what it breaks."""
+        """Returns whether a case has the part that the fault breaks."""
 
     @property
     def plant(self) -> Any:
-        """What a check takes as `alter`."""
+        """Value for the check's `alter`."""
 
 
 class Check(Protocol):
-    """What runs on every generated case."""
+    """Check for generated cases."""
 
     def __call__(  # noqa: PLR0913 - options, all by keyword
         self,
@@ -57,22 +57,24 @@ class Check(Protocol):
         coarse: bool = False,
         beyond: bool = False,
     ) -> CaseVerdict:
-        """The verdict; an exception means that the checker itself is broken, and ends the campaign.
+        """Return the verdict. An exception means that the checker itself is broken, and ends the campaign.
 
-        `alter` plants a fault in the way of the case's kind, `coarse` is that of `equivcheck.check`; with `beyond` limits of
-        torch do not count, as in `check_beyond`.
+        `alter` plants a fault. `coarse` has the meaning it has in `equivcheck.check`. `beyond` ignores torch's known limits.
         """
 
 
 def oracle_check(case: Case, /, **options: Any) -> CaseVerdict:
-    """`check_case`, imported at first use."""
+    """Call `check_case`. Importing it here keeps torch out of other imports."""
     from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
 
 
 def explaining_check(case: Case, /, *, deadline: float, alter: Any = None, **options: Any) -> CaseVerdict:
-    """The same with a diagnosis: for one scenario, not for many. What torch does not support needs none."""
+    """Check a case and diagnose a failure.
+
+    This is slower than `oracle_check`. A case that torch does not support gets no diagnosis.
+    """
     from equivcheck.diagnosis.explain import explained
 
     verdict = oracle_check(case, deadline=deadline, alter=alter, **options)
@@ -80,7 +82,7 @@ def explaining_check(case: Case, /, *, deadline: float, alter: Any = None, **opt
 
 
 def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """The scenarios of the plan's layouts, a few compiled, one in nine resumed from a checkpoint; imported at first use."""
+    """Strategy for scenarios of the plan's layouts. A few are compiled, and one in nine resumes from a checkpoint."""
     from equivcheck.strategies import executions, scenarios
     from equivcheck.strategies.layout import IN_SIXTY
     from equivcheck.strategies.scenario import MORE_RESUMES
@@ -94,14 +96,14 @@ def generated_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
 
 
 def frontier_scenarios(plan: Plan) -> SearchStrategy[Scenario]:
-    """Scenarios of the plan's layouts with no regard to limits of torch; imported at first use."""
+    """Strategy for scenarios of the plan's layouts that ignores torch's known limits."""
     from equivcheck.strategies import frontier
 
     return frontier(layouts=plan.layouts or None, max_ranks=plan.max_ranks)
 
 
 def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> SearchStrategy[TensorProgram]:
-    """Tensor programs, of some operations or of any; imported at first use."""
+    """Strategy for tensor programs with some operations, or with any."""
     from equivcheck.strategies import programs
 
     return programs(max_ranks=max(2, plan.max_ranks), operations=sorted(operations))
@@ -109,41 +111,41 @@ def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> Searc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A campaign's budget and what it draws from; it travels to the workers."""
+    """Budget and strategies of a campaign. Workers receive it pickled. Raises `UsageError` for a field out of its range."""
 
     seed: int
-    """With the number of a worker it decides everything that the worker draws; at least 0."""
+    """Decides, with the worker's number, all that the worker draws; at least 0."""
     seconds: float = math.inf
-    """Time budget, above 0; it starts when the workers have started."""
+    """Time budget, above 0. It starts when all workers are ready."""
     num_checks: int | None = None
-    """Checks after which it is over, at least 1, without those of shrinking and beyond limits; None for no such end."""
+    """Number of checks, at least 1; None for no limit. Checks of shrinking and beyond limits do not count."""
     num_workers: int = 1
     """Worker processes, at least 1."""
     world: str = "sim"
-    """Where ranks run."""
+    """World of the ranks."""
     layouts: tuple[str, ...] = ()
     """Tags of the parallelisms to draw from; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Most ranks in a case, 1 to 8."""
+    """Most ranks of a case, 1 to 8."""
     deadline: float = 30.0
-    """Seconds that ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
+    """Seconds for which ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
-    """A worker is given up that is idle, or computes, for so long without an end of a check, and for what the check may compile;
-    more than `deadline`."""
+    """Seconds for which a worker may be idle, or compute, without ending a check; compile time is added. Must be above
+    `deadline`."""
     shrink_seconds: float = 20.0
-    """Limit for shrinking one finding, its last judgement excepted; of work (`WorkClock`)."""
+    """Seconds of work (`WorkClock`) for shrinking one finding, without its last check."""
     confirm: bool = True
-    """Whether what is left of a finding of another world runs once more in gloo."""
+    """Whether a shrunk finding runs once more in gloo, if it comes from another world."""
     check: Check = oracle_check
-    """What is run on each case; picklable."""
+    """Check for each case; picklable."""
     strategy: Callable[[Plan], SearchStrategy[Any]] | None = generated_scenarios
-    """What scenarios are drawn from; picklable; None for none."""
+    """Strategy for scenarios; picklable; None for none."""
     programs: Callable[[Plan], SearchStrategy[Any]] | None = None
-    """What tensor programs are drawn from; picklable; None for none."""
+    """Strategy for tensor programs; picklable; None for none."""
     frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
-    """What one batch in ten is drawn from, to check what is beyond limits of torch; picklable; None for no such batches."""
+    """Strategy for one batch in ten, to check scenarios beyond torch's limits; picklable; None for no such batches."""
     controls: Callable[[Plan], Sequence[Fault]] | None = None
-    """What the control is drawn from by the seed, a fault that the check must catch; picklable; None for no control."""
+    """Faults to choose the control from; picklable; None for no control."""
 
     def __post_init__(self) -> None:
         low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}
@@ -162,7 +164,7 @@ class Plan:
             raise UsageError(f"Plan.stuck_seconds is {self.stuck_seconds}; allowed: above the deadline of {self.deadline}")
 
     def checks_of(self, worker: int) -> float:
-        """How many of the checks are one worker's, by its number; infinite where only the time ends a campaign."""
+        """Number of checks for the worker with this number; infinite if only the time ends the campaign."""
         if self.num_checks is None:
             return math.inf
         each, more = divmod(self.num_checks, self.num_workers)
@@ -170,9 +172,9 @@ class Plan:
 
     @property
     def reckoned_seconds(self) -> float:
-        """About how long a worker is at work."""
+        """Expected working time of a worker."""
         return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:
-        """The plan with twice the time for each check: for what may have failed for want of it."""
+        """The plan with twice the time per check, to confirm failures that too little time may have caused."""
         return replace(self, deadline=2 * self.deadline, stuck_seconds=2 * self.stuck_seconds)

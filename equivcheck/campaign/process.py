@@ -1,4 +1,4 @@
-"""A worker of a campaign as its supervisor sees it: watched by the checks that it begins, its end read as a verdict."""
+"""A worker process as its supervisor sees it: watched by the checks that it begins. Its death becomes a verdict."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 from equivcheck.worlds.workers.process import WorkerProcess
 
 START_SECONDS = 120.0
-"""Allowance for imports, on a cold disk or a busy machine, on top of the limit for a check."""
+"""Allowance for imports on a cold disk or a busy machine, on top of the limit for a check."""
 
 
 class CheckingProcess(WorkerProcess):
-    """One process; `place` is the worker's number and how many processes it has had before.
+    """A worker process. `place` is its number and the number of processes this worker has had before.
 
-    It draws cases, or checks again alone what ended the process before it: `suspect`, the verdict on that.
+    It draws cases. If `suspect` is given, it only checks that case again, because it ended the process before.
     """
 
     def __init__(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
@@ -35,12 +35,12 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def seconds_since_begun(self) -> float:
-        """How long ago its last check was first seen to have begun."""
+        """Seconds since its last check was first seen."""
         return time.monotonic() - self._begun
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has not begun a check for longer than any may take."""
+        """Whether it has not begun a check for longer than any check may take."""
         if self._recorder.num_begun != self._last_count:
             self._begin()
         if not self._patience.exhausted():
@@ -51,7 +51,6 @@ class CheckingProcess(WorkerProcess):
         return True
 
     def _begin(self) -> None:
-        """Begin to wait for the end of a check."""
         self._last_count, self._begun = self._recorder.num_begun, time.monotonic()
         self._watch(self._plan.stuck_seconds)
 
@@ -60,19 +59,19 @@ class CheckingProcess(WorkerProcess):
 
     @property
     def allowed_seconds(self) -> float:
-        """Seconds that what it began last may take; before its first check, also to start."""
+        """Seconds that its last check may take; before the first check, the start of the process is included."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
         case = self._recorder.last()
         return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
     def death(self) -> CaseVerdict | None:
-        """The verdict on the case during which it died; None if it had begun none."""
+        """Verdict on the case during which the process died; None if it had begun none."""
         how = f"the process that simulated the ranks {self.how_it_ended()}"
         return self._verdict(Outcome.CRASHED, FailureKind.DIED, RankState.DIED, how)
 
     def hang(self) -> CaseVerdict | None:
-        """The verdict on the case in which it is stuck, with its stacks; it is killed. None if it had begun none."""
+        """Kill the stuck process. Returns the verdict on its case with the stacks; None if it had begun none."""
         self.print_stacks()
         self.kill()
         how = f"the check did not end: {self._patience.exhausted()}"
@@ -92,12 +91,11 @@ class CheckingProcess(WorkerProcess):
         )
 
     def _reports(self, case: Case, state: RankState, how: str) -> tuple[RankReport, ...]:
-        """All ranks met the same end; what the process printed last is told once."""
         return tuple(
             RankReport(rank=rank, state=state, error=how, stack="" if rank else self.printed()) for rank in range(case.num_ranks)
         )
 
     def close(self) -> None:
-        """Kill it if need be and let go of everything."""
+        """Kill the process if it runs, and close its recorder."""
         super().close()
         self._recorder.close()

@@ -1,4 +1,4 @@
-"""The case that a worker is checking, where its supervisor can read it after the worker's death."""
+"""The case that a worker is checking, in memory that its supervisor can read after the worker's death."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from equivcheck.system.unnamed_file import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")
-"""Checks begun, and bytes of the case that follows."""
+"""Number of checks begun, and length of the pickled case that follows."""
 _COUNT = struct.Struct("<Q")
-"""The header's first part."""
+"""First part of the header."""
 
 
 class Recorder:
-    """One slot in memory shared by two processes; writing costs a pickle and a copy, no system call."""
+    """One slot in memory shared by two processes. Writing takes a pickle and a copy, but no system call."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -28,21 +28,21 @@ class Recorder:
 
     @classmethod
     def create(cls) -> Recorder:
-        """An empty recorder, gone with the processes that have it open."""
+        """Create an empty recorder. It vanishes with the processes that have it open."""
         return cls(unnamed_file(_SIZE))
 
     @classmethod
     def inherited(cls, fd: int) -> Recorder:
-        """The supervisor's recorder in a worker that was started with its file descriptor."""
+        """Open the supervisor's recorder in a worker that has inherited its file descriptor."""
         return cls(os.fdopen(fd, "r+b"))
 
     @property
     def fd(self) -> int:
-        """To be handed to a worker."""
+        """File descriptor for the worker."""
         return self._file.fileno()
 
     def begin(self, case: Case) -> None:
-        """Record that the check of a case begins; one that does not fit counts, but cannot be read back."""
+        """Record the start of a check. If the pickled case does not fit, the check counts, but `last` cannot return it."""
         payload = pickle.dumps(case, pickle.HIGHEST_PROTOCOL)
         if len(payload) > _SIZE - _HEADER.size:
             payload = b""
@@ -51,17 +51,17 @@ class Recorder:
         _HEADER.pack_into(self._memory, 0, self._num_begun, len(payload))
 
     def beat(self) -> None:
-        """Show that the worker is alive though it begins no check."""
+        """Show that the worker is alive although it begins no check."""
         self._num_begun += 1
         _COUNT.pack_into(self._memory, 0, self._num_begun)
 
     @property
     def num_begun(self) -> int:
-        """Checks begun so far, and beats: while it rises, the worker is alive."""
+        """Number of checks begun plus number of beats. It rises while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
     def last(self) -> Case | None:
-        """The case that was begun last; None if there is none, or it did not fit."""
+        """Last recorded case; None if there is none or it did not fit."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:
             return None
@@ -69,6 +69,6 @@ class Recorder:
         return case
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Close the memory and the file."""
         self._memory.close()
         self._file.close()

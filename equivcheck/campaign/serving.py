@@ -1,4 +1,4 @@
-"""The process of a worker, from its start to its last word."""
+"""Main function of a worker process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _serve(worker: Worker, plan: Plan, link: Link) -> None:
 
 
 def import_everything(plan: Plan) -> None:
-    """Have torch and the strategies imported before the clock starts."""
+    """Import torch and the strategies, so that the campaign's clock does not count it."""
     if plan.check is oracle_check:
         importlib.import_module("equivcheck.checking.cases")
         preload()
@@ -55,7 +55,6 @@ def import_everything(plan: Plan) -> None:
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
-    """What is told of it: of what is raised on purpose one line, as neither a traceback nor the case says more."""
     if isinstance(error, EquivCheckError):
         return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
     trace = "".join(traceback.format_exception(error)) if error else ""

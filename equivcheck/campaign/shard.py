@@ -1,4 +1,4 @@
-"""A part of a campaign that runs elsewhere than the others."""
+"""One of several parts of a campaign that run without knowing of each other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _WRITTEN = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One of several machines, jobs of a CI matrix or tasks of an array, none of which needs to know of the others."""
+    """Part of a campaign, such as a job of a CI matrix.
+
+    Raises `UsageError` for a number out of range.
+    """
 
     number: int = 1
-    """Which one, from 1."""
+    """Number of this part, from 1."""
     of: int = 1
-    """How many there are."""
+    """Number of parts."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
@@ -29,12 +32,12 @@ class Shard:
         return f"{self.number}/{self.of}"
 
     def seed(self, campaign_seed: int) -> int:
-        """A seed of its own, which draws the same scenarios without a shard."""
+        """Seed of this part. A single part has the campaign's seed."""
         return campaign_seed if self.of == 1 else batch_seed(campaign_seed, self.number, self.of) % 2**_SEED_BITS
 
 
 def shard_of(text: str) -> Shard:
-    """What ``2/8`` says. Raises `UsageError`."""
+    """Parse ``2/8``. Raises `UsageError`."""
     written = _WRITTEN.fullmatch(text)
     if written is None:
         raise UsageError(f"shard {text[:80]!r} is none; allowed: a number and how many there are, as 2/8")

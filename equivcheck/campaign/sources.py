@@ -1,4 +1,4 @@
-"""What the batches of trainings are drawn from: all layouts, what is beyond limits of torch, and at times one layout alone."""
+"""Sources of training batches: all layouts, scenarios beyond torch's limits, and single layouts."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.layouts.composition.registry import layout_names
 
 _CYCLE = 10
-"""Batches after which the kinds of batches come again."""
+"""Batches after which the kinds of batches repeat."""
 _BEYOND = frozenset((2,))
-"""Of these batches the numbers, from 0, that are drawn beyond limits of torch: early, as a short run has few, but not before what
-torch supports has been drawn for half a minute."""
+"""Batches of a cycle, from 0, that ignore torch's limits. One comes early because a short run has few batches, but after half a
+minute of supported scenarios."""
 _FOCUSED = frozenset((3, 5, 8))
-"""Those that have one layout alone. Where all are drawn together, what takes four features of one at once is met seldom."""
+"""Batches of a cycle that draw from one layout. Four features of one layout rarely meet if all layouts are drawn together."""
 _STAY = 10
-"""For so many of them it is the same layout, some hundreds of checks: as many as a short campaign of that layout has."""
+"""Consecutive focused batches with the same layout: some hundreds of checks, as many as a short campaign of that layout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a batch is drawn from."""
+    """Source of a batch."""
 
     strategy: SearchStrategy[Any]
-    """Its cases."""
+    """Strategy for its cases."""
     beyond: bool = False
-    """Whether limits of torch do not count."""
+    """Whether the check ignores torch's limits."""
     focus: str = ""
-    """Name of the layout that all of them have; empty for any."""
+    """Name of the only layout; empty for all."""
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:
-    """The sources of a worker's batches, by its number, without an end: workers go through the layouts from different ones on."""
+    """Yield the sources of a worker's batches, without end. Each worker starts with another layout."""
     assert plan.strategy is not None
     usual = plan.strategy(plan)
     beyond = usual if plan.frontier is None else plan.frontier(plan)
@@ -53,7 +53,7 @@ def sources(plan: Plan, worker: int) -> Iterator[Source]:
 
 
 def _focused(plan: Plan, worker: int) -> Iterator[Source] | None:
-    """One layout after the other, each for a while, in an order that the seed decides; None where there is but one."""
+    """Cycle through the layouts in an order that the seed decides; None if there is only one."""
     names = list(plan.layouts or layout_names())
     if len(names) == 1:
         return None

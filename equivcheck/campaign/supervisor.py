@@ -1,4 +1,4 @@
-"""The campaign: starts workers, keeps what they find, replaces those that come to their end, and leaves none behind."""
+"""Supervisor of a campaign: it starts workers, keeps their findings, replaces workers that end, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
-"""Processes in a row that may end before their first check; then it is no accident."""
+"""Processes in a row that may end before their first check. More than that is no accident."""
 _STOP_SECONDS = 1.0
-"""How long workers may take to finish their check after an interruption."""
+"""Seconds that workers have to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
-"""Seconds after the campaign's time at which workers are stopped: if nothing failed, and if findings are shrunk and explained."""
+"""Seconds after the campaign's time at which workers are stopped: without failures, and while findings are shrunk and explained.
+"""
 
 
 def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: Crew[Any] | None = None) -> Summary:
-    """Check generated cases until the plan's time is up and keep what fails; without a crew by processes of this machine.
+    """Check generated cases until the plan's time is up, and keep the failures. The default `crew` runs on this machine.
 
-    SIGINT and SIGTERM end it early, with a summary; a second one raises `KeyboardInterrupt`. Raises `StoreFailed` when findings
-    could not be kept from the start; what cannot be kept later is in the summary alone.
+    SIGINT or SIGTERM ends it early with a summary; the second one raises `KeyboardInterrupt`. Raises `StoreFailed` if the store
+    cannot be written at the start. Findings that cannot be kept later are only in the summary.
     """
     store.require_writable()
     with Interruption() as interruption:
@@ -109,7 +110,7 @@ class _Campaign:
 
     @property
     def _seconds(self) -> float:
-        """Since the start of the clock; once no worker is at work, until the last one was done."""
+        """Seconds since the clock started. The clock stops when the last worker is done."""
         if self._start is None:
             return 0.0
         at_work = any(not worker.done for worker in self._crew.workers)
@@ -117,7 +118,7 @@ class _Campaign:
 
     @property
     def _is_overdue(self) -> bool:
-        """Whether workers must be stopped, because the campaign's time was over long ago."""
+        """Whether the campaign's time has been over for so long that workers must be stopped."""
         has_failed = len(self._findings) or self._in_doubt or any(worker.suspect for worker in self._crew.workers)
         return self._seconds >= self._plan.seconds + (_FAILED_SECONDS if has_failed else _QUIET_SECONDS)
 
@@ -158,7 +159,6 @@ class _Campaign:
         self._nodes.count(worker.node, tally.num_checks)
 
     def _done(self, worker: Worker, last_word: Done | Spent | None = None) -> None:
-        """The worker has said all; one that is spent has drawn until then, unless another is in its place already."""
         is_to_be_replaced = isinstance(last_word, Spent) and not worker.done
         worker.done = True
         self._end = time.monotonic()
@@ -175,7 +175,6 @@ class _Campaign:
         self._begin_ready()
 
     def _begin_ready(self) -> None:
-        """The clock starts when all of the first workers are ready; those that replace others begin at once."""
         if self._start is None and self._ready and len(self._ready) == len(self._crew.workers):
             self._start = time.monotonic()
         if self._start is not None:
@@ -186,7 +185,6 @@ class _Campaign:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        """Have a worker that draws shrink what a lost machine was shrinking."""
         while self._drawing and (mark := self._shrinkers.take(self._drawing[0].place)):
             self._drawing[0].send(TakeOver(verdict=self._findings.verdict(mark)))
 
@@ -203,7 +201,6 @@ class _Campaign:
             self._tell(finding)
 
     def _lost(self, worker: Worker, lost: Lost) -> None:
-        """A worker died or was killed for being stuck: its case is checked again, and then another takes its place."""
         verdict = lost.verdict
         self._note_doubt(worker, None)
         self._false_starts += verdict is None
@@ -220,7 +217,10 @@ class _Campaign:
             self._employ(worker, verdict)
 
     def _lost_with_node(self, worker: Worker, lost: NodeLost) -> None:
-        """That says nothing about what it was checking. Another takes its place: at once if need be, else when there is room."""
+        """Replace a worker: at once if it has a suspect or the control, else when there is room.
+
+        A lost machine says nothing about the case that was being checked there.
+        """
         was_done, suspect = worker.done, worker.suspect or self._in_doubt.pop(worker.place, None)
         self._done(worker)
         if self._nodes.lose(lost.name, self._seconds):
@@ -241,11 +241,9 @@ class _Campaign:
         self._begin_ready()
 
     def _has_control(self, worker: Worker) -> bool:
-        """Whether it was to tell of the control, without which a clean result proves nothing."""
         return worker.place[0] == 0 and self._plan.controls is not None and self._control is None
 
     def _checked_again(self, worker: Worker, checked: Checked) -> None:
-        """Alone, what had ended a worker has come to an end."""
         self._done(worker)
         worker.suspect = None
         if checked.verdict.outcome.is_finding:
@@ -255,25 +253,24 @@ class _Campaign:
             self._employ(worker)
 
     def _fails_again(self, worker: Worker, verdict: CaseVerdict, seconds: float) -> None:
-        """A finding: a case that ends its process, or fails, each time."""
         self._tally.add(verdict, seconds)
         self._tally.fingerprints[fingerprint(verdict)] += 1
         self._keep(verdict)
         self._employ(worker)
 
     def _note_doubt(self, worker: Worker, verdict: CaseVerdict | None) -> None:
-        """Remember a failure that a worker is about to confirm, so that it is not lost if the campaign ends first."""
+        """Remember an unconfirmed failure, so that it is not lost if the campaign ends first."""
         self._in_doubt.pop(worker.place, None)
         if verdict is not None:
             self._in_doubt[worker.place] = verdict
 
     def _keep_unchecked(self, suspect: CaseVerdict | None) -> None:
-        """Lose nothing where a campaign ends before it has checked again what ended a worker."""
+        """Keep a suspect if the campaign ends before it is checked again."""
         if suspect is not None:
             self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign was over first)"))
 
     def _employ(self, before: Worker, suspect: CaseVerdict | None = None) -> None:
-        """A process in the place of another: to check again what ended that one, even if the time is up, or to draw."""
+        """Replace a process: to check its suspect again, even if the time is up, or to draw."""
         number, incarnation = before.place
         if suspect is not None or not (self._over or self._broken or self._checks_left(before) <= 0):
             plan = self._plan if suspect is None else self._plan.with_more_time()

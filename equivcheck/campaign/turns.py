@@ -1,4 +1,4 @@
-"""Which batches of a worker are of trainings, and which of tensor programs."""
+"""Turns between batches of trainings and batches of tensor programs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from equivcheck.campaign.plan import USUAL_CHECK_SECONDS, Plan
 from equivcheck.campaign.sources import Source, sources
 
 PROGRAM_SECONDS = 0.12
-"""What a check of a tensor program takes on average, with all that is drawn for it."""
+"""Mean duration of a check of a tensor program, including the programs drawn for it."""
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5
-"""Of the time, for tensor programs beside trainings."""
+"""Least and most share of the time for tensor programs if there are trainings too."""
 
 
 class Reached(Protocol):
-    """Counts what is new."""
+    """Counts new features."""
 
     def gain(self, case: Any, /) -> int:
-        """How much of it a case would bring."""
+        """Number of new features that a case would add."""
 
     def add(self, case: Any, /) -> None:
         """Count a case."""
@@ -28,24 +28,24 @@ class Reached(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """What a campaign has had of one kind of cases."""
+    """Checks of one kind of cases in a campaign."""
 
     reach: Reached
-    """What its checks have brought."""
+    """Features reached by its checks."""
     seconds: float
-    """What one of them is expected to take."""
+    """Expected duration of one check."""
     num_checks: int = 0
-    """How many there were."""
+    """Number of checks."""
     gain: float = 1.0
-    """What part of those of its last batch brought a pair of features, or an operation with placements, not met before."""
+    """Share of checks in its last batch that brought a new pair of features, or a new operation with placements."""
     checks_of_batch: int = 0
-    """Those of the batch that goes on."""
+    """Checks in the current batch."""
     new_of_batch: int = 0
-    """Those of them that brought such."""
+    """Checks in the current batch that brought something new."""
 
     @property
     def spent(self) -> float:
-        """Seconds that its checks were expected to take."""
+        """Expected duration of its checks so far."""
         return self.num_checks * self.seconds
 
     def count(self, case: Any) -> None:
@@ -55,16 +55,16 @@ class Part:
         self.reach.add(case)
 
     def end_batch(self) -> None:
-        """What a batch gained counts for what comes next."""
+        """Compute `gain` from the batch that ends."""
         if self.checks_of_batch:
             self.gain, self.checks_of_batch, self.new_of_batch = self.new_of_batch / self.checks_of_batch, 0, 0
 
 
 class Turns:
-    """Trainings and tensor programs in turns, so that a seed decides what is drawn: time is what checks are expected to take.
+    """Alternates between trainings and tensor programs.
 
-    Tensor programs have the share of it that they gain: what part of those in their last batch brought something new
-    (`Part.gain`), for what a check costs, beside the same of trainings; but never less than a tenth, nor more than a half.
+    10 to 50 % of the time goes to tensor programs: their gain per second (`Part.gain`), relative to that of trainings. Time is
+    the expected duration of checks and not a clock, so the seed decides what is drawn.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:
@@ -77,7 +77,7 @@ class Turns:
         self.is_of_programs = self._trainings is None
 
     def next(self) -> Source:
-        """What the next batch is drawn from; the one before is over."""
+        """End the current batch and return the source of the next."""
         self.parts[self.is_of_programs].end_batch()
         self.is_of_programs = self._trainings is None or (self._programs is not None and self._owes_programs())
         if self._trainings is not None and not self.is_of_programs:
@@ -86,7 +86,7 @@ class Turns:
         return self._programs
 
     def count(self, case: Any) -> None:
-        """Count a check of the batch that goes on."""
+        """Count a check of the current batch."""
         self.parts[self.is_of_programs].count(case)
 
     def _owes_programs(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is done once in the process that workers are forked from: all imports, and one small check of each layout."""
+"""Warm-up of the process that workers are forked from: all imports, and one small check per layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.scenario.parallelism import PARALLELISMS
 
 
 def warm_up() -> None:
-    """Import what checks need, have every layout run once, and leave no thread: a copy of this process would lack it."""
+    """Import the checks and run each layout once. It leaves no thread, because a forked copy would lack it."""
     from equivcheck.campaign.serving import import_everything
     from equivcheck.checking.check import check
     from equivcheck.worlds.pool import close_worlds
@@ -23,7 +23,7 @@ def warm_up() -> None:
 
 
 def _plainest() -> Iterator[Scenario]:
-    """The first scenario that is drawn of each parallelism."""
+    """The first scenario that Hypothesis draws for each parallelism."""
     from equivcheck.strategies import scenarios
 
     for parallelism in PARALLELISMS:

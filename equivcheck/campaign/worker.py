@@ -1,4 +1,4 @@
-"""What a worker does: it draws, checks, counts and shrinks until told to stop."""
+"""Worker of a campaign: it draws, checks, counts and shrinks until it is stopped."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
-"""How often counts are sent."""
+"""Seconds between two reports of counts."""
 _LATE_SHARE = 0.15
-"""Last part of a campaign's time, in which the control goes first if it has not been caught."""
+"""Last share of a campaign's time. In it, a control that was not caught goes first."""
 _CONTROL_SECONDS = 2.0
-"""How long after the end of the time the control may still begin a check."""
+"""Seconds after the campaign's time in which the control may still begin a check."""
 
 
 class Supervisor(Protocol):
-    """Whom a worker reports to."""
+    """Receiver of a worker's messages."""
 
     stopped: threading.Event
-    """Set where the worker is to end after what is running."""
+    """Set when the worker must end after its current check."""
 
     def send(self, message: object, /) -> None:
-        """Hear something."""
+        """Receive a message."""
 
     def next(self) -> Any:
-        """Answer, or ask for something meanwhile."""
+        """Wait for an answer or an order."""
 
     def pending(self) -> list[Any]:
-        """What it asks for, without waiting."""
+        """Orders that have arrived, without waiting."""
 
 
 class CheckerBroke(BaseException):
-    """The check raised; no `Exception`, as Hypothesis would take that for a failure to shrink."""
+    """The check raised an exception. It is no `Exception`, because Hypothesis would shrink that."""
 
 
 class Worker:
-    """One worker's run; `place` is its number and which of its processes this is, so that each draws something else."""
+    """Worker `place[0]` of a campaign, in its process number `place[1]`. Each process draws other cases."""
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
@@ -78,7 +78,7 @@ class Worker:
         self._clock = WorkClock()
 
     def fuzz(self, seconds: float, num_checks: float) -> None:
-        """Draw and check until the time is up, as much is checked, or a stop arrives."""
+        """Draw and check until the time is up, `num_checks` are done, or a stop arrives."""
         self._clock, self._checks_left = WorkClock(), num_checks
         self._until = time.monotonic() + seconds
         self._late = self._until - seconds * _LATE_SHARE if seconds < math.inf else math.inf
@@ -95,26 +95,24 @@ class Worker:
         self._report()
 
     def check(self, case: Case, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
-        """Check one case, recorded first."""
+        """Record a case and check it."""
         self._recorder.begin(case)
         return self._asked(case, coarse=coarse, beyond=beyond)
 
     def _asked(self, case: Case, **options: Any) -> CaseVerdict:
-        """What the plan's check says, asked with options other than usual."""
         try:
             return self._plan.check(case, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
         except Exception as error:
             raise CheckerBroke(case) from error
 
     def _step_control(self, control: ControlRun) -> None:
-        """One example of the control; the supervisor is told when it is over."""
         control.step(self._check_altered)
         if control.is_over:
             self._link.send(control.result)
             self._control = None
 
     def _end_control(self) -> None:
-        """Go on with a control that was not caught in time, because without it the run would prove nothing."""
+        """Continue with a control that was not caught in time. Without it, the run proves nothing."""
         while (control := self._control) is not None and not self._ends:
             control.draw()
             if control.is_over or time.monotonic() >= self._until + _CONTROL_SECONDS:
@@ -129,7 +127,7 @@ class Worker:
 
     @property
     def is_spent(self) -> bool:
-        """Whether a rank that could not be stopped still runs here: what this process finds from now on proves nothing."""
+        """Whether a rank that could not be stopped still runs here. Later findings of this process would prove nothing."""
         return bool(abandoned_threads())
 
     @property
@@ -169,7 +167,7 @@ class Worker:
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _candidate(self, case: Case) -> Candidate | None:
-        """What to check for a case that Hypothesis proposes; while one that avoids known issues shrinks, all avoid them."""
+        """The case to check instead of a drawn one. While a case that avoids known issues shrinks, all cases avoid them."""
         if self._source.beyond:
             return Candidate(case=case)
         if self._shrinking is not None:
@@ -179,7 +177,6 @@ class Worker:
         return candidate
 
     def _count(self, candidate: Candidate, verdict: CaseVerdict, seconds: float) -> None:
-        """Count a check that is none of shrinking."""
         self._turns.count(candidate.case)
         self._tally.add(verdict, seconds, told=candidate.told(verdict), avoided=candidate.avoided)
         if not verdict.beyond:
@@ -187,7 +184,7 @@ class Worker:
             self._checks_left -= 1
 
     def _holds(self, verdict: CaseVerdict) -> bool:
-        """Whether ranks that failed in a way not seen yet fail again alone, in a fresh process and with more time."""
+        """Confirm a new crash or hang in a fresh process with twice the time."""
         if verdict.outcome not in (Outcome.CRASHED, Outcome.HUNG) or fingerprint(verdict) in self._smallest:
             return True
         plan = self._plan.with_more_time()
@@ -204,7 +201,7 @@ class Worker:
         return again.outcome.is_finding
 
     def _wants(self, candidate: Candidate) -> bool:
-        """Whether to check what was drawn; of a batch beyond limits of torch only what is beyond one."""
+        """Whether to check a drawn case. In a batch beyond torch's limits, only cases beyond a limit are checked."""
         case, may_be_known, source = candidate.case, bool(candidate.could_show), self._source
         if self._turns.is_of_programs:
             return self._programs.wants(case, may_be_known=may_be_known)
@@ -230,12 +227,11 @@ class Worker:
             self._send(verdict.without("shrinking", error))
 
     def _try(self, case: Case, *, coarse: bool, beyond: bool) -> CaseVerdict:
-        """Check what Hypothesis did not propose."""
         self._tally.num_shrinking += 1
         return self.check(case, coarse=coarse, beyond=beyond)
 
     def _new(self, verdict: CaseVerdict) -> bool:
-        """Whether this worker sees the fault for the first time; its supervisor is told, and of smaller scenarios too."""
+        """Whether this worker sees the fault for the first time. Sends first and smaller cases to the supervisor."""
         mark, size = fingerprint(verdict), size_of(verdict.case)
         self._tally.fingerprints[mark] += 1
         first = mark not in self._smallest
@@ -251,7 +247,7 @@ class Worker:
         return answer.yes
 
     def _take_over(self) -> None:
-        """Shrink what others were shrinking when their machines were lost."""
+        """Shrink findings whose workers were lost with their machines."""
         self._taken_over += [message.verdict for message in self._link.pending()]
         while self._taken_over:
             verdict = without_mark(self._taken_over.pop())
@@ -278,7 +274,7 @@ class Worker:
         self._link.send(Found(verdict=best))
 
     def _explained(self, best: CaseVerdict) -> CaseVerdict:
-        """The smallest example with a diagnosis; what torch does not support needs none."""
+        """Add a diagnosis. Cases beyond torch's limits get none."""
         if best.beyond or self._ends or self._plan.check is not oracle_check:
             return best
         from equivcheck.diagnosis.explain import explained
@@ -287,7 +283,7 @@ class Worker:
         return explained(best, world=self._plan.world, deadline=self._plan.deadline)
 
     def _confirmed(self, best: CaseVerdict) -> CaseVerdict:
-        """The smallest example once more where ranks are processes."""
+        """Run the smallest case once more on processes."""
         if self._ends or not (self._plan.confirm and may_be_confirmed(best)):
             return best
         self._tally.num_shrinking += 1
