@@ -1,4 +1,4 @@
-"""Batches of cases drawn by Hypothesis, which also shrinks the failure at the end of a batch."""
+"""Batches drawn by Hypothesis, which also shrinks the failure at the end of a batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ C = TypeVar("C", bound=Case)
 _BATCH = 500
 """Cases per batch."""
 FRESH = 10
-"""Cases of one Hypothesis run; the first is the simplest. Longer runs mostly vary earlier cases: of 500 cases, about 70 would be
-new."""
+"""Cases per Hypothesis run; the first is the simplest. Longer runs mostly vary earlier cases: among 500, about 70 would be new.
+"""
 
 _SETTINGS = settings(
     max_examples=FRESH,

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from equivcheck.programs.run.rank import DTensorTarget
 
 MAX_DRAWN = 500
-"""Cases after which a fault counts as not caught, or not reachable."""
+"""Cases after which a fault counts as not caught or not reachable."""
 _CHUNK = 100
 """Cases drawn at once."""
 _SHARE = 0.1
-"""Share of a worker's work that the control may take before the end of the campaign."""
+"""Share of a worker's work that the control may take before the campaign ends."""
 _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
 """A fault that no case has shown gives way to the next after this share of the campaign's time, but not before these seconds."""
 _USUAL_RANKS = 4
@@ -71,13 +71,13 @@ class ProgramFault:
     wrong: str
     """The mistake, in one sentence."""
     plant: type[DTensorTarget]
-    """Executor of statements on ranks, with the fault."""
+    """Runs statements on ranks, with the fault."""
     applies: Callable[[Any], bool] = lambda _program: True
     """Returns True for all programs."""
 
 
 def program_faults(plan: Plan) -> tuple[ProgramFault, ...]:  # noqa: ARG001
-    """All faults of tensor programs."""
+    """All faults for tensor programs."""
     from equivcheck.programs.run.faults import FAULTS
 
     return tuple(ProgramFault(name=name, wrong=str(getdoc(target)), plant=target) for name, target in FAULTS.items())

@@ -23,12 +23,12 @@ _END_SECONDS = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """A machine of a cluster."""
+    """A cluster machine."""
 
     name: str
     """Unique name."""
     num_workers: int
-    """Worker processes that it has room for; 0 if it never took part."""
+    """Room for worker processes; 0 if it never took part."""
     lost: str = ""
     """``lost: ...`` or ``left out: ...`` with the reason; empty while it takes part."""
 
@@ -37,13 +37,13 @@ class Worker(Protocol):
     """A worker as its supervisor sees it."""
 
     place: tuple[int, int]
-    """Worker number, and number of processes that this worker has had before."""
+    """Worker number, and how many processes this worker has had before."""
     suspect: CaseVerdict | None
     """Verdict to check again in a process of its own; None if the worker draws cases."""
     done: bool
     """Whether it has sent its last message."""
     node: str
-    """Name of its machine; empty for this machine."""
+    """Machine name; empty for this machine."""
 
     def send(self, message: object) -> None:
         """Send a message. Messages to a dead worker are dropped."""
@@ -53,7 +53,7 @@ W = TypeVar("W", bound=Worker)
 
 
 class Crew(Protocol[W]):
-    """The workers of a campaign. Leaving the context ends all of them."""
+    """A campaign's workers. Leaving the context ends all of them."""
 
     workers: list[W]
     """Workers that have not ended."""
@@ -66,7 +66,7 @@ class Crew(Protocol[W]):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """Machines of the cluster; empty for this machine."""
+        """Cluster machines; empty for this machine."""
 
     @property
     def has_room(self) -> bool:

@@ -15,7 +15,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFinding:
-    """A finding of this campaign."""
+    """A finding from this campaign."""
 
     fingerprint: str
     """Equal for equal faults."""
@@ -24,19 +24,19 @@ class KeptFinding:
     verdict: CaseVerdict
     """Verdict on the campaign's smallest case with this fault."""
     kept: Kept
-    """What the store did with it; `SEEN` if an earlier campaign left a case that is no larger."""
+    """`SEEN` if an earlier campaign left a case that is no larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWork:
-    """Work of one machine of a cluster."""
+    """Work done by one cluster machine."""
 
     name: str
-    """Name of the machine."""
+    """The machine's name."""
     num_workers: int
-    """Worker processes that it has room for; 0 if it never took part."""
+    """Room for worker processes; 0 if it never took part."""
     num_checks: int
-    """Number of checks."""
+    """Checks done."""
     seconds: float
     """Seconds of the campaign until now, or until the machine was lost."""
     lost: str = ""
@@ -53,9 +53,9 @@ class Started:
     """The campaign starts its workers."""
 
     plan: Plan
-    """Plan of the campaign."""
+    """The campaign's plan."""
     nodes: tuple[NodeWork, ...] = ()
-    """Machines of the cluster; empty for this machine."""
+    """Cluster machines; empty for this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,23 +69,23 @@ class Ticked:
     num_findings: int
     """Distinct findings so far."""
     nodes: tuple[NodeWork, ...] = ()
-    """Work of each machine; empty for this machine."""
+    """Work done by each machine; empty for this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Result of a campaign."""
+    """A campaign's result."""
 
     plan: Plan
-    """Plan of the campaign."""
+    """The campaign's plan."""
     seconds: float
     """Seconds from the first check to the end of the last worker."""
     tally: Tally
-    """Counts of all checks."""
+    """Counts over all checks."""
     findings: tuple[KeptFinding, ...]
-    """Findings in the order of discovery."""
+    """Findings, oldest first."""
     store: Path
-    """Folder of the findings."""
+    """The findings' folder."""
     interrupted: bool = False
     """Whether a signal stopped it before its budget was spent."""
     broken: str = ""
@@ -97,7 +97,7 @@ class Summary:
     num_cut_off: int = 0
     """Workers that were stopped in the middle of a check, because the campaign was over."""
     nodes: tuple[NodeWork, ...] = ()
-    """Work of each machine; empty for this machine."""
+    """Work done by each machine; empty for this machine."""
 
     @property
     def has_survivor(self) -> bool:

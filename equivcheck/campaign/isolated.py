@@ -1,4 +1,4 @@
-"""A check in a process of its own, so that a case that kills its process still gives a verdict."""
+"""A check in its own process. A case that kills the process still gives a verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_isolated(
 ) -> CaseVerdict:
     """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or never ends, that is the verdict.
 
-    `beyond` runs cases that torch does not support. Raises `CheckerFailed`, and `UsageError` as `check` does.
+    `beyond` allows cases without torch's support. Raises `CheckerFailed`, and `UsageError` as `check` does.
     """
     plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))

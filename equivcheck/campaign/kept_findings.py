@@ -27,11 +27,11 @@ class KeptFindings:
 
     @property
     def all(self) -> tuple[KeptFinding, ...]:
-        """Findings in the order of discovery."""
+        """Findings, oldest first."""
         return tuple(self._found.values())
 
     def verdict(self, mark: str) -> CaseVerdict:
-        """Verdict of the finding with this fingerprint."""
+        """Verdict on the finding with this fingerprint."""
         return self._found[mark].verdict
 
     def keep(self, verdict: CaseVerdict) -> KeptFinding | None:

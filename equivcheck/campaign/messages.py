@@ -11,17 +11,17 @@ from equivcheck.scenario.case import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuzz:
-    """To the worker: draw and check cases until the time is up or enough are checked."""
+    """Sent to the worker: draw and check cases until the time is up or enough are checked."""
 
     seconds: float
-    """Seconds from the arrival of this message."""
+    """Seconds, counted from this message's arrival."""
     num_checks: float
-    """Number of checks; infinite for no limit."""
+    """How many to check; infinite for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOne:
-    """To the worker: check this case, answer with `Checked`, and end."""
+    """Sent to the worker: check this case, answer with `Checked`, and end."""
 
     case: Case
     """Case to check."""
@@ -31,7 +31,7 @@ class CheckOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayShrink:
-    """To the worker: answer to a `Found` with `asks`."""
+    """Sent to the worker: answer to a `Found` with `asks`."""
 
     yes: bool
     """Whether to shrink; False if another worker does or did."""
@@ -39,20 +39,20 @@ class MayShrink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """To a worker that draws: shrink a finding whose worker was lost with its machine."""
+    """Sent to a drawing worker: shrink a finding whose worker was lost with its machine."""
 
     verdict: CaseVerdict
-    """Verdict of the finding."""
+    """Verdict with the finding's case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """From the worker: all imports are done."""
+    """Sent by the worker: all imports are done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """From the worker: counts, several times a second."""
+    """Sent by the worker several times a second: counts."""
 
     tally: Tally
     """Checks since the last message."""
@@ -60,17 +60,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """From the worker: a finding, or a smaller case for one."""
+    """Sent by the worker: a finding, or a smaller case for one."""
 
     verdict: CaseVerdict
-    """Verdict of the finding."""
+    """Verdict with the finding's case."""
     asks: bool = False
     """Whether the worker waits for `MayShrink`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """From the worker: a case failed and is about to run again in a process of its own, or that run is done."""
+    """Sent by the worker: a case failed and is about to run again in its own process, or that run is done."""
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed; None once it is decided."""
@@ -78,7 +78,7 @@ class InDoubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """From the worker: answer to `CheckOne`."""
+    """Sent by the worker: answer to `CheckOne`."""
 
     verdict: CaseVerdict
     """Verdict on the case."""
@@ -88,7 +88,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """From the worker: the checker raised an exception."""
+    """Sent by the worker: the checker raised an exception."""
 
     summary: str
     """``Type: message`` on one line."""
@@ -100,16 +100,16 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """From the worker: result of the control."""
+    """Sent by the worker: the control's result."""
 
     name: str
-    """Name of the planted fault."""
+    """The planted fault."""
     wrong: str
-    """The mistake that it makes, in one sentence."""
+    """The mistake, in one sentence."""
     examples: int = 0
     """Cases checked with the fault, up to the catch."""
     seconds: float = 0.0
-    """Seconds of work spent on it."""
+    """Seconds spent on it."""
     caught: bool = False
     """Whether it was caught. If not, a clean result of the campaign proves nothing."""
     passed_over: tuple[str, ...] = ()
@@ -118,12 +118,12 @@ class Control:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """From the worker: last message before its time is up. A rank that could not be stopped still runs in its process."""
+    """Sent by the worker as its last message before its time is up: a rank still runs in its process and cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """From the worker: last message."""
+    """Sent by the worker as its last message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Lost:
     seconds: float
     """Seconds since that check began."""
     printed: str
-    """Last output of the process."""
+    """The process's last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +143,6 @@ class NodeLost:
     """In place of a worker's last message: its machine is lost."""
 
     name: str
-    """Name of the machine."""
+    """The lost machine."""
     why: str
     """Reason in one line."""

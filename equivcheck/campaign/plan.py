@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 USUAL_CHECK_SECONDS = 0.25
-"""Mean duration of a check, including the cases drawn for it: 0.24 s over 20,000 checks of all layouts."""
+"""Mean seconds per check, with the cases drawn for it: 0.24 over 20,000 checks in all layouts."""
 
 
 class Fault(Protocol):
-    """A fault that a control plants."""
+    """A fault planted by a control."""
 
     @property
     def name(self) -> str:
@@ -111,22 +111,22 @@ def generated_programs(plan: Plan, *, operations: Collection[str] = ()) -> Searc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Budget and strategies of a campaign. Workers receive it pickled. Raises `UsageError` for a field out of its range."""
+    """A campaign's budget and strategies. Workers receive it pickled. Raises `UsageError` for an invalid field."""
 
     seed: int
     """Decides, with the worker's number, all that the worker draws; at least 0."""
     seconds: float = math.inf
     """Time budget, above 0. It starts when all workers are ready."""
     num_checks: int | None = None
-    """Number of checks, at least 1; None for no limit. Checks of shrinking and beyond limits do not count."""
+    """How many to check, at least 1; None for no limit. Shrinking and checks beyond limits do not count."""
     num_workers: int = 1
     """Worker processes, at least 1."""
     world: str = "sim"
-    """World of the ranks."""
+    """World in which the ranks run."""
     layouts: tuple[str, ...] = ()
     """Tags of the parallelisms to draw from; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Most ranks of a case, 1 to 8."""
+    """Most ranks per case, 1 to 8."""
     deadline: float = 30.0
     """Seconds for which ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0
@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def reckoned_seconds(self) -> float:
-        """Expected working time of a worker."""
+        """Expected working time for one worker."""
         return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 
     def with_more_time(self) -> Plan:

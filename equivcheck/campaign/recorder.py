@@ -1,4 +1,4 @@
-"""The case that a worker is checking, in memory that its supervisor can read after the worker's death."""
+"""The case that a worker is checking, in memory shared with its supervisor. It survives the worker's death."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from equivcheck.system.unnamed_file import unnamed_file
 
 _SIZE = 1 << 16
 _HEADER = struct.Struct("<QQ")
-"""Number of checks begun, and length of the pickled case that follows."""
+"""Checks begun, and length of the pickled case."""
 _COUNT = struct.Struct("<Q")
-"""First part of the header."""
+"""The header's first part."""
 
 
 class Recorder:
@@ -57,7 +57,7 @@ class Recorder:
 
     @property
     def num_begun(self) -> int:
-        """Number of checks begun plus number of beats. It rises while the worker is alive."""
+        """Checks begun plus beats. It rises while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
     def last(self) -> Case | None:

@@ -1,4 +1,4 @@
-"""Main function of a worker process."""
+"""Entry point for worker processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of several parts of a campaign that run without knowing of each other."""
+"""Shards: independent parts of a campaign."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WRITTEN = re.compile(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Part of a campaign, such as a job of a CI matrix.
+    """An independent part of a campaign, such as a CI job.
 
-    Raises `UsageError` for a number out of range.
+    Raises `UsageError` for an invalid number.
     """
 
     number: int = 1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 Place = tuple[int, int]
-"""Worker number, and number of processes that this worker has had before."""
+"""Worker number, and how many processes this worker has had before."""
 
 
 class Shrinkers:
-    """Which worker shrinks, or shrank, which fingerprint."""
+    """Remembers the worker for each fingerprint."""
 
     def __init__(self) -> None:
         self._at: dict[str, Place] = {}

@@ -14,26 +14,27 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.layouts.composition.registry import layout_names
 
 _CYCLE = 10
-"""Batches after which the kinds of batches repeat."""
+"""Batches after which the cycle repeats."""
 _BEYOND = frozenset((2,))
-"""Batches of a cycle, from 0, that ignore torch's limits. One comes early because a short run has few batches, but after half a
-minute of supported scenarios."""
+"""Positions in a cycle, from 0, at which batches ignore torch's limits. One comes early because a short run has few batches, but
+after half a minute with supported scenarios."""
 _FOCUSED = frozenset((3, 5, 8))
-"""Batches of a cycle that draw from one layout. Four features of one layout rarely meet if all layouts are drawn together."""
+"""Positions in a cycle at which batches draw from one layout. If all layouts are drawn together, four features of one layout
+rarely meet."""
 _STAY = 10
-"""Consecutive focused batches with the same layout: some hundreds of checks, as many as a short campaign of that layout has."""
+"""Consecutive focused batches with one layout: some hundreds of checks, as many as a short campaign with only that layout has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Source of a batch."""
+    """Source for a batch."""
 
     strategy: SearchStrategy[Any]
     """Strategy for its cases."""
     beyond: bool = False
     """Whether the check ignores torch's limits."""
     focus: str = ""
-    """Name of the only layout; empty for all."""
+    """The only layout; empty for all."""
 
 
 def sources(plan: Plan, worker: int) -> Iterator[Source]:

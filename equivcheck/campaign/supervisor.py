@@ -40,7 +40,7 @@ from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
-"""Processes in a row that may end before their first check. More than that is no accident."""
+"""Consecutive processes that may end before their first check. More are no accident."""
 _STOP_SECONDS = 1.0
 """Seconds that workers have to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0

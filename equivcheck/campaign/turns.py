@@ -1,4 +1,4 @@
-"""Turns between batches of trainings and batches of tensor programs."""
+"""Turns between batches with trainings and batches with tensor programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.campaign.plan import USUAL_CHECK_SECONDS, Plan
 from equivcheck.campaign.sources import Source, sources
 
 PROGRAM_SECONDS = 0.12
-"""Mean duration of a check of a tensor program, including the programs drawn for it."""
+"""Mean seconds per check for tensor programs, with the programs drawn for it."""
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5
 """Least and most share of the time for tensor programs if there are trainings too."""
 
@@ -20,7 +20,7 @@ class Reached(Protocol):
     """Counts new features."""
 
     def gain(self, case: Any, /) -> int:
-        """Number of new features that a case would add."""
+        """How many new features a case would add."""
 
     def add(self, case: Any, /) -> None:
         """Count a case."""
@@ -28,16 +28,16 @@ class Reached(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """Checks of one kind of cases in a campaign."""
+    """A campaign's checks on one kind of cases."""
 
     reach: Reached
     """Features reached by its checks."""
     seconds: float
-    """Expected duration of one check."""
+    """Expected seconds per check."""
     num_checks: int = 0
-    """Number of checks."""
+    """How many checks there were."""
     gain: float = 1.0
-    """Share of checks in its last batch that brought a new pair of features, or a new operation with placements."""
+    """Share of the last batch that brought a new feature pair, or a new operation with placements."""
     checks_of_batch: int = 0
     """Checks in the current batch."""
     new_of_batch: int = 0
@@ -45,7 +45,7 @@ class Part:
 
     @property
     def spent(self) -> float:
-        """Expected duration of its checks so far."""
+        """Expected seconds for its checks so far."""
         return self.num_checks * self.seconds
 
     def count(self, case: Any) -> None:
@@ -63,8 +63,8 @@ class Part:
 class Turns:
     """Alternates between trainings and tensor programs.
 
-    10 to 50 % of the time goes to tensor programs: their gain per second (`Part.gain`), relative to that of trainings. Time is
-    the expected duration of checks and not a clock, so the seed decides what is drawn.
+    10 to 50 % of the time goes to tensor programs: their gain per second (`Part.gain`), relative to trainings. Time is the
+    checks' expected duration and not a clock, so the seed decides what is drawn.
     """
 
     def __init__(self, plan: Plan, worker: int) -> None:
@@ -86,7 +86,7 @@ class Turns:
         return self._programs
 
     def count(self, case: Any) -> None:
-        """Count a check of the current batch."""
+        """Count a check in the current batch."""
         self.parts[self.is_of_programs].count(case)
 
     def _owes_programs(self) -> bool:

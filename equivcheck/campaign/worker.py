@@ -32,7 +32,7 @@ from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
 REPORT_SECONDS = 0.2
-"""Seconds between two reports of counts."""
+"""Seconds between two count messages."""
 _LATE_SHARE = 0.15
 """Last share of a campaign's time. In it, a control that was not caught goes first."""
 _CONTROL_SECONDS = 2.0
@@ -40,7 +40,7 @@ _CONTROL_SECONDS = 2.0
 
 
 class Supervisor(Protocol):
-    """Receiver of a worker's messages."""
+    """Receives a worker's messages."""
 
     stopped: threading.Event
     """Set when the worker must end after its current check."""

@@ -151,7 +151,7 @@ def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractCon
     """The nodes that do the work; none for this machine."""
     if address is None:
         return contextlib.nullcontext()
-    from equivcheck.campaign.cluster.connect import connect_ray
+    from equivcheck.campaign.cluster.crew import connect_ray
 
     return connect_ray(address, workers)
 

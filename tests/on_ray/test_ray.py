@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.cluster.connect import connect_ray
-from equivcheck.campaign.cluster.crew import ClusterFailed
+from equivcheck.campaign.cluster.crew import ClusterFailed, connect_ray
 from equivcheck.campaign.events import Event, KeptFinding, Ticked
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import NodeLost
@@ -101,7 +100,7 @@ import json, sys
 from unit.campaign import fakes
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.campaign.cluster.connect import connect_ray
+from equivcheck.campaign.cluster.crew import connect_ray
 from equivcheck.campaign.findings.store import FindingStore
 
 def tell(event):

@@ -1,1 +1,1 @@
-"""Campaigns on several machines at once: each starts its own worker processes, and one bridge relays what they say."""
+"""Campaigns on several machines. Each machine starts its own worker processes, and one bridge process relays their messages."""

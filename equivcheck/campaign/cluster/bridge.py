@@ -1,4 +1,7 @@
-"""The process between a campaign and its cluster: what the software of a cluster prints, catches or aborts stays in here."""
+"""Bridge process between a campaign and its cluster.
+
+It keeps the cluster software's output, signals and crashes away from the campaign.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,25 @@ from equivcheck.campaign.messages import NodeLost
 from equivcheck.worlds.workers.link import Link
 
 Answer = tuple[Said, ...] | NodeLost
-"""What came of an exchange with a node."""
+"""Result from one exchange with a node."""
 
 
 class Cluster(Protocol):
-    """Nodes, each of which serves one exchange after the other."""
+    """Nodes, each with one exchange at a time."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the nodes that take part."""
+        """Names for the nodes in use."""
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
-        """Begin an exchange with a node: hand it orders."""
+        """Begin an exchange: send orders to a node."""
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Of the exchanges that are over within a moment; a lost node is not spoken to again."""
+        """Yield the exchanges that end within a moment. Do not address a node again after its `NodeLost`."""
 
 
 def relay(link: Link, cluster: Cluster) -> None:
-    """Hand orders of a campaign to nodes, and what they say to the campaign, until it says stop or no node is left."""
+    """Relay orders and messages until the campaign stops or no node is left."""
     waiting = defaultdict[str, list[Order]](list)
     left = set(cluster.names)
     for name in left:

@@ -1,62 +1,65 @@
-"""Workers on the nodes of a cluster, as a campaign's supervisor sees them."""
+"""Workers on cluster nodes, as a campaign's supervisor sees them."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, Self
 
-from equivcheck.campaign.cluster.orders import Connected, Joined, NoCluster, Order, Ordered, Remove, Said, Start, Tell
+from equivcheck.campaign.cluster.orders import Connected, Joined, NoCluster, Order, Ordered, Remove, Said, Start, Tell, Wanted
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import Lost, NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.errors import EquivCheckError
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
+_HOST_AND_PORT = re.compile(r"(?!.*//)\S+:[0-9]{1,5}")
 CONNECT_SECONDS = 300.0
-"""Limit for a cluster to answer, and for Ray to be imported on a busy machine; where nobody listens is told at once."""
+"""Limit for the cluster's answer, including the import of Ray on a busy machine. A refused connection fails at once."""
 JOIN_SECONDS = 900.0
-"""Limit for the nodes of one that has answered: more than the limits for all that each of them is asked."""
+"""Limit for the nodes to join after the cluster has answered. It is longer than all limits for a single node."""
 _TICK = 0.2
 """Seconds that the supervisor waits for messages."""
 _END_SECONDS = 10.0
-"""Limit for the nodes to end what they have started."""
+"""Limit for the nodes to end their processes."""
 
 
 class ClusterFailed(EquivCheckError):
-    """There is no cluster to be used."""
+    """No cluster can be used."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RemoteWorker:
-    """A worker process of a node; see `Worker`."""
+    """A worker process on a node; see `Worker`."""
 
     bridge: WorkerProcess
-    """The way to it."""
+    """Relay for its messages."""
     node: str
-    """Where it is."""
+    """Name of the machine."""
     place: tuple[int, int]
-    """Its number, and how many processes it has had before."""
+    """Worker number, and how many processes this worker has had before."""
     suspect: CaseVerdict | None
-    """What it is to check again, alone; None if it draws."""
+    """Verdict to check again in its own process; None if the worker draws cases."""
     done: bool = False
-    """Whether it has said its last word."""
+    """Whether it has sent its last message."""
 
     def send(self, message: object) -> None:
-        """Say something to it."""
+        """Send a message to the worker."""
         self.order(Tell(place=self.place, message=message))
 
     def order(self, order: Order) -> None:
-        """Say something about it to its node."""
+        """Send an order about the worker to its node."""
         self.bridge.send(Ordered(node=self.node, order=order))
 
 
 class ClusterCrew:
-    """Workers on the nodes that a bridge reaches; see `Crew`. Raises `ClusterFailed` where it reaches none."""
+    """Workers on the nodes behind a bridge; see `Crew`. Raises `ClusterFailed` if no node can be used."""
 
     def __init__(self, bridge: WorkerProcess, address: str) -> None:
         self._bridge = bridge
@@ -71,30 +74,30 @@ class ClusterCrew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """End all that the nodes have started; more than once does no harm."""
+        """End all processes on the nodes. A second call does nothing."""
         self._bridge.send(Stop())
         self._bridge.end_within(_END_SECONDS)
         self._bridge.close()
 
     @property
     def num_workers(self) -> int:
-        """Worker processes that all nodes together have room for."""
+        """Room for worker processes on all nodes together."""
         return sum(node.num_workers for node in self.nodes if not node.lost)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more would find a core."""
+        """Whether a core is free for one more worker."""
         return any(self._room_of(node) > 0 for node in self.nodes if not node.lost)
 
     def start(self, plan: Plan, place: tuple[int, int], suspect: CaseVerdict | None = None) -> None:
-        """Start one more where the most room is."""
+        """Start a worker on the node with the most room."""
         node = max((node for node in self.nodes if not node.lost), key=self._room_of)
         worker = RemoteWorker(bridge=self._bridge, node=node.name, place=place, suspect=suspect)
         self.workers.append(worker)
         worker.order(Start(plan=plan, place=place))
 
     def messages(self) -> Iterator[tuple[RemoteWorker, Any]]:
-        """See `Crew`."""
+        """See `Crew.messages`."""
         message: Any = None
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):
@@ -102,7 +105,7 @@ class ClusterCrew:
             yield from self._told(message)
 
     def remove(self, worker: RemoteWorker) -> None:
-        """Have one killed; what it has said before and is still to come is not heard."""
+        """Kill a worker and drop its messages."""
         worker.order(Remove(place=worker.place))
         self.workers.remove(worker)
 
@@ -125,7 +128,6 @@ class ClusterCrew:
             yield worker, said.message
 
     def _lost(self, lost: NodeLost) -> Iterator[tuple[RemoteWorker, NodeLost]]:
-        """The end of all workers of a node."""
         for node in self.nodes:
             if node.name == lost.name:
                 node.lost = f"lost: {lost.why}"
@@ -138,7 +140,6 @@ class ClusterCrew:
 
 
 def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
-    """The nodes, once those that take part are ready."""
     until = time.monotonic() + CONNECT_SECONDS
     while bridge.poll(max(0.0, until - time.monotonic())):
         message = bridge.receive()
@@ -154,6 +155,20 @@ def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
 
 
 def _last_line(bridge: WorkerProcess, otherwise: str) -> str:
-    """Of what a process printed."""
     lines = bridge.printed().strip().splitlines()
     return lines[-1] if lines else otherwise
+
+
+def connect_ray(address: str, num_workers: int | None = None) -> ClusterCrew:
+    """Connect to a Ray cluster, with `num_workers` workers per node or one per core.
+
+    Raises `UsageError` for an invalid address or if Ray is not installed, and `ClusterFailed` if no cluster can be used.
+    """
+    if address != "auto" and not _HOST_AND_PORT.fullmatch(address):
+        raise UsageError(f"Ray address {address[:80]!r} is none; allowed: auto, or the HOST:PORT of a cluster's head")
+    try:
+        version("ray")
+    except PackageNotFoundError:
+        raise UsageError('a campaign on Ray needs ray, which is not installed; allowed: pip install "equivcheck[ray]"') from None
+    wanted = Wanted(address=address, num_workers=num_workers)
+    return ClusterCrew(WorkerProcess("equivcheck.campaign.cluster.on_ray", wanted), address)

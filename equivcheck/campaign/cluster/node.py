@@ -1,4 +1,4 @@
-"""One node of a cluster: it starts worker processes as a campaign on that machine would, and relays what they say."""
+"""A cluster node: it starts worker processes and relays their messages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from equivcheck.campaign.messages import Progress
 from equivcheck.campaign.process import CheckingProcess
 
 _ANSWER_SECONDS = 0.2
-"""How long counts of checks may wait for more; all else is told at once."""
+"""Seconds that progress messages may wait for more. Other messages are relayed at once."""
 
 
 class NodeServer:
-    """Its workers end with it, and with its process."""
+    """Starts workers on this node. They end with this object and with its process."""
 
     def __init__(self) -> None:
         self._crew = LocalCrew()
 
     def exchange(self, orders: Sequence[Order]) -> tuple[Said, ...]:
-        """Obey orders, and tell what workers say from then on."""
+        """Obey orders and return the messages that workers send in the meantime."""
         for order in orders:
             self._obey(order)
         said: list[Said] = []
@@ -31,7 +31,7 @@ class NodeServer:
         return tuple(said)
 
     def close(self) -> None:
-        """Kill all workers, and what they are forked from."""
+        """Kill all workers and the process they are forked from."""
         for worker in list(self._crew.workers):
             self._crew.remove(worker)
         with self._crew:
@@ -48,5 +48,4 @@ class NodeServer:
             self._crew.remove(worker)
 
     def _worker(self, place: tuple[int, int]) -> CheckingProcess | None:
-        """None if it has come to its end before it was spoken to."""
         return next((worker for worker in self._crew.workers if worker.place == place), None)

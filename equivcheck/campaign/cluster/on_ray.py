@@ -1,4 +1,4 @@
-"""Ray: an actor on each node that has cores. Nothing else knows of Ray."""
+"""Ray backend: one actor per node with cores. No other module imports Ray."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from equivcheck.campaign.messages import NodeLost
 from equivcheck.worlds.workers.link import Link
 
 _PROBE_SECONDS = 5.0
-"""Limit for the head of a cluster to accept a connection."""
+"""Limit for the cluster's head to accept a connection."""
 _NODE_SECONDS = 300.0
-"""Limit for a node to tell its versions, and again for its actor to start: each starts an interpreter, on a busy machine."""
+"""Limit for a node to report its versions, and again for its actor to start. Each starts an interpreter, maybe on a busy machine.
+"""
 _TICK = 0.2
-"""Seconds between two looks at whether the campaign is over."""
+"""Seconds between two checks for the campaign's end."""
 _CLOSE_SECONDS = 3.0
 """Limit for the nodes to end their workers, before their actors are killed."""
 
@@ -46,7 +47,7 @@ def main(fd: int) -> None:
 
 
 class RayCluster:
-    """An actor on each node; see `Cluster`."""
+    """One actor per node; see `Cluster`."""
 
     def __init__(self, actors: dict[str, Any]) -> None:
         self._actors = actors
@@ -54,7 +55,7 @@ class RayCluster:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the nodes that take part."""
+        """Names for the nodes in use."""
         return tuple(self._actors)
 
     def begin(self, name: str, orders: Sequence[Order]) -> None:
@@ -62,7 +63,7 @@ class RayCluster:
         self._running[self._actors[name].exchange.remote(orders)] = name
 
     def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Of the exchanges that are over within a moment."""
+        """Yield the exchanges that end within a moment."""
         first, others = ray.wait(list(self._running), timeout=_TICK)
         more, _ = ray.wait(others, num_returns=len(others), timeout=0) if others else ([], [])
         for ended in (*first, *more):
@@ -70,7 +71,7 @@ class RayCluster:
             yield name, self._answer(name, ended)
 
     def close(self) -> None:
-        """End the workers of all nodes, and the actors."""
+        """End the workers on all nodes, and the actors."""
         with contextlib.suppress(Exception):
             closing = [actor.close.remote() for actor in self._actors.values()]
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
@@ -78,7 +79,6 @@ class RayCluster:
             _kill(actor)
 
     def _answer(self, name: str, ended: Any) -> Answer:
-        """One that was not reached for a moment counts as lost as well: what it had said then may be lost."""
         try:
             answer: Answer = ray.get(ended)
         except Exception as error:
@@ -88,7 +88,6 @@ class RayCluster:
 
 
 def _connected(wanted: Wanted, link: Link) -> RayCluster:
-    """The nodes of the cluster that can take part; raises `ClusterFailed` where there are none."""
     _connect(wanted.address)
     link.send(Connected())
     found = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
@@ -108,7 +107,6 @@ def _connected(wanted: Wanted, link: Link) -> RayCluster:
 
 
 def _connect(address: str) -> None:
-    """To an address that nobody listens at Ray would try to connect for minutes."""
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
     try:
@@ -121,7 +119,6 @@ def _connect(address: str) -> None:
 
 
 def _names(found: Sequence[dict[str, Any]]) -> list[str]:
-    """What users call the nodes; those of one name are told apart by their identifiers."""
     times = Counter(each["NodeName"] for each in found)
     return [each["NodeName"] + (f"/{each['NodeID'][:8]}" if times[each["NodeName"]] > 1 else "") for each in found]
 
@@ -135,14 +132,13 @@ def _on(found: dict[str, Any]) -> NodeAffinitySchedulingStrategy:
 
 
 def _actor(found: dict[str, Any], num_workers: int) -> Any:
-    """It has the cores that its workers use, as long as it lives, and is not started again."""
     remote: Any = ray.remote(NodeServer)
     num_cpus = min(num_workers, _num_cores(found))
     return remote.options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy=_on(found)).remote()
 
 
 def _ask(nodes: Sequence[Node], ask: Callable[[Node], Any], objection: Callable[[Any], str]) -> None:
-    """Ask each node that takes part; one that does not answer, or whose answer one objects to, is left out."""
+    """Ask each node. A node without an answer, or with an objectionable one, is left out."""
     asked = {ask(node): node for node in nodes if not node.lost}
     if not asked:
         return
@@ -163,7 +159,6 @@ def _versions_on(found: dict[str, Any]) -> Any:
 
 
 def _versions_function() -> Callable[[], dict[str, str]]:
-    """What tells which versions are installed; defined here, it is sent as code, to nodes that may lack this module."""
 
     def versions() -> dict[str, str]:
         from importlib import import_module
@@ -181,7 +176,7 @@ def _versions_function() -> Callable[[], dict[str, str]]:
 
 
 def _other_versions(there: dict[str, str]) -> str:
-    """``it has torch 2.12.1, this machine 2.13.0``; empty where all versions are the same."""
+    """Difference in versions, such as ``it has torch 2.12.1, this machine 2.13.0``; empty if there is none."""
     here = _versions_function()()
     other = [f"it has {name} {there[name]}, this machine {here[name]}" for name in here if there[name] != here[name]]
     return " and ".join(other)
@@ -193,6 +188,5 @@ def _kill(actor: Any) -> None:
 
 
 def _in_a_line(error: Exception) -> str:
-    """What went wrong: of a node's own error its cause, of Ray's the first sentence."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"[:300]

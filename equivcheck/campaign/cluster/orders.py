@@ -1,4 +1,4 @@
-"""What a campaign, the bridge to its cluster and the nodes of that say to each other."""
+"""Messages between a campaign, the bridge to its cluster, and the nodes."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from equivcheck.campaign.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """To the bridge: what it is to connect to."""
+    """Sent to the bridge: connect to this cluster."""
 
     address: str
     """``auto``, or host and port of the cluster's head."""
     num_workers: int | None
-    """Worker processes on each node; None for one per core."""
+    """Worker processes per node; None for one per core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """To a node: start a worker process."""
+    """Sent to a node: start a worker process."""
 
     plan: Plan
-    """What it is to do."""
+    """Plan for the worker."""
     place: tuple[int, int]
-    """Which worker it is, unlike any other."""
+    """Worker number and process number, unique in the campaign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """To a node: say something to one of its workers."""
+    """Sent to a node: pass this message to a worker."""
 
     place: tuple[int, int]
-    """Which."""
+    """Worker number and process number."""
     message: Any
-    """What."""
+    """Message for the worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """To a node: kill one of its workers."""
+    """Sent to a node: kill a worker."""
 
     place: tuple[int, int]
-    """Which."""
+    """Worker number and process number."""
 
 
 Order = Start | Tell | Remove
@@ -52,40 +52,40 @@ Order = Start | Tell | Remove
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
-    """To the bridge: an order for a node."""
+    """Sent to the bridge: an order for a node."""
 
     node: str
-    """Which."""
+    """Addressed node."""
     order: Order
-    """What."""
+    """Order for the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connected:
-    """From the bridge: the cluster has answered, and its nodes are being asked."""
+    """Sent by the bridge: the cluster has answered, and its nodes are being asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """From the bridge: everything is ready for workers."""
+    """Sent by the bridge: the nodes are ready."""
 
     nodes: tuple[Node, ...]
-    """All of the cluster that have cores; those that cannot take part count as lost."""
+    """All nodes with cores. Nodes that cannot take part count as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCluster:
-    """From the bridge: its last word, as there is nothing to connect to."""
+    """Sent by the bridge as its last message: there is no cluster."""
 
     why: str
-    """In a line."""
+    """Reason in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """From a node: what one of its workers says."""
+    """Sent by a node: a message from one worker."""
 
     place: tuple[int, int]
-    """Which."""
+    """Worker number and process number."""
     message: Any
-    """What; `Ended` and `Lost` are the last of it."""
+    """Message from the worker; `Ended` and `Lost` are the last."""

@@ -1,1 +1,1 @@
-"""What came of checks: counted where they are made, added up where they are told."""
+"""Counts: workers collect them, the supervisor adds them up."""

@@ -1,4 +1,4 @@
-"""Numbers counted by size, exactly enough for quantiles."""
+"""Histogram with buckets narrow enough for quantiles."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 from collections import Counter
 
 _LOG_RATIO = math.log(1.05)
-"""Width of a bucket: a quantile is off by at most 2.5 %."""
+"""Bucket width: a quantile is off by at most 2.5 %."""
 _SMALLEST = 1e-6
-"""Numbers below count as 0."""
+"""Smaller numbers count as 0."""
 _ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
-"""Their bucket."""
+"""Bucket for 0."""
 
 
 class Histogram:
-    """Positive numbers, as durations in seconds or errors in units of their tolerance, small enough to send."""
+    """Positive numbers, such as seconds or errors relative to tolerance. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()
         self.total = 0.0
-        """The sum of all numbers."""
+        """Sum over all numbers."""
 
     def add(self, number: float) -> None:
         """Count one number."""
@@ -27,22 +27,22 @@ class Histogram:
         self.total += number
 
     def merge(self, other: Histogram) -> None:
-        """Count another histogram's numbers too."""
+        """Add another histogram's counts."""
         self._buckets.update(other._buckets)
         self.total += other.total
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """How many numbers were added."""
         return self._buckets.total()
 
     @property
     def buckets(self) -> list[tuple[float, int]]:
-        """The middle of each bucket with how many numbers are in it, smallest first."""
+        """Middle and count for each bucket, smallest first."""
         return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
 
     def quantile(self, share: float) -> float:
-        """The number that a share (0 to 1) of all does not exceed; NaN if there is none."""
+        """The smallest value that a share (0 to 1) of all numbers does not exceed; NaN if there are none."""
         left = share * self.count
         for bucket, number in sorted(self._buckets.items()):
             left -= number

@@ -1,4 +1,4 @@
-"""What each machine of a campaign has done."""
+"""Work done by each machine in a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.campaign.events import NodeWork
 
 
 class NodeWorks:
-    """Counts checks by machine, and notes when one was lost."""
+    """Counts checks per machine, and notes the time of its loss."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -18,22 +18,22 @@ class NodeWorks:
         self._lost_at: dict[str, float] = {}
 
     def count(self, name: str, num_checks: int) -> None:
-        """Count checks that were done on a machine."""
+        """Count checks done on a machine."""
         self._checks[name] += num_checks
 
     def lose(self, name: str, seconds: float) -> bool:
-        """Note that a machine was lost after so many seconds; whether that is news."""
+        """Note the loss of a machine after `seconds`. Returns False if it was noted before."""
         is_news = name not in self._lost_at
         self._lost_at.setdefault(name, seconds)
         return is_news
 
     @property
     def all_lost(self) -> bool:
-        """Whether none is left."""
+        """Whether no machine is left."""
         return all(node.lost for node in self._nodes)
 
     def so_far(self, seconds: float) -> tuple[NodeWork, ...]:
-        """What each has done in so many seconds of a campaign."""
+        """Work done by each machine after `seconds` in the campaign."""
         return tuple(
             NodeWork(
                 name=node.name,

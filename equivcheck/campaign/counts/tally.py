@@ -1,4 +1,4 @@
-"""Counts that workers send and their supervisor adds up."""
+"""Counts of checks: workers send them, the supervisor adds them up."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from equivcheck.scenario.case import Case
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a number of checks."""
+    """Results from some checks."""
 
     outcomes: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
-    """Checks by name of the layout, or `tensor_program`, and outcome."""
+    """Checks by layout name, or `tensor_program`, and outcome."""
     durations: dict[str, Histogram] = field(default_factory=dict)
-    """Seconds of checks by the same name."""
+    """Seconds per check, by the same names."""
     errors: dict[tuple[str, ...], Histogram] = field(default_factory=dict)
-    """Largest errors of equivalent checks, in units of their tolerance, by what cases are counted by: layout and optimizer."""
+    """Largest error in each equivalent check, relative to tolerance, by the case's names: layout and optimizer."""
     beyond: Counter[Outcome] = field(default_factory=Counter)
-    """Checks beyond limits of torch by outcome; no other figure but those of findings includes them."""
+    """Checks beyond torch's limits by outcome. Apart from findings, no other count includes them."""
     known: Counter[str] = field(default_factory=Counter)
-    """Checks that showed a known upstream issue, by its identifier."""
+    """Checks with a known upstream issue, by its id."""
     told: Counter[str] = field(default_factory=Counter)
-    """Checks that told whether a known issue shows, by its identifier: they had what it needs, and ended as no other."""
+    """Checks that could show a known issue and told whether it shows, by its id."""
     avoided: Counter[str] = field(default_factory=Counter)
-    """Checks of scenarios that were changed so that a known issue cannot show, by its identifier."""
+    """Checks changed to avoid a known issue, by its id."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
-    """Why checks were inconclusive or unsupported, or equivalent up to some step; numbers left out."""
+    """Reasons for inconclusive, unsupported and partly undecided checks, with numbers blurred."""
     fingerprints: Counter[str] = field(default_factory=Counter)
-    """How often each finding showed."""
+    """Checks per finding, by fingerprint."""
     slowest_seconds: float = 0.0
     """Duration of the slowest check."""
     slowest: Case | None = None
-    """Its case; None before the first check."""
+    """Case of the slowest check; None before the first check."""
     nearest_error: float = 0.0
-    """Largest error of an equivalent check, in units of its tolerance: at 1 it would be a divergence."""
+    """Largest error in an equivalent check, relative to tolerance. An error above 1 would be a divergence."""
     nearest: Case | None = None
-    """Its case; None before the first equivalent check."""
+    """Case with the largest error; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
-    """Which pairs of features came together in the scenarios that were checked."""
+    """Feature pairs in the checked scenarios."""
     signatures: set[str] = field(default_factory=set)
-    """What ranks did in trainings: calls that followed each other, and what DTensor worked out."""
+    """Signatures of the ranks' work in trainings: consecutive calls, and DTensor's operations by placement."""
     programs: ProgramReach = field(default_factory=ProgramReach)
-    """Which operations ran in the tensor programs that were checked, under which placements."""
+    """Operations and placements in the checked tensor programs."""
     not_repeated: int = 0
-    """Failures of a worker or of ranks where the same case passes alone: the machine's, and in no other figure."""
+    """Failures that did not repeat when the same case ran by itself. The machine caused them, so no other count includes them."""
     num_shrinking: int = 0
-    """Checks that were spent on shrinking; no other figure includes them."""
+    """Checks spent on shrinking. No other count includes them."""
 
     @property
     def num_checks(self) -> int:
-        """All checks but those of shrinking."""
+        """Checks, without those spent on shrinking."""
         return self.outcomes.total()
 
     @property
     def num_undecided(self) -> int:
-        """Checks that are equivalent up to some step, after which nothing could be decided."""
+        """Checks that are equivalent up to some step and undecided afterwards."""
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
-        """The same of one layout or one optimizer, or of all."""
+        """Errors for one layout or optimizer, or for all."""
         found = Histogram()
         for names, errors in self.errors.items():
             if name is None or name in names:
@@ -75,7 +75,7 @@ class Tally:
         return found
 
     def add(self, verdict: CaseVerdict, seconds: float, *, told: Collection[str] = (), avoided: Collection[str] = ()) -> None:
-        """Count a check that took so long, told of some known issues whether they show, and avoided others."""
+        """Count a check with its duration in seconds. `told` and `avoided` are ids of known issues."""
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return
@@ -101,7 +101,7 @@ class Tally:
         self._note_slowest(seconds, verdict.case)
 
     def merge(self, other: Tally) -> None:
-        """Count another tally's checks too."""
+        """Add another tally's counts."""
         self.outcomes.update(other.outcomes)
         for layout, durations in other.durations.items():
             self.durations.setdefault(layout, Histogram()).merge(durations)

@@ -1,1 +1,1 @@
-"""Which pairs of features generated scenarios have, and which they could have."""
+"""Coverage: pairs of features in generated scenarios, and the pairs that are possible."""

@@ -1,4 +1,4 @@
-"""Families of models, and how many pairs of features each has."""
+"""Model families, and their feature pairs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.system.choice import Choice
 
 
 class Family(Choice):
-    """What rows of inputs are, from the most that a model takes to the least."""
+    """Kinds of model inputs, most demanding first."""
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
@@ -18,15 +18,15 @@ class Family(Choice):
 _OF_SEQUENCES = {"Attention", "ContextParallel"}
 """Nouns that need positions."""
 _OF_TOKENS = {"Tokens", "Head", "CrossEntropy"}
-"""Nouns of token models."""
+"""Nouns for token models."""
 _ENDS = {(noun, field) for noun in ("TensorParallel", "LocalTensorParallel") for field in ("source", "head")}
 _CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), *_ENDS}
-"""Fields, of all models, that say something of tokens unless they have one of the values below."""
+"""Fields that belong to token models, unless they have one of the values below."""
 _OF_ANY_MODEL = {"None", "OUTSIDE", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
 
 
 def family_of(feature: Feature) -> Family:
-    """The family of models that alone has a feature; that of rows for what all have."""
+    """The only family of models with a feature; rows for features that all models have."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return Family.TOKENS
@@ -35,7 +35,7 @@ def family_of(feature: Feature) -> Family:
 
 
 def by_families(pairs: Pairs) -> dict[Family, int]:
-    """How many pairs each family has: a pair is of tokens if one of its features is, else of sequences if one is."""
+    """Number of pairs per family. A pair belongs to tokens if one feature does, else to sequences if one does."""
     order = tuple(Family)
     families = [order.index(family_of(feature)) for feature in pairs.features]
     masks = [sum(1 << number for number, family in enumerate(families) if family == each) for each in range(len(order))]

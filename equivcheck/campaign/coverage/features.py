@@ -1,4 +1,4 @@
-"""What a scenario has, taken off the fields of its nouns: a new field is a new feature without being listed anywhere."""
+"""A scenario's features, read from its nouns' fields. A new field is a new feature without registration."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from equivcheck.scenario import Parallelism, Resume, Scenario
 from equivcheck.system.choice import Choice
 
 MANY = 3
-"""From here on, whole numbers and lengths are alike."""
+"""Integers and lengths from this value on share one bucket."""
 
 Path = tuple[str | int, ...]
-"""Where a field lies in a scenario: names of fields, and places in tuples."""
+"""Path to a field: field names and tuple indices."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Feature:
-    """One field of a noun with one value, or with one of a bucket of values."""
+    """A noun's field with one value, or one bucket for several values."""
 
     part: str
-    """Which part of a scenario it belongs to: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
+    """Part of the scenario with the noun: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
-    """The class that declares the field, so that those that inherit it have it in common; of a parallelism its own."""
+    """Class that declares the field, so subclasses share the feature. A parallelism counts as its own class."""
     field: str
-    """Its name; with ``[]`` for what is in it."""
+    """Field name; with ``[]`` for the elements of a tuple."""
     value: str
-    """The value as code, or its bucket: whole numbers and lengths 0, 1, 2 and 3+, others `default`, 0 or `other`."""
+    """Value as code, or its bucket: 0, 1, 2 and 3+ for integers and lengths, else `default`, 0 or `other`."""
 
     def __str__(self) -> str:
         return f"{self.part} {self.noun}.{self.field} {self.value}"
 
 
 def features(scenario: Scenario) -> frozenset[Feature]:
-    """Everything that a scenario has."""
+    """All features in a scenario."""
     return frozenset(feature for feature, _ in located_features(scenario))
 
 
 def located_features(scenario: Scenario) -> Iterator[tuple[Feature, Path]]:
-    """Every feature of a scenario with where it lies.
+    """Yield each feature with its path.
 
-    Seeds are left out, as any value does, and so is what a field always has. The layout of the first steps counts by its name:
-    its options are those that other scenarios have in the layout that ends them.
+    Seeds and constant fields are left out. In a resumed scenario, the first layout counts only by name, because its options also
+    occur in other scenarios' final layouts.
     """
     for top in ("training", "layout"):
         yield from _of_noun(getattr(scenario, top), top, (top,))
@@ -70,7 +70,7 @@ def _of_noun(noun: Any, part: str, path: Path) -> Iterator[tuple[Feature, Path]]
 
 
 def _inside(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """What is in a field: itself, or each of a tuple's."""
+    """Yield a field's value, or each element if it is a tuple."""
     if isinstance(value, tuple):
         yield from (((*path, place), inner) for place, inner in enumerate(value))
     else:
@@ -85,7 +85,7 @@ class _NounField:
     is_plain_noun: bool
 
     def bucket(self, value: Any) -> str:
-        """The value in words, alike for values that are alike."""
+        """A value's bucket, as text."""
         if value is None or isinstance(value, (bool, str)):
             return str(value)
         if isinstance(value, Choice):
@@ -101,7 +101,6 @@ class _NounField:
 
 @cache
 def _fields(noun: type[Any]) -> tuple[_NounField, ...]:
-    """The fields of a class but seeds."""
     hints = get_type_hints(noun)
     return tuple(
         _NounField(field.name, _owner(noun, field.name), field.default, _is_plain_noun(hints[field.name]))
@@ -111,7 +110,7 @@ def _fields(noun: type[Any]) -> tuple[_NounField, ...]:
 
 
 def _is_plain_noun(hint: Any) -> bool:
-    """Whether a field always has a noun of the same class."""
+    """Whether all values of a field have the same class."""
     return isinstance(hint, type) and is_dataclass(hint) and not hint.__subclasses__()
 
 

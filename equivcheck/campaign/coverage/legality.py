@@ -1,9 +1,8 @@
-"""Which pairs of features can occur together, found by trying: a pair is legal if a scenario within all limits has both.
+"""Search for the feature pairs that one scenario can have.
 
-What the strategies draw is legal. For any other pair, examples of the one are given what makes the other, field by field and noun
-by noun, then repaired as the strategies repair what they draw: if both are still there, the pair is legal. Where no example can
-be brought to have both, a limit or a noun forbids it: options of two layouts that are not composed, a flag that another rules
-out, what a layout cannot run.
+Pairs in drawn scenarios are legal. For any other pair, this module takes examples with one feature and copies the other feature
+into them: first the field, then the noun around it, and so on. It repairs the result as the strategies do. The pair is legal if
+both features are still there. If no example keeps both, a limit or a noun forbids the pair.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from equivcheck.scenario import Axis, Mesh, Scenario
 from equivcheck.scenario.file_format.converter import LAYER_TAGS
 
 KEPT_EXAMPLES = 4
-"""Scenarios kept of each feature."""
+"""Scenarios kept per feature."""
 
 
 class Examples:
-    """A few scenarios of each feature, of different layouts as far as there are any, and what came together in all of them."""
+    """A few scenarios per feature, with different layouts if possible, and all pairs that occurred."""
 
     def __init__(self) -> None:
         self._kept: dict[Feature, dict[str, Scenario]] = {}
@@ -34,7 +33,7 @@ class Examples:
         self._layouts: dict[Feature, set[str]] = {}
 
     def add(self, scenario: Scenario) -> None:
-        """Count a scenario, and keep it where its features have too few."""
+        """Count a scenario, and keep it if one of its features has too few examples."""
         found = features(scenario)
         for feature in found:
             self._beside.setdefault(feature, set()).update(found)
@@ -44,15 +43,15 @@ class Examples:
                 kept.setdefault(scenario.layout.name, scenario)
 
     def of(self, feature: Feature) -> Iterable[Scenario]:
-        """Those of a feature."""
+        """Examples with a feature."""
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
-        """Whether a scenario had both."""
+        """Whether one scenario had both features."""
         return other in self._beside[one]
 
     def undrawn(self) -> list[tuple[Feature, Feature]]:
-        """The pairs of features that never came together, though there is a layout that had the one and the other."""
+        """Pairs that never occurred, although some layout had both features in different scenarios."""
         pairs = combinations(sorted(self._beside), 2)
         return [
             pair
@@ -62,12 +61,12 @@ class Examples:
 
     @property
     def legal(self) -> Pairs:
-        """The pairs that came together."""
+        """Pairs found in a scenario."""
         return pairs_of(self._beside, [(one, other) for one, beside in self._beside.items() for other in beside if one < other])
 
 
 def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:
-    """A scenario within all limits that has both; None if no example could be brought to."""
+    """Find a supported scenario with both features; None if no example can have both."""
     if _is_same_field(one, other):
         return None
     for first, second in product(examples.of(one), examples.of(other)):
@@ -78,14 +77,14 @@ def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None
 
 
 def _is_same_field(one: Feature, other: Feature) -> bool:
-    """Whether both are values of a field that a scenario has once: nouns in tuples it may have several times."""
+    """Whether both are values of one field that a scenario has only once. Nouns in tuples occur several times."""
     several = ("LayerPlan", "Group", "Axis", *(kind.__name__ for kind in LAYER_TAGS.values()))
     same = (one.part, one.noun, one.field) == (other.part, other.noun, other.field)
     return same and one.noun not in several and not one.field.endswith("[]")
 
 
 def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Scenario]:
-    """The base with what gives the source a feature: the field alone, the noun that has it, and so on to all but the root."""
+    """Copy a feature from `source` to `base`: first the field, then the noun around it, up to the root."""
     for found, path in located_features(source):
         if found == feature:
             for length in range(len(path), 0, -1):
@@ -97,7 +96,7 @@ def _crossed(base: Scenario, source: Scenario, feature: Feature) -> Iterator[Sce
 
 
 def _on_one_rank(scenario: Scenario) -> Scenario | None:
-    """The same on axes of size 1, where any number of rows can be shared out."""
+    """The scenario with all axes reduced to size 1, so that any number of rows can be split."""
     axes = tuple(Axis(name=axis.name, size=1) for axis in scenario.layout.mesh.axes)
     try:
         return replace(scenario, layout=replace(scenario.layout, mesh=Mesh(axes=axes)))
@@ -112,7 +111,7 @@ def _at(value: Any, path: Path) -> Any:
 
 
 def _with(value: Any, path: Path, new: Any) -> Any:
-    """The value with something new in a place; None if there is no such place, or nothing new may be there."""
+    """Replace the value at a path; None if the path does not exist or does not accept the value."""
     if value is None or not path:
         return new if not path else None
     step, rest = path[0], path[1:]
@@ -128,7 +127,7 @@ def _with(value: Any, path: Path, new: Any) -> Any:
 
 
 def _repaired(scenario: Scenario | None) -> Scenario | None:
-    """The nearest scenario within all limits, rows shared out as the strategies do; None if there is none."""
+    """The nearest supported scenario, with rows distributed as the strategies do; None if there is none."""
     if scenario is None:
         return None
     # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.

@@ -1,4 +1,4 @@
-"""Which operations some tensor programs have had, and under which placements of their arguments."""
+"""Operations in tensor programs, with the placements of their arguments."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redi
 from equivcheck.programs.verdict import ProgramVerdict
 
 Place = tuple[str, int, str]
-"""An operation, which of its arguments, and how that lies: ``S``, ``P(sum)``, ``R S`` on two axes; ``value`` if computed."""
+"""Operation, argument index, and placement: ``S``, ``P(sum)``, ``R S`` on two axes; ``value`` if the argument is computed."""
 
 
 class ProgramReach:
-    """Operations with placements of arguments; small enough to travel between processes."""
+    """Operations with argument placements. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_programs = 0
         self.places: set[Place] = set()
         self.refused: Counter[str] = Counter()
-        """Statements that all ranks refused, by operation."""
+        """Statements refused by all ranks, per operation."""
 
     def add(self, program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> None:
-        """Count a program, without some of its statements."""
+        """Count a program, without the statements in `leaving_out`."""
         self.num_programs += 1
         self.places.update(places_of(program, leaving_out=leaving_out))
 
     def add_checked(self, verdict: ProgramVerdict) -> None:
-        """Count a program that was checked; statements that did not apply are no operations."""
+        """Count a checked program, without the statements that did not apply."""
         self.add(verdict.program, leaving_out=verdict.clones)
         statements = verdict.program.statements
         refused = [statements[each.statement] for each in verdict.refusals if each.statement >= 0]
         self.refused.update(each.name for each in refused if isinstance(each, Operation))
 
     def gain(self, program: TensorProgram) -> int:
-        """How many places a program would add."""
+        """How many new places a program would add."""
         return len({*places_of(program)} - self.places)
 
     def merge(self, other: ProgramReach) -> None:
-        """Count another's programs too."""
+        """Add another reach's programs."""
         self.num_programs += other.num_programs
         self.places |= other.places
         self.refused.update(other.refused)
 
     @property
     def operations(self) -> frozenset[str]:
-        """The operations that were reached."""
+        """Reached operations."""
         return frozenset(operation for operation, _, _ in self.places)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The operations that were not, in order."""
+        """Operations not reached yet, in order."""
         return tuple(name for name in OPERATIONS if name not in self.operations)
 
 
 def places_of(program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> Iterator[Place]:
-    """What its operations are called with."""
+    """Yield a place for each argument of each operation."""
     for number, statement in enumerate(program.statements):
         if isinstance(statement, Operation) and number not in leaving_out:
             for index, back in enumerate(statement.arguments):

@@ -1,4 +1,4 @@
-"""Which pairs of features some scenarios have had: counted as they are drawn, in less than a millisecond each."""
+"""Feature pairs in drawn scenarios, counted in less than a millisecond per scenario."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from equivcheck.scenario import Scenario
 
 
 class Reach:
-    """Pairs of shipped features that were drawn together; small enough to travel between processes."""
+    """Drawn pairs, counting shipped features only. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_scenarios = 0
         self.unknown: set[Feature] = set()
-        """Features of third parties, and those newer than the table of legal pairs: they count in no pair."""
+        """Third-party features, and features newer than the table of legal pairs. They count in no pair."""
         self._rows = [0] * len(_numbers())
 
     def add(self, scenario: Scenario) -> None:
@@ -28,50 +28,50 @@ class Reach:
             self._rows[number] |= mask
 
     def gain(self, scenario: Scenario) -> int:
-        """How many pairs, in both orders, a scenario would add."""
+        """How many new pairs a scenario would add, counted in both orders."""
         numbers, mask = shipped(scenario)
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
-        """Count another's scenarios too."""
+        """Add another reach's scenarios."""
         self.num_scenarios += other.num_scenarios
         self.unknown |= other.unknown
         self._rows = [mine | theirs for mine, theirs in zip(self._rows, other._rows, strict=True)]
 
     @property
     def drawn(self) -> Pairs:
-        """The pairs that were drawn."""
+        """Drawn pairs."""
         order = legal_pairs().features
         return Pairs(order, tuple(row & ~(1 << number) for number, row in enumerate(self._rows)))
 
     @property
     def legal(self) -> Pairs:
-        """The pairs that can occur together: those known to, and what has been drawn."""
+        """Legal pairs: those in the table, and those drawn."""
         known = legal_pairs()
         return Pairs(known.features, tuple(one | other for one, other in zip(known.rows, self.drawn.rows, strict=True)))
 
     @property
     def missing(self) -> Pairs:
-        """The legal pairs that were never drawn."""
+        """Legal pairs not drawn yet."""
         legal, drawn = self.legal, self.drawn
         return Pairs(legal.features, tuple(one & ~other for one, other in zip(legal.rows, drawn.rows, strict=True)))
 
     @property
     def share(self) -> float:
-        """The share of legal pairs that were drawn, 0 to 1."""
+        """Drawn share of the legal pairs, 0 to 1."""
         return self.drawn.count / max(1, self.legal.count)
 
 
 def num_shipped() -> int:
-    """How many features are in the table of legal pairs."""
+    """How many features the table of legal pairs has."""
     return len(_numbers())
 
 
 @lru_cache(maxsize=4)
 def shipped(scenario: Scenario) -> tuple[tuple[int, ...], int]:
-    """The numbers of its features in the table of legal pairs, in order, and the same as bits; others are left out.
+    """A scenario's features as sorted numbers and as a bit mask. Features outside the table are left out.
 
-    The last few are kept: what a scenario would add is asked several times.
+    The last few are cached, because selection asks several times about one scenario.
     """
     known = _numbers()
     numbers = tuple(sorted(known[feature] for feature in features(scenario) if feature in known))
@@ -79,7 +79,7 @@ def shipped(scenario: Scenario) -> tuple[tuple[int, ...], int]:
 
 
 def by_parts(pairs: Pairs) -> dict[tuple[str, str], int]:
-    """How many pairs there are between features of two parts of a scenario, for every two parts in order."""
+    """Pair counts between each two parts of a scenario."""
     parts = sorted({feature.part for feature in pairs.features})
     counts = dict.fromkeys(combinations_with_replacement(parts, 2), 0)
     for number, feature in enumerate(pairs.features):

@@ -1,4 +1,4 @@
-"""Which triples of features some scenarios have had."""
+"""Feature triples in drawn scenarios."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Pairs = tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[np.i
 
 
 class Triples:
-    """Triples of shipped features that came together: for every two, the third ones as bits."""
+    """Triples of shipped features: for each pair, the third features as bits."""
 
     def __init__(self) -> None:
         count = num_shipped()
@@ -30,13 +30,13 @@ class Triples:
         self._thirds[pairs] |= mask
 
     def gain(self, scenario: Scenario) -> int:
-        """How many triples a scenario would add, and two thirds for each new pair."""
+        """How many new triples a scenario would add, plus 2/3 for each new pair."""
         pairs, mask = self._pairs(scenario)
         new = mask & ~self._thirds[pairs]
         return int.from_bytes(new.tobytes(), "little").bit_count() // 3
 
     def _pairs(self, scenario: Scenario) -> tuple[_Pairs, _Bits]:
-        """Every two of a scenario's features, by their numbers, and all of them as bits."""
+        """All pairs of a scenario's features by number, and all its features as a bit mask."""
         numbers, mask = shipped(scenario)
         found = np.array(numbers, dtype=np.intp)
         first, second = _two_of(len(numbers))

@@ -1,1 +1,1 @@
-"""Failing scenarios, kept on disk, one a fingerprint."""
+"""Findings: failing cases on disk, one folder per fingerprint."""

@@ -1,4 +1,4 @@
-"""Whether a finding shows in a later check of its scenario."""
+"""Compares a finding with a later check of its case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.system.choice import Choice
 
 
 class Again(Choice):
-    """What a later check of a finding's case says about its fault."""
+    """A later check's answer about a finding."""
 
     SHOWS = "shows"
     KNOWN = "known"
@@ -21,7 +21,7 @@ class Again(Choice):
 
 
 def again(kept: CaseVerdict, verdict: CaseVerdict) -> Again:
-    """Whether a verdict is of the same fault as a kept one; what is unsupported, or in doubt at some step, does not tell."""
+    """Compare a later verdict with the kept one. `UNTOLD` if the verdict is unsupported, or undecided at some step."""
     if verdict.is_clear:
         return Again.DOES_NOT
     if not (verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN):
@@ -34,12 +34,12 @@ def again(kept: CaseVerdict, verdict: CaseVerdict) -> Again:
 
 
 def why_untold(verdict: CaseVerdict) -> str:
-    """The outcome of a check and its reason, in a line: ``unsupported: torch 2.9 has no ...``."""
+    """Outcome and reason in one line: ``unsupported: torch 2.9 has no ...``."""
     return ": ".join(filter(None, (verdict.outcome.value, verdict.reason or verdict.undecided)))
 
 
 def shows_again(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """The same as the answer of a version of torch; a scenario that fails there in another way cannot tell."""
+    """Answer as for a torch version. A case that fails there in another way counts as `CANNOT_RUN`."""
     found = again(kept, verdict)
     if found is Again.DOES_NOT:
         return Showing(shows=Shows.DOES_NOT)

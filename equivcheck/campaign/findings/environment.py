@@ -1,4 +1,4 @@
-"""The versions under which something was found."""
+"""Versions installed when a finding was made."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import equivcheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Versions and machine; an empty version is a package that is not installed."""
+    """Versions and machine. An empty version means that the package is not installed."""
 
     date: str
-    """When, in UTC, as ``2026-01-31T12:00:00+00:00``."""
+    """Time in UTC, such as ``2026-01-31T12:00:00+00:00``."""
     equivcheck: str
-    """Version of this package."""
+    """Version from `equivcheck.__version__`."""
     torch: str
-    """Version of torch."""
+    """Torch version."""
     hypothesis: str
-    """Version of Hypothesis."""
+    """Hypothesis version."""
     numpy: str
-    """Version of NumPy."""
+    """NumPy version."""
     python: str
-    """Version of Python."""
+    """Python version."""
     platform: str
-    """Operating system and processor, as `platform.platform` says."""
+    """Operating system and processor, from `platform.platform`."""
 
 
 def environment() -> Environment:
-    """What is installed here, now; reads package metadata only, so it imports no torch."""
+    """Versions installed now. It reads only package metadata, so it does not import torch."""
     return Environment(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         equivcheck=equivcheck.__version__,

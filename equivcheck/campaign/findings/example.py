@@ -1,4 +1,4 @@
-"""Which of two verdicts with one fingerprint is the better example to keep."""
+"""Comparison between two verdicts with one fingerprint: which case is the better example?"""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 V = TypeVar("V", bound=CaseVerdict)
 
 _EXAMINED = ("diagnosis", "confirmed", "drift")
-"""Fields that a verdict gets after its case was shrunk."""
+"""Fields that a verdict gets after shrinking."""
 NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
-"""Stands in `unfinished` of a verdict from the moment of the finding until its case has been shrunk."""
+"""Mark in `unfinished` until the case has been shrunk."""
 
 
 def is_better(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether its case is smaller. A case that was shrunk, or also explained, gives way only to another such case."""
+    """Whether the new case is smaller. A shrunk or explained case gives way only to another such case."""
     return _order(verdict) < _order(before)
 
 
 def says_more(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether a verdict on the same case says more: why it failed, or whether another world finds the same."""
+    """Whether a verdict on the same case adds an explanation or another world's confirmation."""
     adds = any(getattr(verdict, name) and not getattr(before, name) for name in (*_EXAMINED, "unfinished"))
     return adds and before.case == verdict.case and (is_shrunk(verdict) or not is_shrunk(before))
 
 
 def is_examined(verdict: CaseVerdict) -> bool:
-    """Whether its case was shrunk, and explained or confirmed."""
+    """Whether the case was explained or confirmed."""
     return any(getattr(verdict, name) for name in _EXAMINED)
 
 
 def is_shrunk(verdict: CaseVerdict) -> bool:
-    """Whether the search for a smaller case came to its end."""
+    """Whether the search for a smaller case ended."""
     return NOT_SHRUNK not in verdict.unfinished
 
 
 def marked_not_shrunk(verdict: V) -> V:
-    """The verdict with the mark of a case that has not been shrunk."""
+    """Add the mark for a case that has not been shrunk."""
     return replace(verdict, unfinished="; ".join(filter(None, (verdict.unfinished, NOT_SHRUNK))))
 
 
 def without_mark(verdict: V) -> V:
-    """The verdict without that mark."""
+    """Remove that mark."""
     kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
     return replace(verdict, unfinished="; ".join(kept))
 

@@ -1,4 +1,4 @@
-"""What became of a finding between the torch that it was found with and the one that is installed."""
+"""Fate of a finding under the installed torch version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.system.choice import Choice
 
 
 class Fate(Choice):
-    """What a finding does when it is checked again; the values are what a summary calls it."""
+    """Behavior of a finding in a new check. Summaries print the values."""
 
     STILL = "still shows"
     NEW = "new here"
@@ -28,26 +28,26 @@ class Fate(Choice):
 
     @property
     def is_finding(self) -> bool:
-        """Whether there is something to look at."""
+        """Whether the case still needs attention."""
         return self in (Fate.STILL, Fate.NEW, Fate.DIFFERENTLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """A finding that was checked again."""
+    """A finding with a new check."""
 
     finding: Finding
-    """What was kept."""
+    """The finding from the store."""
     verdict: CaseVerdict
-    """What a check says now."""
+    """Verdict from the new check."""
     fate: Fate
-    """What became of it."""
+    """Change since the finding was made."""
     words: str
-    """The same for people, with the versions: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
+    """Fate with versions, for people: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
 
 
 def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> Replayed:
-    """What a check on a version of torch says about a finding."""
+    """Judge a finding by a new check on a torch version."""
     fate, words = _told(finding, verdict, Version(Version(torch).public))
     return Replayed(finding=finding, verdict=verdict, fate=fate, words=words)
 
@@ -65,7 +65,6 @@ def _told(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, 
 
 
 def _shows(finding: Finding, here: Version) -> tuple[Fate, str]:
-    """New is what the version measured before this one does not show."""
     before = [(version, shows) for version, shows in _known_of(finding) if version < here]
     if before and not before[-1][1]:
         return Fate.NEW, f"new here: does not show in {before[-1][0]}"
@@ -86,7 +85,7 @@ def _does_not(finding: Finding, here: Version) -> tuple[Fate, str]:
 
 
 def _between(what: str, finding: Finding, before: Version, after: Version) -> str:
-    """``fixed in 2.14.1`` if a bisection says that no version lies between, else ``fixed between 2.13.0 and 2.14.1``."""
+    """``fixed in 2.14.1`` if a bisection has no version between the two, else ``fixed between 2.13.0 and 2.14.1``."""
     versions = finding.shown_in.versions if finding.shown_in else ()
     if (str(before), str(after)) in pairwise(versions):
         return f"{what} in {after}"
@@ -94,7 +93,7 @@ def _between(what: str, finding: Finding, before: Version, after: Version) -> st
 
 
 def _known_of(finding: Finding) -> list[tuple[Version, bool]]:
-    """The versions of which it is known whether the finding shows there, oldest first."""
+    """Versions with a known answer, oldest first."""
     return sorted((dict(_measured(finding)) | {Version(Version(finding.environment.torch).public): True}).items())
 
 

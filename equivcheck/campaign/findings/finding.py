@@ -1,4 +1,4 @@
-"""A failing case as a folder: scenario.json, verdict.json, environment.json and a README.md for people."""
+"""Files in a finding's folder: scenario.json, verdict.json, environment.json and a README.md for people."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ VERSIONS = "versions.json"
 
 
 class BrokenFinding(UsageError):
-    """A folder is not a finding, or no longer is; the text names the file and what is wrong with it."""
+    """A folder is not a valid finding. The text names the file and the mistake."""
 
 
 class StoreFailed(EquivCheckError):
-    """A finding cannot be written; nothing that was kept is harmed."""
+    """A finding cannot be written. Earlier findings are unharmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a folder of the store holds."""
+    """A finding's folder, loaded."""
 
     path: Path
-    """The folder."""
+    """The finding's folder."""
     verdict: CaseVerdict
-    """What was found, with the case."""
+    """Verdict with the case."""
     environment: Environment
-    """Where it was found."""
+    """Versions when it was found."""
     shown_in: ShownIn | None = None
-    """In which versions of torch it shows, if that was looked for."""
+    """Bisection result; None before a bisection."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for equal faults."""
+        """Equal for equal faults."""
         return fingerprint(self.verdict)
 
 
 def verdict_object(verdict: CaseVerdict) -> dict[str, Any]:
-    """The verdict as JSON values, without its calls; its case with kind and format version, as a file of it has them."""
+    """Verdict as JSON values, without its calls. The case has kind and format version, as in a file."""
     mark, (_, field) = fingerprint(verdict) if verdict.outcome.is_finding else None, VERDICTS[type(verdict.case)]
     return {"fingerprint": mark, **_values(verdict), field: json.loads(to_json(verdict.case))}
 
 
 def verdict_from(values: dict[str, Any], case: Any, *, where: str) -> CaseVerdict:
-    """The verdict on a case that JSON values describe. Raises `InvalidScenario`."""
+    """Build a verdict from JSON values and its case. Raises `InvalidScenario`."""
     verdict, field = VERDICTS[type(case)]
     return decode(verdict, values | {field: encode(case)}, where=where)
 
 
 def communication_object(verdict: Verdict) -> dict[str, Any]:
-    """Every call of every rank, and what was expected of each, as JSON values."""
+    """Actual and expected calls per rank, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
     counted = [totals(calls, layout.mesh) for calls in verdict.calls]
     expected = [as_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
@@ -81,7 +81,6 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
 
 
 def _values(verdict: CaseVerdict) -> dict[str, Any]:
-    """The verdict but what its ranks did, which can be had again and is much."""
     values: dict[str, Any] = encode(replace(verdict, calls=()) if isinstance(verdict, Verdict) else verdict)
     for name in ("calls", "signature"):
         values.pop(name, None)
@@ -106,9 +105,9 @@ def write_finding(folder: Path, verdict: CaseVerdict, shown_in: ShownIn | None =
 
 
 def write_versions(finding: Finding, shown_in: ShownIn) -> None:
-    """Put into a finding's folder in which versions of torch it shows.
+    """Add a bisection result to a finding's folder.
 
-    Raises `BrokenFinding` if another one is there by now, and `StoreFailed`.
+    Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if it cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
         raise BrokenFinding(f"finding {finding.path} has another case by now; its versions are not written")
@@ -120,7 +119,6 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
 
 
 def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
-    """For people only: what fails here must not cost the finding."""
     try:
         return readme(mark, verdict, found_in, shown_in)
     except Exception as error:
@@ -132,7 +130,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_finding(folder: Path) -> Finding:
-    """Read a folder that `write_finding` filled; raises `BrokenFinding`, one line, naming the file and the place in it."""
+    """Read a folder that `write_finding` filled. Raises `BrokenFinding` with one line that names the file and the place in it."""
     if not os.path.isdir(folder):
         raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
     try:
@@ -156,7 +154,7 @@ def _shown_in(path: Path) -> ShownIn | None:
 
 
 def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """The verdict of a finding kept before fields and tensors had their present names."""
+    """Rename fields and tensors in verdicts that older versions wrote."""
     old_names = {"unforeseen": "unmodelled"}
     text = json.dumps({old_names.get(name, name): value for name, value in values.items()})
     upgraded: dict[str, Any] = json.loads(text.replace(".side.weight", ".auxiliary.weight"))

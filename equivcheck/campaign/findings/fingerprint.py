@@ -1,4 +1,4 @@
-"""What makes two failing verdicts the same finding."""
+"""Fingerprints: two failing verdicts with the same fault have the same one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.worlds.failure import Failure, FailureKind, RankState
 from equivcheck.worlds.trace.differences import Divergence
 
 _LENGTH = 12
-"""Hex digits: 48 bits, so that two of a thousand findings collide once in half a billion stores."""
+"""Hex digits. With 48 bits, a thousand findings collide in one store out of half a billion."""
 
 _BLURRED = (
     (re.compile(r"\s*Sharding propagation failed for .*?(?=, caused by |$)", re.DOTALL), ""),
@@ -20,18 +20,18 @@ _BLURRED = (
     (re.compile(r"N(?:, ?N)+,?"), "N"),
     (re.compile(r"\s+"), " "),
 )
-"""What differs between two messages about the same thing: where DTensors lie, addresses, paths, numbers, how many numbers are
-listed, line breaks."""
+"""Text that differs between two messages about one fault: DTensor placements, addresses, paths, numbers, list lengths, line
+breaks."""
 
 
 def fingerprint(verdict: CaseVerdict) -> str:
-    """A short hash of what is wrong: the same for the same fault in any world, at any size and step; 12 hex digits."""
+    """Hash the fault into 12 hex digits. World, sizes and step do not change it."""
     parts = (verdict.outcome.value, verdict.case.name, *what_is_wrong(verdict), *(["beyond"] if verdict.beyond else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_LENGTH]
 
 
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
-    """The fault without the layout: phase, difference and kind of tensor; the error of a crash; the calls of a hang."""
+    """The fault without the layout: phase, difference and tensor kind; a crash's error; a hang's calls."""
     if verdict.divergence is not None:
         return _of_divergence(verdict.divergence)
     if verdict.failure is None:
@@ -49,9 +49,9 @@ def _of_crash(failure: Failure) -> tuple[str, ...]:
 
 
 def _of_hang(failure: Failure) -> tuple[str, ...]:
-    """A deadlock that a simulation sees is a timeout elsewhere, so the two are not told apart.
+    """A simulated deadlock is a timeout elsewhere, so both get one fingerprint.
 
-    Where a rank was still at work, what the others waited in says how far they had come, not what is wrong.
+    If a rank was still computing, the calls of the waiting ranks only say how far they had come.
     """
     if any(report.state is RankState.RUNNING for report in failure.reports):
         return ("endless",)
@@ -61,12 +61,12 @@ def _of_hang(failure: Failure) -> tuple[str, ...]:
 
 
 def kind_of_tensor(name: str) -> str:
-    """A tensor's name without the indices in it; of optimizer state the key alone."""
+    """Tensor name without indices; for optimizer state only its key."""
     return blur(name.rsplit("/", 1)[-1])
 
 
 def blur(text: str) -> str:
-    """A message without what differs from one occurrence to the next."""
+    """Remove the parts of a message that differ between two occurrences."""
     for pattern, replacement in _BLURRED:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -1,4 +1,4 @@
-"""Where findings are kept unless the user names another folder. Imported by every command, so it imports nothing else."""
+"""Default folder for findings. Each command imports this module, so it imports no other."""
 
 from __future__ import annotations
 

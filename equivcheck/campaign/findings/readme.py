@@ -1,4 +1,4 @@
-"""The text that a finding's folder greets people with."""
+"""README.md in a finding's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BISECTED = "Of torch {oldest} to {newest}, it {shown_in} (versions.json, by `eq
 
 
 def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
-    """Markdown for people: what is wrong, where it was seen, how to see it again."""
+    """Markdown for people: the fault, its environment, and commands that show it again."""
     ranks = verdict.case.num_ranks
     return _TEMPLATE.format(
         layout=verdict.case.counted_by[0],

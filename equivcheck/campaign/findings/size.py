@@ -1,4 +1,4 @@
-"""How much there is to look at in a case: its size, and what in a scenario is not at its default."""
+"""Size of a case, and its settings that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Mod
 from equivcheck.scenario.case import Case
 
 Size = tuple[int, ...]
-"""Ordered: of a scenario ranks, what is no linear layer, layers, steps, rows, sizes, settings that are not their default."""
+"""Compared in order. A scenario has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
 _WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
-"""How large a scenario is, and what it draws: no settings."""
+"""Sizes and random draws, which are no settings."""
 _USUAL = (Model, Data, Group, Layer, LayerPlan)
-"""Nouns whose kind says nothing: what stands there is of no other kind, or that is the plainest."""
+"""Nouns without a kind in `settings_of`, because they are the plainest or only kind in their place."""
 
 
 @singledispatch
 def size_of(case: Case) -> Size:
-    """How much there is to look at: the lexicographically smaller size is the better example of the same fault."""
+    """Size of a case. Among examples with the same fault, the lexicographically smallest is the best."""
     raise TypeError(f"{type(case).__name__} is no case")
 
 
@@ -46,7 +46,7 @@ def _(scenario: Scenario) -> Size:
 
 @size_of.register
 def _(program: TensorProgram) -> Size:
-    """Statements, ranks, axes, elements, axes along which something is not replicated, settings that are not their default."""
+    """Statements, ranks, axes, elements, axes that are not replicated, and settings not at default."""
     tensors = [each for each in program.statements if isinstance(each, (Leaf, Constant))]
     placed = [each for each in program.statements if isinstance(each, (Leaf, Constant, Redistribution))]
     return (
@@ -60,19 +60,19 @@ def _(program: TensorProgram) -> Size:
 
 
 def _num_unusual(training: Training) -> int:
-    """What there is that is no linear layer over rows, nor a loss of real targets."""
+    """Number of parts beyond linear layers over rows and a loss with real targets."""
     model = training.model
     others = [model.source, model.head, *(layer for layer in model.layers if not isinstance(layer, Layer))]
     return sum(other is not None for other in others) + isinstance(training.loss, CrossEntropy)
 
 
 def _sizes_within(part: Any) -> int:
-    """What a layer or an embedding has of sizes beside those of its input and output."""
+    """Sizes inside a layer or embedding, without its input and output."""
     return sum(getattr(part, name, 0) for name in _WITHIN)
 
 
 def _settings(value: Any) -> Iterator[Any]:
-    """Every field below `value` that was set to something else than its default."""
+    """Yield each field below `value` that differs from its default."""
     if isinstance(value, tuple):
         for item in value:
             yield from _settings(item)
@@ -86,12 +86,12 @@ def _settings(value: Any) -> Iterator[Any]:
 
 
 def is_default(field: Field[Any], value: object) -> bool:
-    """Whether a setting has its default, if it has one."""
+    """Whether the field has its default value."""
     return field.default is not MISSING and field.default == value
 
 
 def settings_of(scenario: Scenario) -> tuple[str, ...]:
-    """Everything that is not at its default but sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
+    """Settings not at default, without sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
     return (*_of(scenario.training, ""), *_of_layout(scenario))
 
 
@@ -122,7 +122,7 @@ def _setting(value: Any, path: str) -> Iterator[str]:
 
 
 def _item(value: Any, path: str) -> Iterator[str]:
-    """The kind of a noun unless it is the usual one, and what is set in it."""
+    """A noun's kind, unless it is the usual one, and its settings."""
     if not isinstance(value, _USUAL):
         yield f"{path} {type(value).__name__}"
     yield from _of(value, path)

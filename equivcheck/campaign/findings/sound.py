@@ -1,4 +1,4 @@
-"""What a finding's files must say, beyond the types of their fields, to be that of a finding."""
+"""Validation of a finding's files beyond their field types."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from equivcheck.scenario.noun import shown
 from equivcheck.worlds.pool import COMPARABLE
 
 _MAX_REASON = 100_000
-"""Characters of a reason; errors of torch with the stacks of several ranks have some thousand."""
+"""Most characters in a reason. Torch errors with stacks from several ranks have some thousand."""
 _MAX_VERSION = 200
-"""Characters of a field of an environment."""
+"""Most characters in an environment field."""
 
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
-    """Raise `InvalidScenario` for a verdict that no check gives of a finding."""
+    """Raise `InvalidScenario` for a verdict that cannot belong to a finding."""
     if not verdict.outcome.is_finding or verdict.known:
         raise InvalidScenario(f"{where}: outcome: {verdict.outcome.value} is no finding; allowed: diverged, crashed, hung")
     if verdict.world not in COMPARABLE:
@@ -37,7 +37,7 @@ def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
 
 
 def require_sound_environment(environment: Environment, where: str) -> None:
-    """Raise `InvalidScenario` for versions that could not be shown or compared."""
+    """Raise `InvalidScenario` for versions that cannot be printed or compared."""
     for field in fields(Environment):
         value = getattr(environment, field.name)
         if not (value.isprintable() and len(value) <= _MAX_VERSION):
@@ -47,7 +47,7 @@ def require_sound_environment(environment: Environment, where: str) -> None:
 
 
 def require_sound_versions(shown_in: ShownIn, where: str) -> None:
-    """The same for the versions of a bisection."""
+    """Raise `InvalidScenario` for an empty or invalid bisection result."""
     if not shown_in.versions or not shown_in.measured:
         raise InvalidScenario(f"{where}: no version was measured; allowed: at least one")
     for version in (*shown_in.versions, *(found.torch for found in shown_in.measured)):

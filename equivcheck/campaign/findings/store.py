@@ -1,4 +1,4 @@
-"""The folder of findings: equal fingerprints kept once, the best example of each."""
+"""Store for findings: a folder with the best example per fingerprint."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from equivcheck.system.choice import Choice
 
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
-"""Limit for waiting for another writer; each holds the lock for a few milliseconds."""
+"""Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
 _PROBED_BYTES = 2**16
-"""More than a finding takes."""
+"""Larger than any finding."""
 
 
 class Kept(Choice):
-    """What the store did with a verdict."""
+    """How the store handled a verdict."""
 
     NEW = "new"
     BETTER = "better"
     SEEN = "seen"
     UNKEPT = "unkept"
-    """Nothing: the store could not be written."""
+    """The store could not be written."""
 
 
 class FindingStore:
-    """Findings on disk, one folder a fingerprint; any number of processes may write and read it at once."""
+    """Findings on disk, one folder per fingerprint. Any number of processes may read and write at the same time."""
 
     def __init__(self, path: Path | str = DEFAULT_STORE) -> None:
         self.path = Path(path)
 
     def keep(self, verdict: CaseVerdict) -> Kept:
-        """Keep a failing verdict unless one with its fingerprint is there that is no worse an example; raises `StoreFailed`.
+        """Keep a failing verdict unless the store has a better example. Raises `StoreFailed`.
 
-        Whether another world finds the same is added to one with the same case.
+        A confirmation by another world is added to a finding with the same case.
         """
         assert verdict.outcome.is_finding, f"{verdict.outcome!r} is nothing to keep"
         with self._locked():
             return self._keep(verdict)
 
     def take(self, finding: Finding) -> Kept:
-        """Keep a copy of a finding of another store, with where it was found, by the same rule; raises `StoreFailed`."""
+        """Copy a finding from another store unless this store has a better example. Raises `StoreFailed`."""
         mark = finding.fingerprint
         with self._locked():
             kept = self._kept(mark)
@@ -65,13 +65,13 @@ class FindingStore:
             return Kept.NEW if kept is None else Kept.BETTER
 
     def require_writable(self) -> None:
-        """Raise `StoreFailed` where findings could not be kept."""
+        """Raise `StoreFailed` if a finding could not be written."""
         with self._locked(), self._new_folder() as folder:
             (folder / "probe").write_bytes(bytes(_PROBED_BYTES))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, after clearing up; what fails raises `StoreFailed`."""
+        """Lock the store for one writer, after clearing up. Failures raise `StoreFailed`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path / _LOCK, timeout=_LOCK_SECONDS):
@@ -81,17 +81,17 @@ class FindingStore:
             raise StoreFailed(f"findings cannot be kept in {self.path}: {getattr(error, 'strerror', '') or error}") from error
 
     def folder(self, mark: str) -> Path:
-        """The folder of a fingerprint, whether or not it is there."""
+        """Folder for a fingerprint, whether or not it exists."""
         return self.path / mark
 
     def fingerprints(self) -> tuple[str, ...]:
-        """Of everything kept, sorted."""
+        """All fingerprints, sorted."""
         if not self.path.is_dir():
             return ()
         return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
     def load(self, prefix: str) -> Finding:
-        """The one finding whose fingerprint starts with `prefix`; raises `UsageError` if there is none or several."""
+        """Load the only finding with this prefix. Raises `UsageError` if there is none or several."""
         matches = [mark for mark in self.fingerprints() if prefix and mark.startswith(prefix)]
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))
@@ -118,7 +118,7 @@ class FindingStore:
 
     @contextlib.contextmanager
     def _new_folder(self) -> Iterator[Path]:
-        """A folder to be filled, and renamed or else removed."""
+        """A new folder, removed at the end unless it was renamed."""
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self.path))
         try:
             new.chmod(0o755)
@@ -127,13 +127,16 @@ class FindingStore:
             _remove(new)
 
     def _kept(self, mark: str) -> Finding | None:
-        """What is kept; a folder that cannot be read is as good as none, and is replaced."""
+        """The finding in the store. An unreadable folder counts as none, and is replaced."""
         with contextlib.suppress(BrokenFinding):
             return load_finding(self.folder(mark))
         return None
 
     def _swap_in(self, new: Path, mark: str) -> None:
-        """A folder cannot be renamed over another, so the old one steps aside first; `_repair` undoes half a swap."""
+        """Swap a new folder in.
+
+        A folder cannot be renamed over another, so the old one steps aside first. `_repair` undoes half a swap.
+        """
         old = self.path / f"{_OLD}{mark}"
         if self.folder(mark).exists():
             os.rename(self.folder(mark), old)
@@ -141,7 +144,7 @@ class FindingStore:
         _remove(old)
 
     def _repair(self) -> None:
-        """Clear up after a writer that was killed; only with the lock held."""
+        """Clear up after a writer that was killed. Requires the lock."""
         for old in self.path.glob(f"{_OLD}*"):
             mark = old.name.removeprefix(_OLD)
             if self.folder(mark).exists():
@@ -153,7 +156,6 @@ class FindingStore:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or what lies in its place; what cannot be removed stays."""
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""In which versions of torch a finding shows, kept beside it: versions.json."""
+"""Bisection result in a finding's folder: versions.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.system.choice import Choice
 
 
 class Method(Choice):
-    """How it is told whether a finding shows on a version of torch."""
+    """Test that decides whether a finding shows on a torch version."""
 
     SCRIPT = "script"
     REPLAY = "replay"
@@ -21,27 +21,27 @@ class Method(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Whether a finding shows on one version."""
+    """Answer from one version."""
 
     torch: str
-    """The version."""
+    """Torch version."""
     showing: Showing
-    """Whether it shows, or why that cannot be told."""
+    """Whether the finding shows, or why the version cannot tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownIn:
-    """What a bisection has found out."""
+    """Bisection result."""
 
     by: Method
-    """How."""
+    """The test used."""
     versions: tuple[str, ...]
-    """The versions that it was about, oldest first."""
+    """All versions in question, oldest first."""
     measured: tuple[Measured, ...]
-    """Those of them that were measured, oldest first."""
+    """Measured versions, oldest first."""
 
     def __str__(self) -> str:
-        """``begins in 2.11.0, still shows in 2.15.0``: each run of versions that it shows in, and how sure its ends are."""
+        """``begins in 2.11.0, still shows in 2.15.0``: each range with its ends, and whether they are certain."""
         runs = list(self._runs())
         if not runs:
             return "shows in no version measured" if self.could_run else "cannot run in any version measured"
@@ -54,22 +54,22 @@ class ShownIn:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The versions that were left out, as those around them agree."""
+        """Versions that were skipped because their neighbors agree."""
         there = {found.torch for found in self.measured}
         return tuple(version for version in self.versions if version not in there)
 
     @property
     def specifiers(self) -> tuple[str, ...]:
-        """The version ranges in which it shows, as PEP 440 specifiers by minor versions; what cannot be told is left out."""
+        """PEP 440 specifiers by minor version for the ranges in which it shows. Undecided versions are left out."""
         return tuple(self._specifier(first, last) for first, last in self._runs())
 
     @property
     def could_run(self) -> bool:
-        """Whether any version told whether it shows."""
+        """Whether any version gave an answer."""
         return any(found.showing.shows is not Shows.CANNOT_RUN for found in self.measured)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
-        """The first and the last place in `measured` of each run of versions that it shows in."""
+        """First and last index in `measured` for each range in which it shows."""
         for shows, run in groupby(range(len(self.measured)), key=lambda place: self.measured[place].showing.shows):
             places = list(run)
             if shows is Shows.SHOWS:
@@ -99,7 +99,7 @@ class ShownIn:
         return ",".join(bounds)
 
     def _bound(self, place: int) -> str:
-        """A version as the bound of a range: its minor version, unless an older patch of that was measured, which differs."""
+        """The minor version, unless an older patch release with another answer was measured."""
         release = Version(self.measured[place].torch).release
         if place and Version(self.measured[place - 1].torch).release[:2] == release[:2]:
             return self.measured[place].torch

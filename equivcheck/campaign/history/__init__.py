@@ -1,1 +1,1 @@
-"""What campaigns left, run by run: one SQLite file beside the findings of a store."""
+"""History: results from all campaigns in one SQLite file in the store's folder."""

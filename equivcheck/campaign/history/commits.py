@@ -1,4 +1,4 @@
-"""Which commits a run is of."""
+"""Commits from which torch and the user's code were built."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from equivcheck.system.commands import run
 
 _GIT_SECONDS = 10.0
 _REVISIONS = ("GITHUB_SHA", "CI_COMMIT_SHA", "GIT_COMMIT")
-"""Where CI services say what they run: GitHub, GitLab, Jenkins."""
+"""Variables with the commit in GitHub, GitLab and Jenkins."""
 _TORCH_COMMIT = re.compile(r"^git_version\s*(?::.*?)?=\s*['\"](\w+)['\"]", re.MULTILINE)
 
 
 def torch_commit() -> str:
-    """The commit that the installed torch was built from, read without importing it."""
+    """Commit of the installed torch, read without importing it; empty if unknown."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -29,7 +29,7 @@ def torch_commit() -> str:
 
 
 def revision() -> str:
-    """The commit of the working directory's repository, as the CI service or git says."""
+    """Commit of the working directory, from the CI service or git; empty if unknown."""
     for name in _REVISIONS:
         if value := os.environ.get(name, ""):
             return value

@@ -1,4 +1,4 @@
-"""What makes a run fail."""
+"""Rules for failing runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _FAILING = {
 
 
 def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """The findings of which a run told whether they show."""
+    """Findings that this run decided last."""
     return tuple(record for record in records if record.told == run.id)
 
 
 def fails(run: Run, record: Record) -> bool:
-    """Whether a finding makes a run fail: by how it stands, and unless somebody has accepted it."""
+    """Whether a finding makes a run fail. Accepted findings do not."""
     counts = can_fail(run, record.name)
     return counts and record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]
 
 
 def can_fail(run: Run, name: str) -> bool:
-    """Whether a finding in a case of this name can make a run fail at all."""
+    """Whether findings in cases with this name can make a run fail."""
     return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 
 
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
-    """The findings that make any of some runs fail, as each stood after the first run that it does, one for each fingerprint."""
+    """Findings that make any run fail, one per fingerprint, as they stood after the first failing run."""
     found: dict[str, Record] = {}
     for run in runs:
         for record in records(history, run.began):

@@ -1,4 +1,4 @@
-"""The file: runs are written as they go on, so that one that is killed leaves what it had counted."""
+"""The history file. Runs are written while they go on, so a killed run leaves its counts."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.system.choice import Choice
 
 FILE = "history.sqlite"
-"""In the folder of a store."""
+"""File name in the store's folder."""
 _SCHEMA = 2
 _SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
-"""The statement that turns a schema into the next one, by its version."""
+"""Statement that upgrades a schema version to the next."""
 _LOCK_SECONDS = 30.0
-"""Limit for waiting for another writer; each holds the lock for a few milliseconds."""
+"""Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
 
 
 class HistoryFailed(EquivCheckError):
-    """The history cannot be read or written; the text names the file. No finding is lost by it."""
+    """The history cannot be read or written. The text names the file. Findings are unharmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How far a run has come."""
+    """A run's progress."""
 
     seconds: float
-    """Since its first check."""
+    """Seconds since its first check."""
     checks: int
-    """All checks but those of shrinking and beyond limits."""
+    """Checks, without shrinking and without those beyond limits."""
     pairs: int
-    """Legal pairs of features that were checked together."""
+    """Checked legal feature pairs."""
     of_pairs: int
-    """Legal pairs."""
+    """All legal feature pairs."""
     num_findings: int
     """Distinct findings."""
     outcomes: Mapping[tuple[str, Outcome], int]
-    """Checks by name of the layout and outcome."""
+    """Checks by layout name and outcome."""
     costs: Mapping[str, float]
-    """Seconds of all checks of a layout, by its name."""
+    """Seconds spent on checks, by layout name."""
 
 
 class History:
-    """What runs with one store left. Each call is one transaction: it is in the file, or nothing of it is."""
+    """Runs with one store. Each call is one transaction."""
 
     def __init__(self, store: Path) -> None:
         self.path = store / FILE
 
     def begin(self, run: Run) -> None:
-        """Enter a run; one that is there, as that of a finding may be, stays."""
+        """Add a run. A run that is already there stays, such as the one added for a finding."""
         names = ", ".join(field.name for field in fields(Run))
         values = [value.value if isinstance(value, Choice) else value for value in astuple(run)]
         with self.open() as db:
             db.execute(f"INSERT OR IGNORE INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
 
     def note(self, run: Run, figures: Figures) -> None:
-        """Write how far a run has come."""
+        """Write a run's progress."""
         with self.open() as db:
             now = (figures.seconds, figures.checks, figures.pairs)
             db.execute(
@@ -77,7 +77,7 @@ class History:
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Again = Again.SHOWS) -> None:
-        """Enter whether a finding shows in a run; that it does is never taken back."""
+        """Note whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
         told = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
@@ -89,17 +89,17 @@ class History:
             )
 
     def end(self, run: Run, ended: Ended) -> None:
-        """Enter how a run came to its end."""
+        """Note how a run ended."""
         with self.open() as db:
             db.execute("UPDATE run SET ended = ? WHERE id = ?", (ended.value, run.id))
 
     def summarize(self, run: Run, values: Mapping[str, Any]) -> None:
-        """Enter what a run leaves, as JSON values."""
+        """Save a run's summary, as JSON values."""
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO summary VALUES (?, ?)", (run.id, json.dumps(values, allow_nan=False)))
 
     def fingerprints(self) -> frozenset[str]:
-        """Of all findings that have been entered."""
+        """All fingerprints in the history."""
         if not self.path.exists():
             return frozenset()
         with self.open(writes=False) as db:
@@ -107,9 +107,9 @@ class History:
 
     @contextlib.contextmanager
     def open(self, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """The file in one transaction, made if there is none; raises `HistoryFailed`.
+        """Open the file in one transaction, and create it if `writes`. Raises `HistoryFailed`.
 
-        Who only reads one that is there waits for no writer, and needs no right to write.
+        A reader of an existing file does not wait for writers, and needs no write permission.
         """
         try:
             if writes:

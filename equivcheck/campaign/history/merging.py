@@ -1,4 +1,4 @@
-"""Stores of several machines made one: their findings, and the runs of their histories."""
+"""Merges stores from several machines: findings and histories."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from equivcheck.campaign.history.history import History
 from equivcheck.errors import UsageError
 
 _OF_RUNS = ("run", "outcome", "cost", "progress", "summary", "sighting")
-"""Tables whose rows belong to a run; the first is that of the runs."""
+"""Tables with a run's rows. The first holds the runs themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merged:
-    """What came out of one store."""
+    """Result from merging one store."""
 
     store: Path
-    """Its folder."""
+    """The merged store's folder."""
     kept: Counter[Kept]
-    """How many of its findings were new, smaller than what was there, or seen before."""
+    """Number of findings that were new, smaller, or seen before."""
     num_runs: int
     """Runs that were not in the history yet."""
     broken: tuple[str, ...] = ()
-    """Folders that are no finding any more, and why; they are left out."""
+    """Invalid finding folders, with reasons. They are left out."""
 
 
 def require_sources(sources: Sequence[Path], into: Path) -> None:
-    """Raise `UsageError`, before anything is merged, for a store that is not there or is the one to merge into."""
+    """Check the stores before merging. Raises `UsageError` if one does not exist, or is the destination."""
     for source in sources:
         if not source.is_dir():
             raise UsageError(f"{source} is no folder; allowed: the folder of a store")
@@ -41,7 +41,7 @@ def require_sources(sources: Sequence[Path], into: Path) -> None:
 
 
 def merge(source: Path, into: Path) -> Merged:
-    """Add what a store has to another one; done twice, it adds nothing. Raises what the store and the history raise."""
+    """Add a store to another. A second call adds nothing. Raises the errors of the store and the history."""
     kept, broken = Counter[Kept](), []
     for mark in FindingStore(source).fingerprints():
         try:

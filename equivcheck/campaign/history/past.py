@@ -1,4 +1,4 @@
-"""Runs as the history has them."""
+"""Runs in the history."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ _RUNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
-    """A run, and how far it came."""
+    """A run with its progress."""
 
     run: Run
-    """What was known of it when it began."""
+    """Facts known at its start."""
     ended: Ended | None
-    """How it came to its end; None while it runs, and if it was killed."""
+    """How it ended; None while it runs or if it was killed."""
     seconds: float
-    """Since its first check."""
+    """Seconds since its first check."""
     checks: int
-    """All checks but those of shrinking and beyond limits."""
+    """Checks, without shrinking and without those beyond limits."""
     pairs: int
-    """Legal pairs of features that were checked together."""
+    """Checked legal feature pairs."""
     of_pairs: int
-    """Legal pairs; 0 where nothing was noted yet."""
+    """All legal feature pairs; 0 before the first note."""
     num_findings: int
-    """Findings that showed in it."""
+    """How many findings showed in it."""
 
     @property
     def rate(self) -> float:
-        """Checks a second."""
+        """Checks per second."""
         return self.checks / self.seconds if self.seconds else 0.0
 
     @property
     def share(self) -> float:
-        """The share of legal pairs that were checked, 0 to 1."""
+        """Checked share of the legal pairs, 0 to 1."""
         return self.pairs / max(1, self.of_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """What a run noted of its checks."""
+    """Details that a run wrote about its checks."""
 
     outcomes: Mapping[tuple[str, Outcome], int]
-    """Checks by name of the layout and outcome."""
+    """Checks by layout name and outcome."""
     costs: Mapping[str, float]
-    """Seconds of all checks of a layout, by its name."""
+    """Seconds spent on checks, by layout name."""
     progress: tuple[tuple[float, int, int], ...]
-    """Seconds, checks and pairs, as the run went on."""
+    """Seconds, checks and pairs at each note."""
     summary: Mapping[str, Any] | None
-    """What it left in the end, as JSON values; None if it was killed."""
+    """Summary as JSON values; None if the run was killed."""
 
 
 def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
-    """Runs that began until then, the last one first; findings that were kept without a history are no runs."""
+    """Yield runs that began up to `until`, latest first. Runs added only for a finding are left out."""
     if not history.path.exists():
         return
     with history.open(writes=False) as db:
@@ -75,7 +75,7 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
 
 
 def find_run(history: History, prefix: str = "") -> PastRun:
-    """The one run whose identifier starts so, or the last one of all. Raises `UsageError`."""
+    """Find the only run with this prefix, or the latest run. Raises `UsageError`."""
     runs = list(past_runs(history))
     if not runs:
         raise UsageError(f"the history {history.path} has no run; allowed: the store of an `equivcheck fuzz` that has run")
@@ -88,7 +88,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
 
 
 def noted(history: History, run: Run) -> Noted:
-    """What a run noted."""
+    """Details about a run."""
     with history.open(writes=False) as db:
         outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()
         costs = db.execute("SELECT layout, seconds FROM cost WHERE run = ?", (run.id,)).fetchall()

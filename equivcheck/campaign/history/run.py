@@ -1,4 +1,4 @@
-"""One run of a campaign: when, where, and how it came to an end."""
+"""A campaign run: time, place and result."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from equivcheck.system.choice import Choice
 
 
 class Mode(Choice):
-    """What a campaign is for, which decides what makes it fail."""
+    """Purpose of a campaign. It decides which findings make it fail."""
 
     PLAIN = "plain"
-    """A check of everything: it fails on every finding."""
+    """A full check: each finding makes it fail."""
     EXPLORE = "explore"
-    """A first look: findings are its result, and make it fail never."""
+    """A first look: findings do not make it fail."""
     PR = "pr"
-    """Before a change is merged: it fails on findings that the store does not know."""
+    """Before a merge: findings unknown to the store make it fail."""
     NIGHTLY = "nightly"
-    """Regularly: it fails on findings that are new or back again."""
+    """Regular runs: findings that are new or back again make it fail."""
 
     @property
     def replays(self) -> bool:
-        """Whether what the store has is checked again first."""
+        """Whether it first checks the store's findings again."""
         return self in (Mode.PR, Mode.NIGHTLY)
 
 
 class FailOn(Choice):
-    """Which findings can make a campaign fail."""
+    """Findings that can make a campaign fail."""
 
     ALL = "all"
-    """Findings in trainings and in tensor programs."""
+    """Findings in trainings and tensor programs."""
     TRAININGS = "trainings"
     """Only findings in trainings."""
 
 
 class Ended(Choice):
-    """How a run came to its end."""
+    """How a run ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -48,27 +48,27 @@ class Ended(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is known of a run when it begins."""
+    """Facts known at a run's start."""
 
     seed: int | None
-    """Of its generated scenarios; None where all that is known of a run is what it found."""
+    """Seed for generated scenarios; None if only a finding of the run is known."""
     mode: Mode = Mode.PLAIN
-    """What it is for."""
+    """Purpose."""
     fail_on: FailOn = FailOn.ALL
-    """Which findings can make it fail."""
+    """Findings with which it can fail."""
     shard: str = ""
-    """Which part of a campaign it is, as ``2/8``; empty for the whole."""
+    """Part of a campaign, such as ``2/8``; empty for a whole one."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Random, so that histories of several machines can be merged."""
+    """Random, so that histories from several machines can be merged."""
     began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="microseconds"))
-    """When, in UTC."""
+    """Start time in UTC."""
     torch: str = field(default_factory=lambda: environment().torch)
-    """Version of torch."""
+    """Torch version."""
     torch_commit: str = field(default_factory=torch_commit)
-    """Commit that torch was built from, which tells nightly builds apart; empty where it does not say."""
+    """Commit of torch, which distinguishes nightly builds; empty if unknown."""
     equivcheck: str = field(default_factory=lambda: environment().equivcheck)
-    """Version of this package."""
+    """Installed equivcheck version."""
     revision: str = field(default_factory=revision)
-    """Commit of the repository in which it runs; empty where there is none."""
+    """The user repository's commit; empty if unknown."""
     platform: str = field(default_factory=lambda: environment().platform)
     """Operating system and processor."""

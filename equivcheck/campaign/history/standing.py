@@ -1,4 +1,4 @@
-"""How findings stand over all runs: new, still there, fixed, back again; and which are accepted."""
+"""A finding's standing over all runs: new, still there, fixed or back again, and accepted or not."""
 
 from __future__ import annotations
 
@@ -14,86 +14,86 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.choice import Choice
 
 ALWAYS = "9999"
-"""Later than any run began."""
+"""Later than any run's start."""
 
 
 class Standing(Choice):
-    """How a finding stands after the last run that told of it."""
+    """A finding's standing after the last run that decided it."""
 
     NEW = "new"
-    """It showed there for the first time."""
+    """It showed for the first time."""
     STILL = "still there"
-    """It showed there, and in the run before that told of it."""
+    """It showed, and also in the deciding run before."""
     BACK = "back again"
-    """It showed there, and not in the run before that told of it, though in an earlier one."""
+    """It showed, not in the deciding run before, but in an earlier one."""
     FIXED = "fixed"
-    """It did not show there."""
+    """It did not show."""
     ON_FILE = "on file"
-    """It showed there as a known issue."""
+    """It showed as a known issue."""
 
     @property
     def shows(self) -> bool:
-        """Whether it is still to be looked at."""
+        """Whether it still needs attention."""
         return self in (Standing.NEW, Standing.STILL, Standing.BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """Where a finding was seen."""
+    """A run in which a finding was seen."""
 
     run: str
-    """Identifier of the run."""
+    """Run id."""
     began: str
-    """When that run began, in UTC."""
+    """Start time in UTC."""
     torch: str
-    """Version of torch."""
+    """Torch version."""
     torch_commit: str
-    """Commit that torch was built from; may be empty."""
+    """Commit from which torch was built; empty if unknown."""
     revision: str
-    """Commit of the repository in which it ran; may be empty."""
+    """The user repository's commit; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """Somebody's decision that a finding is no reason to fail, for some time."""
+    """A user's decision that a finding makes no run fail until some day."""
 
     reason: str
-    """Why."""
+    """Reason for the decision."""
     until: str
-    """The last day on which it holds, as ``2026-01-31``."""
+    """Last day on which it holds, such as ``2026-01-31``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is known of a finding over all runs."""
+    """A finding over all runs."""
 
     fingerprint: str
-    """Of the finding."""
+    """Fingerprint shared by its verdicts."""
     name: str
-    """Of its scenario."""
+    """Scenario name."""
     outcome: Outcome
-    """What its check said."""
+    """Outcome from its check."""
     reason: str
-    """Why."""
+    """Reason for the outcome."""
     standing: Standing
-    """How it stands."""
+    """Standing after the last deciding run."""
     first: Sighting
-    """Where it showed first."""
+    """First run with this finding."""
     last: Sighting
-    """Where it showed last."""
+    """Last run with this finding."""
     told: str
-    """Identifier of the last run that told of it."""
+    """Id of the last deciding run."""
     accepted: Acceptance | None
-    """By whom it is silenced; None if by nobody, or no longer."""
+    """Decision that silences it; None if there is none, or it has expired."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it shows, and nobody has accepted it."""
+        """Whether it shows and is not accepted."""
         return self.standing.shows and self.accepted is None
 
 
 def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
-    """Of every finding that showed in any run that began until then: those that came last first."""
+    """Records of findings that showed in runs up to `until`, newest first."""
     if not history.path.exists():
         return ()
     with history.open(writes=False) as db:
@@ -103,7 +103,7 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
 
 
 def accept(history: History, fingerprint: str, reason: str, until: date) -> None:
-    """Silence a finding up to a day, that included. Raises `UsageError` for a day that is over, or without a reason."""
+    """Silence a finding up to and including a day. Raises `UsageError` for a past day or an empty reason."""
     if until < _today():
         raise UsageError(f"the last day is {until}; allowed: {_today()} or later")
     if not reason.strip():
@@ -113,7 +113,7 @@ def accept(history: History, fingerprint: str, reason: str, until: date) -> None
 
 
 def withdraw(history: History, fingerprint: str) -> None:
-    """Let a finding count again."""
+    """Withdraw an acceptance."""
     with history.open() as db:
         db.execute("DELETE FROM acceptance WHERE fingerprint = ?", (fingerprint,))
 
@@ -142,7 +142,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
 
 
 _SHOWS = (Again.SHOWS, Again.DIFFERENTLY)
-"""What fails in another way is not fixed."""
+"""Answers that a finding is not fixed. Failing in another way is one of them."""
 
 
 def _standing(told: Sequence[Again]) -> Standing:

@@ -1,4 +1,4 @@
-"""Listens to a campaign, and writes its history while it runs."""
+"""Listener that writes a campaign's history while it runs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from equivcheck.campaign.history.history import Figures, History, HistoryFailed
 from equivcheck.campaign.history.run import Ended, Run
 
 _SECONDS = 10.0
-"""Of a campaign, between two notes of how far it is."""
+"""Campaign seconds between two notes."""
 
 
 class HistoryWriter:
-    """One run's entries. What cannot be written ends no campaign: `failed` says why, and nothing more is written."""
+    """History of one run. A write error does not end the campaign: `failed` has the reason, and later events are not written."""
 
     def __init__(self, store: FindingStore, run: Run) -> None:
-        """Enters the run, after what the store has and its history does not; raises `HistoryFailed`."""
+        """Add the run, after findings in the store that the history lacks. Raises `HistoryFailed`."""
         self.run, self.failed = run, ""
         self._history, self._noted = History(store.path), 0.0
         _enter_kept(self._history, store)
         self._history.begin(run)
 
     def __call__(self, event: Event) -> None:
-        """Write what an event says."""
+        """Write an event."""
         self._guarded(lambda: self._write(event))
 
     def replayed(self, replayed: Replayed) -> None:
-        """Enter what became of a finding."""
+        """Note a finding's fate."""
         kept = replayed.finding
         seen = again(kept.verdict, replayed.verdict)
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))
 
     def summarized(self, values: Mapping[str, Any]) -> None:
-        """Enter what the run leaves, as JSON values."""
+        """Save the run's summary, as JSON values."""
         self._guarded(lambda: self._history.summarize(self.run, values))
 
     def _guarded(self, write: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class HistoryWriter:
 
 
 def _enter_kept(history: History, store: FindingStore) -> None:
-    """Enter findings that were kept without a history, each with a run of which that is all that is known."""
+    """Add findings that were kept without a history, each with its own run."""
     known = history.fingerprints()
     for mark in store.fingerprints():
         if mark in known:
@@ -86,7 +86,7 @@ def _enter_kept(history: History, store: FindingStore) -> None:
 
 
 def figures(seconds: float, tally: Tally, num_findings: int) -> Figures:
-    """How far a campaign has come."""
+    """A campaign's progress."""
     return Figures(
         seconds=round(seconds, 3),
         checks=tally.num_checks,

@@ -1,1 +1,1 @@
-"""Which of the scenarios that are drawn are checked: what is new for its cost, with known issues avoided."""
+"""Selection of the drawn cases that are checked: new for their cost, and mostly without known issues."""

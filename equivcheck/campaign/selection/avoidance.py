@@ -1,4 +1,4 @@
-"""How often a worker checks what may end as a known issue, and what it checks instead: such a check shows nothing else."""
+"""Avoidance of known issues. A check that ends as a known issue shows nothing else, so workers change most such cases."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Case
 
 KNOWN_SHARE = 0.1
-"""Of the checks of a layout, or of programs, at most, those that end as a known issue."""
+"""Largest share of a layout's checks that may end as a known issue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A case that a worker may check."""
+    """A possible case for a worker's next check."""
 
     case: Any
-    """As it was drawn, or changed."""
+    """Case as drawn, or changed."""
     could_show: frozenset[str] = frozenset()
-    """The known issues that it has the needs of."""
+    """Ids of known issues that could show in it."""
     avoided: frozenset[str] = frozenset()
-    """Those that what was drawn had the needs of, if it was changed so that none can show."""
+    """Ids of known issues that the drawn case could show; empty if the case was not changed."""
 
     def told(self, verdict: CaseVerdict) -> frozenset[str]:
-        """The known issues of which a check of it tells whether they show: what ends as one may hide others."""
+        """Ids of the known issues that a verdict decides. A verdict `known` decides only one, because it may hide others."""
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
         return self.could_show if verdict.outcome is Outcome.EQUIVALENT else frozenset()
 
 
 class Avoidance:
-    """Leaves a case as it is while the known issues that could show in it have not shown too often, else has it avoid them.
+    """Changes a case if its known issues have shown too often.
 
-    An issue that was not met yet may always show. From then on a check counts as likely to end as an issue as those before it
-    did, so that what has been mended in torch is checked as any other case.
+    An issue may always show until it was met. Later, its rate so far is the estimate for the next check. After a fix in torch it
+    therefore stops being avoided.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Avoidance:
         self._met: set[str] = set()
 
     def candidate(self, case: Case) -> Candidate | None:
-        """What to check for a case that was drawn; None where issues that have shown too often cannot be avoided."""
+        """The case to check for a drawn one; None if it has issues that cannot be avoided."""
         issues = _issues(case)
         if self._affords(case.counted_by[0], issues):
             return Candidate(case=case, could_show=issues)
@@ -67,20 +67,20 @@ class Avoidance:
         self._met |= candidate.could_show
 
     def _affords(self, layout: str, issues: frozenset[str]) -> bool:
-        """Whether one more check that could show some issues keeps a layout within its share, or is the first of one."""
+        """Whether one more check that could show these issues keeps the layout within its share, or is the first for an issue."""
         if not issues or not issues <= self._met:
             return True
         likely = max(self._likelihood(layout, issue) for issue in issues)
         return self._ended_known[layout] + likely <= KNOWN_SHARE * (self._checked[layout] + 1)
 
     def _likelihood(self, layout: str, issue: str) -> float:
-        """How likely a check is to end as an issue that could show: certain until one did not."""
+        """Estimated probability that a check ends as this issue; 1 until a check did not show it."""
         return (self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1)
 
 
 @singledispatch
 def _issues(case: Case) -> frozenset[str]:
-    """The identifiers of known issues that could show in a case."""
+    """Ids of known issues that could show in a case."""
     raise TypeError(f"{type(case).__name__} is no case")
 
 
@@ -91,13 +91,13 @@ def _(scenario: Scenario) -> frozenset[str]:
 
 @_issues.register
 def _(program: TensorProgram) -> frozenset[str]:
-    """Those of its operations: what may show in any operation would leave out all programs."""
+    """Only issues in single operations. Avoiding issues in any operation would leave out all programs."""
     return frozenset(known.id for known in ON_FILE if known.operations and known.could_show(program))
 
 
 @singledispatch
 def avoiding_all(case: Case) -> Candidate | None:
-    """The case changed so that no known issue can show, if one could; None where that cannot be, as in programs."""
+    """Change a case so that no known issue can show. None if no change helps; programs are never changed."""
     return None if _issues(case) else Candidate(case=case)
 
 

@@ -1,4 +1,4 @@
-"""Which of the scenarios that a worker draws are worth its time."""
+"""Selection of the drawn scenarios that are worth a check."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from equivcheck.layouts.base.execution.compile_time import START_SECONDS, expect
 from equivcheck.scenario import Scenario
 
 FIRST_WINDOW, WINDOW, CHECKS_FOR_ONE_MORE = 4, 10, 60
-"""Scenarios drawn for each that is checked, about, as long as there are triples of features that have not come together: few at
-first, when nearly everything is new; later more, one for every so many checks, and then drawing takes as long as a check of
-what is cheap."""
+"""Scenarios drawn per check: four at first, when nearly everything is new, then one more after each 60 checks, up to ten. Then
+drawing takes as long as a cheap check."""
 WINDOW_OF_COMPILED = 4
-"""The same for those that are compiled, which cost hundreds of others, and would always bring something new."""
+"""Compiled scenarios drawn per check. They cost hundreds of others, and each would bring something new."""
 WORTH_OF_A_PAIR = 200
-"""How many new triples of features one new pair is worth: pairs first."""
+"""New triples that count as much as one new pair."""
 REGARDLESS_OF_COST_ONE_IN = 60
-"""Of so many that are checked one brings the most of all drawn before it, whatever it costs."""
+"""One in so many checks ignores the cost: it has the largest gain."""
 _REMEMBERED = 100_000
-"""Scenarios after which what was checked is forgotten: some megabytes."""
+"""Scenarios after which the set of checked ones is cleared: some megabytes."""
 
 
 class Selection:
-    """Wants what was not checked before, what there is time for, and what brings something new."""
+    """Wants scenarios that are new, fit into the time budget, and were not checked before."""
 
     def __init__(self, seconds: float) -> None:
         self._budgets = (
@@ -38,9 +37,9 @@ class Selection:
         self._checked: set[int] = set()
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked.
+        """Decide whether to check a scenario. If so, it counts as checked.
 
-        Hypothesis draws one scenario in several ways, and starts every batch simple.
+        Hypothesis draws one scenario in several ways, and begins each batch with simple ones.
         """
         mark = hash(scenario)
         if mark in self._checked or not all(budget.allows(scenario) for budget in self._budgets):
@@ -56,12 +55,12 @@ class Selection:
 
 
 class Novelty:
-    """Wants a scenario of which, for what it costs, as large a part is new as of any of its kind drawn just before it.
+    """Wants the scenario with the largest new part for its cost, compared with recent ones in its group.
 
-    New are pairs and triples of features. It is their part that counts and not their number, which would choose what has the
-    most features: models over sequences, of which one costs twice as much. When nothing brings any it wants every scenario: none
-    is left out for good. Compiled scenarios, and those whose steps are traced, are kinds of their own, so that they are not
-    checked much more often than they are drawn; and so are those that may end as a known issue, as there are to be few of them.
+    New feature pairs and triples count relative to all that the scenario has. Their number alone would prefer models over
+    sequences, because these have the most features and cost twice as much. If no scenario brings anything new, all are wanted.
+    Compiled scenarios, traced ones, and those with possible known issues are separate groups, because few of them should be
+    checked.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class Novelty:
         self._num_wanted = 0
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
-        """Whether to check a scenario, which may end as a known issue or not; if so it counts as checked."""
+        """Decide whether to check a scenario. If so, it counts as checked."""
         (compiles, traces), gains = _compiles_or_traces(scenario), self._gains(scenario)
         kind, window = (compiles, traces, may_be_known), WINDOW_OF_COMPILED if compiles else self._window
         before = tuple(self._recent.setdefault(kind, deque(maxlen=WINDOW - 1)))[1 - window :]
@@ -88,7 +87,7 @@ class Novelty:
         return min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
 
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
-        """What it brings, and what part of it that is, for what it costs."""
+        """A scenario's gain, and its share of new features divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
         count = len(shipped(scenario)[0])
         return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)
@@ -99,6 +98,5 @@ def _worth(num_pairs: float, num_triples: int) -> float:
 
 
 def _compiles_or_traces(scenario: Scenario) -> tuple[bool, bool]:
-    """Whether any of its layouts compiles, and whether any traces steps."""
     executions = [layout.execution for layout in scenario.layouts]
     return any(execution.is_compiled for execution in executions), any(execution.whole_step for execution in executions)

@@ -1,4 +1,4 @@
-"""Which of the tensor programs that a worker draws are worth its time."""
+"""Selection of the drawn tensor programs that are worth a check."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from equivcheck.campaign.coverage.programs import ProgramReach
 from equivcheck.programs.nouns import TensorProgram
 
 WINDOW = 3
-"""Programs drawn for each that is checked, about: drawing one costs a twentieth of a check."""
+"""Programs drawn per check. Drawing one costs a twentieth of a check."""
 _REMEMBERED = 100_000
-"""Programs after which what was checked is forgotten."""
+"""Programs after which the set of checked ones is cleared."""
 
 
 class ProgramSelection:
-    """Wants what was not checked before, and brings as many new operations and placements for its length as others just drawn."""
+    """Wants programs that are new and bring as many new operations and placements per statement as recent ones."""
 
     def __init__(self) -> None:
         self._reach = ProgramReach()
@@ -22,7 +22,7 @@ class ProgramSelection:
         self._recent: dict[bool, deque[float]] = {each: deque(maxlen=WINDOW - 1) for each in (False, True)}
 
     def wants(self, program: TensorProgram, *, may_be_known: bool = False) -> bool:
-        """Whether to check a program, which may end as a known issue or not; if so it counts as checked."""
+        """Decide whether to check a program. If so, it counts as checked."""
         mark = hash(program)
         if mark in self._checked:
             return False

@@ -1,1 +1,1 @@
-"""A smaller scenario that shows the same fault."""
+"""Shrinking: search for a smaller case with the same fault."""

@@ -1,4 +1,4 @@
-"""Tensor programs one change simpler than another."""
+"""Changes that make a tensor program simpler."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, sha
 from equivcheck.programs.nouns.statements import arguments_of
 
 Places = list[int]
-"""Where in a program the arguments of a statement are."""
+"""Positions of a statement's arguments."""
 
 
 def _without_others(program: TensorProgram) -> Iterator[TensorProgram]:
-    """A statement and all that it is computed from."""
+    """Keep one statement and its ancestors."""
     for number in range(len(program.statements)):
         yield from _of(program, _ancestors(program, number))
 
 
 def _without_readers(program: TensorProgram) -> Iterator[TensorProgram]:
-    """All but a statement, and what is computed from it."""
+    """Leave out a statement and its descendants."""
     numbers = range(len(program.statements))
     for number in reversed(numbers):
         yield from _of(program, [each for each in numbers if number not in _ancestors(program, each)])
 
 
 def _bypassed(program: TensorProgram) -> Iterator[TensorProgram]:
-    """Readers of a statement take one of its arguments."""
+    """Leave out a statement, and let its readers take one of its arguments."""
     for number, statement in enumerate(program.statements):
         for argument in dict.fromkeys(_places(number, statement)):
             yield from _replaced(program, number, None, argument)
 
 
 def _as_leaf(program: TensorProgram) -> Iterator[TensorProgram]:
-    """A leaf in the place of a statement, with the shape of its value; what is no longer read goes as well."""
+    """Replace a statement by a leaf with the same shape, and leave out unread statements."""
     from equivcheck.programs.run.one_device import plan_of, value_of
 
     plan = plan_of(program)
@@ -70,7 +70,7 @@ def _on_fewer_ranks(program: TensorProgram) -> Iterator[TensorProgram]:
 
 
 def _of_smaller_sizes(program: TensorProgram) -> Iterator[TensorProgram]:
-    """One size everywhere, then in one tensor; then one dim less in one tensor."""
+    """Shrink one size everywhere, then in one tensor; then remove a dim from one tensor."""
     tensors = [number for number, each in enumerate(program.statements) if isinstance(each, (Leaf, Constant))]
     sizes = sorted({size for number in tensors for size in program.statements[number].shape}, reverse=True)  # type: ignore[union-attr]
     for size in sizes:
@@ -105,7 +105,7 @@ def _moved(placement: str, dim: int) -> str:
 
 
 def _replicated(program: TensorProgram) -> Iterator[TensorProgram]:
-    """One placement less that is not replicated, of one statement."""
+    """Replicate one of a statement's placements."""
     for number, statement in enumerate(program.statements):
         for axis, placement in enumerate(getattr(statement, "placements", ())):
             for simpler in (REPLICATE, partial()):
@@ -119,7 +119,7 @@ def _placed(statement: Statement, axis: int, placement: str) -> Statement:
 
 
 def _with_fewer_settings(program: TensorProgram) -> Iterator[TensorProgram]:
-    """A dim or an output that is 0, a seed that is 0."""
+    """Set a dim, an output or a seed to 0."""
     for number, statement in enumerate(program.statements):
         for name in ("dim", "output", "seed"):
             if getattr(statement, name, 0):
@@ -138,7 +138,7 @@ PASSES: tuple[Callable[[TensorProgram], Iterator[TensorProgram]], ...] = (
     _replicated,
     _with_fewer_settings,
 )
-"""What saves most comes first."""
+"""Changes, most effective first."""
 
 
 def _left_out(values: tuple[int, ...], place: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ def _places(number: int, statement: Statement) -> Places:
 
 
 def _ancestors(program: TensorProgram, number: int) -> list[int]:
-    """A statement and what it is computed from, in order."""
+    """A statement and its ancestors, in order."""
     found = {number}
     for each in range(number, -1, -1):
         if each in found:
@@ -159,14 +159,14 @@ def _ancestors(program: TensorProgram, number: int) -> list[int]:
 
 
 def _of(program: TensorProgram, numbers: Iterable[int]) -> Iterator[TensorProgram]:
-    """Some of the statements, all of whose arguments are among them."""
+    """Keep some statements, which must include their arguments."""
     kept = list(numbers)
     with suppress(EquivCheckError):
         yield replace(program, statements=tuple(_again(program, kept, {})))
 
 
 def _replaced(program: TensorProgram, number: int, statement: Statement | None, reads: int) -> Iterator[TensorProgram]:
-    """Another statement, or none, in the place of one, and its readers reading what stands at `reads`."""
+    """Replace or remove a statement, and let its readers read statement `reads`."""
     kept = [each for each in range(len(program.statements)) if statement is not None or each != number]
     statements = list(_again(program, kept, {number: reads}))
     if statement is not None:
@@ -176,7 +176,7 @@ def _replaced(program: TensorProgram, number: int, statement: Statement | None, 
 
 
 def _again(program: TensorProgram, kept: list[int], instead: dict[int, int]) -> Iterator[Statement]:
-    """The kept statements, with distances to where their arguments are now."""
+    """The kept statements, with distances to the new positions of their arguments."""
     for now, number in enumerate(kept):
         statement = program.statements[number]
         distances = tuple(now - kept.index(instead.get(place, place)) for place in _places(number, statement))
@@ -189,7 +189,7 @@ def _again(program: TensorProgram, kept: list[int], instead: dict[int, int]) -> 
 
 
 def _without_unread(program: TensorProgram) -> TensorProgram:
-    """Without leaves and constants that nothing reads any more, but for the last statement."""
+    """Leave out unread leaves and constants, except for the last statement."""
     last = len(program.statements) - 1
     read = {place for number, each in enumerate(program.statements) for place in _places(number, each)}
     kept = [number for number, each in enumerate(program.statements) if number in read or number == last or arguments_of(each)]
@@ -197,7 +197,6 @@ def _without_unread(program: TensorProgram) -> TensorProgram:
 
 
 def _off_axis(program: TensorProgram, axis: int) -> Iterator[TensorProgram]:
-    """The program on a mesh without an axis."""
     with suppress(EquivCheckError):
         statements = tuple(
             replace(each, placements=each.placements[:axis] + each.placements[axis + 1 :])
@@ -209,7 +208,6 @@ def _off_axis(program: TensorProgram, axis: int) -> Iterator[TensorProgram]:
 
 
 def _changed(program: TensorProgram, changes: dict[int, Callable[..., Statement]]) -> Iterator[TensorProgram]:
-    """Some statements changed."""
     with suppress(EquivCheckError):
         statements = [changes[number](each) if number in changes else each for number, each in enumerate(program.statements)]
         yield replace(program, statements=tuple(statements))

@@ -1,4 +1,4 @@
-"""The search for a smaller case that shows one fault: Hypothesis proposes, then single changes are tried, one by one."""
+"""Search for a smaller case: Hypothesis proposes cases, then single changes are tried one by one."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.work_clock import WorkClock
 
 DRAWING_SHARE = 0.6
-"""Part of the time after which Hypothesis is stopped, so that some is left for single changes."""
+"""Hypothesis stops after this share of the time and leaves the rest for single changes."""
 
 
 def _seconds_waited(verdict: CaseVerdict) -> float:
-    """Ranks that hang compute nothing, and take the time until somebody gives them up."""
+    """Waiting time of a hang: its ranks compute nothing until they are given up."""
     return verdict.seconds if verdict.outcome is Outcome.HUNG else 0.0
 
 
 class Judge(Protocol):
-    """What checks a case while one shrinks."""
+    """Check for cases during shrinking."""
 
     def __call__(self, case: Any, /, *, coarse: bool) -> CaseVerdict:
-        """The verdict; with `coarse` as `equivcheck.check` has it."""
+        """Return the verdict; `coarse` has the meaning it has in `equivcheck.check`."""
 
 
 def same_fingerprint(first: CaseVerdict) -> Callable[[CaseVerdict], bool]:
-    """What tells whether a verdict is of the same fault as another."""
+    """Return a predicate: is a verdict about the same fault as `first`?"""
     mark = fingerprint(first)
     return lambda verdict: verdict.outcome.is_finding and fingerprint(verdict) == mark
 
 
 class Shrinking:
-    """One search, for so many seconds of work (`WorkClock`).
+    """One search, limited to `seconds` of work (`WorkClock`).
 
-    Verdicts of Hypothesis's proposals are offered to it as they come; `finish` does the rest.
-    Judging is coarse where that sees the fault in the case to begin with; what is kept in the end is judged in full.
+    Callers offer the verdicts on Hypothesis's proposals; `finish` tries single changes. Verdicts are coarse if a coarse check
+    sees the fault in the first case. The final case gets a full check.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Shrinking:
         self._found = [first]
         self._seconds, self._clock = seconds, WorkClock()
         self.was_stopped = False
-        """Whether it was stopped before it had tried every simpler case."""
+        """Whether the search was stopped before it had tried all simpler cases."""
         self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.case, coarse=True))
 
     @property
     def first(self) -> CaseVerdict:
-        """What was found to begin with, which was judged in full."""
+        """Full verdict at the start."""
         return self._found[0]
 
     @property
     def best(self) -> CaseVerdict:
-        """The smallest so far."""
+        """Verdict on the smallest case so far."""
         return self._found[-1]
 
     @property
     def is_drawn_out(self) -> bool:
-        """Whether Hypothesis has had its part of the time."""
+        """Whether Hypothesis has used up its share of the time."""
         return self._clock.seconds > self._seconds * DRAWING_SHARE
 
     @property
@@ -76,7 +76,7 @@ class Shrinking:
         return self._clock.seconds > self._seconds or self._stopped()
 
     def offer(self, verdict: CaseVerdict) -> bool:
-        """Whether the verdict is of the same fault; if it is a smaller example, it is remembered."""
+        """Remember a smaller case. Returns whether the verdict is about the same fault."""
         self._clock.wait(_seconds_waited(verdict))
         if not self._same(verdict):
             return False
@@ -85,7 +85,7 @@ class Shrinking:
         return True
 
     def finish(self) -> CaseVerdict:
-        """Try what is simpler by one change until nothing is; the smallest verdict that holds in full."""
+        """Try single changes until none helps, and return the smallest verdict that a full check confirms."""
         self._go_back_to_what_holds()
         self._descend()
         if not self._go_back_to_what_holds():
@@ -98,7 +98,7 @@ class Shrinking:
             pass
 
     def _go_back_to_what_holds(self) -> bool:
-        """Drop what only the coarse judgement found; whether that was nothing. The first of all was judged in full."""
+        """Drop cases that only the coarse check saw. Returns True if there were none."""
         before = len(self._found)
         while self.coarse and len(self._found) > 1:
             verdict = self._judge(self.best.case, coarse=False)
@@ -109,7 +109,6 @@ class Shrinking:
         return len(self._found) == before
 
     def _improve(self, kind: Kind[Any]) -> bool:
-        """Make changes of one kind as long as the fault survives one; whether it has survived any."""
         before = self.best
         while self._survives_one(kind):
             pass

@@ -1,4 +1,4 @@
-"""Cases one change simpler than another: what Hypothesis, which knows choices but no scenarios, may have missed."""
+"""Changes that make a scenario simpler. Hypothesis may miss them, because it knows choices but no scenarios."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Case)
 
 Kind = Callable[[C], Iterator[C]]
-"""Makes one change of a case in several ways; some of what comes out cannot run as it is, or is no smaller."""
+"""Yields a case with one change, in several variants. Some variants cannot run, or are not smaller."""
 
 _WIDTHS = (1, 2, 3, 4)
-"""Tried for features and widths."""
+"""Values to try for features and widths."""
 _VOCABULARIES = (2, 3)
 _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"hidden": hidden} for hidden in _WIDTHS),
@@ -48,13 +48,13 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"num_experts": count} for count in _WIDTHS),
     {"top_k": 1, "normalised": False},
 )
-"""Tried for what lies within layers that are not linear."""
+"""Values to try inside layers other than linear ones."""
 
 
 def simpler_by(kind: Kind[C], case: C, *, beyond: bool = False) -> Iterator[C]:
-    """Cases that can run and are smaller (`size_of`) by one change of a kind, each once: two may be repaired alike.
+    """Yield runnable smaller cases (`size_of`) with one change, each once, because repairs may make two equal.
 
-    With `beyond`, also those that only torch's own limits forbid.
+    `beyond` includes cases that only torch's own limits forbid.
     """
     size, seen = size_of(case), set[C]()
     for changed in kind(case):
@@ -69,7 +69,7 @@ def _without_resume(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
-    """Without what makes each of the following checks dear."""
+    """Drop compilation and similar options, because they slow down all later checks."""
     yield replace(scenario, layout=replace(scenario.layout, execution=Execution()))
 
 
@@ -105,7 +105,7 @@ def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _of_other_models(scenario: Scenario) -> Iterator[Scenario]:
-    """Toward an MLP: rows in place of sequences, fewer tokens and positions, less within a layer."""
+    """Move toward an MLP: rows instead of sequences, fewer tokens and positions, smaller layers."""
     training = scenario.training
     for changed in (over_features(training), of_real_targets(over_features(training))):
         with suppress(EquivCheckError):
@@ -138,12 +138,12 @@ KINDS: tuple[Kind[Scenario], ...] = (
     _with_fewer_settings,
     _in_plain_order,
 )
-"""What saves most comes first."""
+"""Changes, most effective first."""
 
 
 @singledispatch
 def kinds_of_changes(case: Case) -> tuple[Kind[Any], ...]:
-    """The kinds of changes that make a case simpler, those first that save most."""
+    """Changes for a kind of case, most effective first."""
     raise TypeError(f"{type(case).__name__} is no case")
 
 
@@ -158,7 +158,7 @@ def _(_program: TensorProgram) -> tuple[Kind[Any], ...]:
 
 
 def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
-    """Fewer ranks along one axis; a pipeline's stages are then as even as can be."""
+    """Fewer ranks on one axis; pipeline stages become as even as possible."""
     parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
     for number, axis in enumerate(layout.mesh.axes):
         for size in range(1, axis.size):
@@ -169,7 +169,7 @@ def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
 
 
 def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training, Layout]]:
-    """One layer less, in the plan of tensor parallelism as well."""
+    """Remove one layer, also from the tensor-parallel plan."""
     model = training.model
     for index in range(len(model.layers)) if len(model.layers) > 1 else ():
         with suppress(EquivCheckError):
@@ -178,7 +178,7 @@ def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training
 
 
 def _without_layer(model: Model, index: int) -> Model:
-    """The other layers; where widths no longer meet, none is residual and none shares a weight."""
+    """The other layers. If their widths do not match, no layer is residual or shares a weight."""
     features = model.features if index else model.inputs(1)
     layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
     with suppress(EquivCheckError):
@@ -193,7 +193,7 @@ def _after(layer: AnyLayer, index: int) -> AnyLayer:
 
 
 def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
-    """What is cut within layers that are not linear cut as linear layers are."""
+    """Split the inner parts of all layers as linear layers are split."""
     for split in (Split.COLUMN, Split.ROW):
         changed = tuple(
             _with_split(each, split) if isinstance(each, PlannedParallelism) else each for each in layout.parallelisms
@@ -218,7 +218,7 @@ def _without_entry(parallelism: Any, index: int) -> Any:
 
 
 def _fewer_rows(training: Training) -> Iterator[Training]:
-    """Fewer microbatches, and fewer rows in them: too few are made as many as the layout needs."""
+    """Fewer microbatches and fewer rows in them. Too few rows are repaired to the layout's minimum."""
     rows = training.data.microbatches
     shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
     shorter += [(1,) * len(rows), (2,) * len(rows)]
@@ -229,14 +229,14 @@ def _fewer_rows(training: Training) -> Iterator[Training]:
 
 
 def _with_model(training: Training, model: Model) -> Training:
-    """The training of another model; as it was where its optimizer does not take that."""
+    """The training with another model, or unchanged if its optimizer does not accept the model."""
     with suppress(EquivCheckError):
         return replace(training, model=model)
     return training
 
 
 def _narrower(model: Model) -> Iterator[Model]:
-    """Smaller widths: all of them alike, then one by one."""
+    """Smaller widths: all layers together, then one by one."""
     for width in _WIDTHS:
         yield replace(model, features=width, layers=tuple(layer.having(width=width) for layer in model.layers))
     for width in _WIDTHS:
@@ -249,7 +249,7 @@ def _narrower(model: Model) -> Iterator[Model]:
 
 
 def _fewer_tokens(model: Model) -> Iterator[Model]:
-    """Fewer positions, a smaller vocabulary, and less within layers, one by one."""
+    """Fewer positions, a smaller vocabulary, and smaller inner parts of layers."""
     for length in _WIDTHS if model.length is not None else ():
         with suppress(EquivCheckError):
             yield replace(model, length=length)
@@ -263,7 +263,7 @@ def _fewer_tokens(model: Model) -> Iterator[Model]:
 
 
 def _plainer(training: Training) -> Iterator[Model]:
-    """No options of any layer, then of one."""
+    """Drop all layers' options, then one layer's."""
     model = training.model
     plain = tuple(Layer(width=width, bias=training.optimizer.takes_vectors) for width in model.widths[1:])
     yield replace(model, layers=plain)
@@ -273,7 +273,7 @@ def _plainer(training: Training) -> Iterator[Model]:
 
 
 def with_defaults(value: T) -> Iterator[T]:
-    """A noun with one of the settings in it at its default."""
+    """Set one option inside a noun to its default."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             for changed in with_defaults(item):

@@ -13,8 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign.cluster import connect
-from equivcheck.campaign.cluster.connect import connect_ray
-from equivcheck.campaign.cluster.crew import ClusterCrew, ClusterFailed
+from equivcheck.campaign.cluster.crew import ClusterCrew, ClusterFailed, connect_ray
 from equivcheck.campaign.events import Event, Ticked
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import NodeLost
