@@ -1,1 +1,1 @@
-"""The code that all parallelisms share: their interface, limits, expected calls, execution and exported scripts."""
+"""Code shared by all parallelisms: their interface, limits, expected calls, execution and exported scripts."""

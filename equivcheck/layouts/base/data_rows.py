@@ -1,4 +1,4 @@
-"""The rows of a microbatch that each data-parallel rank trains on."""
+"""Split each microbatch's rows over data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def take_rows(setup: Setup, mesh: DeviceMesh, *, propagates: bool = False) -> No
 
 
 def sum_counts(setup: Setup, group: ProcessGroup) -> None:
-    """Sum each layer's counts over the ranks of a group, which have different rows or positions of a microbatch."""
+    """Sum each layer's counts over a group whose ranks have different rows or positions."""
     import torch.distributed as dist
 
     inner = setup.whole_counts
@@ -52,7 +52,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return the rows of rank `rank` of `size` ranks. The number of rows must be a multiple of `size`."""
+    """Return one rank's rows. `size` must divide their number."""
     count = batch.rows // size
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)
@@ -60,7 +60,7 @@ def rows_of(batch: Batch, rank: int, size: int) -> Batch:
 
 
 def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int) -> Batch:
-    """Shard each layer's dropout mask like the output of that layer under the plan."""
+    """Shard each dropout mask like its layer's output under the plan."""
     masks = tuple(_part(mask, entry.output, rank, size) for mask, entry in zip(batch.masks, plan, strict=True))
     return replace(batch, masks=masks)
 

@@ -16,9 +16,9 @@ from equivcheck.training.material import Batch
 
 
 def distribute_parameters(model: nn.Module, mesh: DeviceMesh, distribution: Distribution) -> None:
-    """Replace each distinct parameter by a DTensor in every module that holds it.
+    """Replace each distinct parameter by a DTensor, in every module with that parameter.
 
-    FULLY_SHARD shards dim 0 of every parameter except scalars, which stay replicated.
+    FULLY_SHARD shards dim 0. Scalars stay replicated.
     """
     is_sharded = distribution is Distribution.FULLY_SHARD
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -46,7 +46,7 @@ def _redistributed(placements: tuple[Placement, ...], gradient: DTensor) -> DTen
 
 
 def distribute_batch(batch: Batch, mesh: DeviceMesh) -> Batch:
-    """Combine each rank's own rows into a batch of DTensors, without communication."""
+    """Combine the ranks' rows into DTensors, without communication."""
     inputs, targets = (_by_rows(values, mesh, batch.batch_dim) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else _by_rows(mask, mesh, 0) for mask in batch.masks)
     return replace(batch, inputs=inputs, targets=targets, masks=masks)

@@ -1,4 +1,4 @@
-"""Experts stored as DTensors: which parameters they own, and who divides their gradients."""
+"""Experts stored as DTensors: their parameters, and the division of their gradients."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def has_dtensor_experts(layout: Layout) -> bool:
 
 
 def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
-    """Whether a parameter belongs to experts that are stored as DTensors."""
+    """Whether a parameter belongs to experts stored as DTensors."""
     kept = [each for each in layout.of(ExpertParallel) if each.storage is ExpertStorage.DTENSOR]
     return any(cut_dim(each, parameter) is not None for each in kept)
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
-    """All parameters of experts that are stored as DTensors."""
+    """Parameters of experts stored as DTensors."""
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 
 def are_units_of_shards(layout: Layout) -> bool:
-    """Whether each layer's experts are a `fully_shard` unit, which divides their gradients by the ranks of all mesh axes."""
+    """Whether each layer's experts are a `fully_shard` unit, which divides their gradients by all ranks in the mesh."""
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 
 def expert_units(model: nn.Module) -> list[nn.Module]:
-    """The experts module of each layer that has experts."""
+    """Each layer's experts module."""
     from equivcheck.training.layers.module import DispatchingModule
 
     return [layer.units() for layer in model.modules() if isinstance(layer, DispatchingModule)]

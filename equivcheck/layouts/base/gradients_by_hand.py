@@ -1,4 +1,4 @@
-"""Explicit reduction of gradients after the last backward of a step."""
+"""Explicit gradient reductions after a step's last backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Local part of every gradient: the shard of a DTensor, or the full plain tensor. Empty shards are skipped."""
+    """Every local gradient: a DTensor's shard, or the full plain tensor. Empty shards are skipped."""
     for parameter in parameters:
         if parameter.grad is not None:
             gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
@@ -19,13 +19,13 @@ def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]
 
 
 def sum_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum each gradient over the ranks of a group, one call each."""
+    """Sum each gradient over a group, one call each."""
     for gradient in held_gradients(parameters):
         dist.all_reduce(gradient, group=group)
 
 
 def sum_flat_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum all gradients over the ranks of a group in one call, through a flat buffer."""
+    """Sum all gradients over a group in one call, through a flat buffer."""
     gradients = list(held_gradients(parameters))
     if gradients:
         buffer = torch.cat([gradient.flatten() for gradient in gradients])

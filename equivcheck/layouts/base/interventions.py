@@ -1,6 +1,6 @@
 """Every change that equivcheck makes to the torch calls a user would write, with its reason.
 
-A check says nothing about behaviour that these changes avoid. The documentation shows this table, which must be complete.
+A check says nothing about behaviour avoided by these changes. The documentation shows this table, which must be complete.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ BY_DEFINITION = "by definition"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One change to the torch calls of a rank."""
+    """One change to a rank's torch calls."""
 
     place: str
-    """``module:name`` of the function or class that makes the change."""
+    """``module:name`` of the function or class responsible."""
     what: str
-    """Description of the change."""
+    """The change."""
     why: str
     """Purpose, or the failure without it."""
     upstream: str
-    """The torch problem that it works around: a link, the id of a known issue, or "not reported". Otherwise `BY_DEFINITION`."""
+    """The torch problem behind it: a link, a known issue's id, or "not reported". Otherwise `BY_DEFINITION`."""
 
 
 def _one(place: str, what: str, why: str, upstream: str = BY_DEFINITION) -> Intervention:

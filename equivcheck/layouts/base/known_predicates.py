@@ -1,6 +1,6 @@
-"""Predicates that entries of known.toml name: `needs` tests a scenario, `shows` tests its first divergence.
+"""Predicates for entries in known.toml: `needs` tests a scenario, `shows` tests its first divergence.
 
-A predicate of one parallelism stands in that parallelism's ``known.py``, all others in `equivcheck.oracle.known_issues`. Its
+A predicate for one parallelism stands in that parallelism's ``known.py``, all others in `equivcheck.oracle.known_issues`. Its
 decorator registers it by a unique name.
 """
 
@@ -15,20 +15,20 @@ Need = Callable[[Scenario], bool]
 Show = Callable[[Scenario, Divergence], bool]
 
 NEEDS: dict[str, Need] = {}
-"""Predicates of a scenario, by name."""
+"""Scenario predicates by name."""
 SHOWS: dict[str, Show] = {}
-"""Predicates of a scenario and its first divergence, by name."""
+"""Divergence predicates by name."""
 
 
 def need(predicate: Need) -> Need:
-    """Register a predicate of a scenario."""
+    """Register a scenario predicate."""
     assert predicate.__name__ not in NEEDS, f"two predicates are named {predicate.__name__}"
     NEEDS[predicate.__name__] = predicate
     return predicate
 
 
 def show(predicate: Show) -> Show:
-    """Register a predicate of a scenario and its first divergence."""
+    """Register a predicate for a scenario and its first divergence."""
     assert predicate.__name__ not in SHOWS, f"two predicates are named {predicate.__name__}"
     SHOWS[predicate.__name__] = predicate
     return predicate

@@ -25,14 +25,14 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """This rank's shard of a parameter."""
+    """This rank's shard."""
 
     shape: tuple[int, ...]
-    """Shape of the full parameter."""
+    """The full parameter's shape."""
     dim: int
     """Sharded dim."""
     start: int
-    """First index of the shard along that dim."""
+    """The shard's first index along that dim."""
 
     def place(self, piece: Piece) -> Piece:
         """Convert a piece of this shard to a piece of the full parameter."""
@@ -76,11 +76,11 @@ def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
 
 
 class ClipOverParts:
-    """Clips by the norm over the shards of all ranks. `clip_grad_norm_` would only see this rank's shards."""
+    """Clips by the norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
 
     def __init__(self) -> None:
         self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
-        """Of each parallelism that cuts parameters, those that it cuts, and the ranks that have their parts."""
+        """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip the gradients and return the norm before."""
@@ -90,10 +90,10 @@ class ClipOverParts:
 def clip_over(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
-    """Clip by the norm over the shards of all ranks, and return the norm before.
+    """Clip by the norm over all ranks' shards, and return the norm before.
 
-    Parameters that the same parallelisms shard have one common norm, which is combined over their groups. Replicated parameters
-    have a norm of their own.
+    Parameters sharded by the same parallelisms share one norm, which is combined over their groups. Replicated parameters have
+    another.
     """
     norm_type = float(clipping.norm_type.value)
     kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
@@ -122,7 +122,7 @@ def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> t
 
 
 def _norm(gradients: list[torch.Tensor], any_of_them: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """The norm of this rank's gradients, 0 if it has none."""
+    """This rank's norm, or 0 without gradients."""
     if not gradients:
         return any_of_them.new_zeros(())
     norm = nn.utils.get_total_norm(gradients, norm_type)

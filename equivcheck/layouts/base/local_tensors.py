@@ -1,6 +1,6 @@
 """Parameters whose DTensors `DistributedDataParallel` replaced by local tensors.
 
-Uses private torch API (`_st_info`, a note of DDP on such parameters). Tested with torch 2.13.
+Uses private torch API (`_st_info`, DDP's note on such parameters). Tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_localized(model: nn.Module) -> bool:
 
 
 def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
-    """One slot for each distinct parameter: the full parameter, or the shard that its local tensor holds."""
+    """One slot for each distinct parameter: the full parameter, or the local tensor's shard."""
     return tuple(
         Slot(parameter=parameter, pieces=(localized_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
@@ -31,7 +31,7 @@ def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
 
 
 def localized_piece(name: str, parameter: torch.Tensor) -> Piece:
-    """The part of a parameter that this rank holds: all of it, or a DTensor's local shard."""
+    """This rank's piece of a parameter: all of it, or a DTensor's local shard."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
@@ -45,7 +45,7 @@ def clip_across(_module: nn.Module, parameters: list[torch.Tensor], clipping: Cl
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """The gradient with the placements that the parameter had as a DTensor."""
+    """The gradient, as a DTensor if the parameter was one."""
     spec, gradient = _spec(parameter), parameter.grad
     if spec is None or gradient is None:
         return gradient

@@ -1,6 +1,6 @@
-"""The dims of parameters that a layout shards, and the sizes of the shards: arithmetic without torch.
+"""Sharded dims and shard sizes: arithmetic without torch.
 
-Shards are like those of `torch.chunk`: equal sizes rounded up, the last ones smaller or empty. `box_of` in
+Shards are like those from `torch.chunk`: equal sizes rounded up, the last ones smaller or empty. `box_of` in
 `equivcheck.training.read` computes a rank's elements independently, as a second opinion.
 """
 
@@ -15,12 +15,12 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 
 
 def chunk_size(size: int, parts: int) -> int:
-    """Size of the first and largest shard."""
+    """The first shard's size, which is the largest."""
     return -(-size // parts)
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
-    """Size of each shard."""
+    """Each shard's size."""
     each = chunk_size(size, parts)
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
@@ -36,12 +36,12 @@ def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
 
 
 def part_of(shape: Shape, dim: int, parts: int, part: int) -> Shape:
-    """Shape of shard number `part` along a dim."""
+    """The shape of shard `part` along a dim."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
 
 def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, int]) -> Shape:
-    """Shape of a rank's shard of a parameter. `coordinates` maps mesh axes to the rank's indices.
+    """A rank's local shape for a parameter. `coordinates` maps mesh axes to the rank's indices.
 
     Valid for layouts that shard parameters along dims. For flat parameters see
     `equivcheck.layouts.parallelisms.fsdp1.flat_layout`.
@@ -56,16 +56,16 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A sharded dim of a DTensor parameter, even if it has only one shard."""
+    """A sharded dim in a DTensor parameter, even if it has only one shard."""
 
     size: int
-    """Length of the dim."""
+    """Length before sharding."""
     ranks: int
-    """Number of ranks that it is sharded over."""
+    """Ranks that the dim is sharded over."""
 
 
 def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
-    """Every sharded dim of every trained parameter with at least `least_dims` dims."""
+    """Every sharded dim in every trained parameter with at least `least_dims` dims."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):

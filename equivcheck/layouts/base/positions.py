@@ -1,4 +1,4 @@
-"""The positions of a sequence that each context-parallel rank has: arithmetic without torch."""
+"""Sequence positions of each context-parallel rank: arithmetic without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
-    """Positions of each rank, in the order in which the rank holds them. Each position occurs once."""
+    """Each rank's positions in local order. Each position occurs once."""
     if parallelism.balance is Balance.CONTIGUOUS:
         return _chunks(length, size)
     chunks = _chunks(length, 2 * size)
@@ -25,12 +25,12 @@ def _chunks(length: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
-    """Largest number of positions on a rank. Collectives pad the other ranks to it."""
+    """Most positions on any rank. Collectives pad the other ranks to it."""
     return max(map(len, positions_of_ranks(parallelism, length, size)))
 
 
 def own_length(view: RankView) -> int | None:
-    """Number of positions of each sequence on a rank. None if rows are not sequences."""
+    """Positions per sequence on a rank. None if rows are not sequences."""
     length, size = view.training.model.length, view.layout.mesh.size(CP)
     if length is None or size == 1:
         return length

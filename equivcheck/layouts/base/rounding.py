@@ -1,7 +1,7 @@
 """When a layout reduces gradients and which element types it rounds to, so that the reference can round like it.
 
-Ranks compute gradients of parts of a microbatch and round each part before the sum. Gradients of the whole microbatch would round
-differently, so the reference computes part by part too.
+Ranks compute gradients on parts of a microbatch and round each part before the sum. Gradients over the whole microbatch would
+round differently, so the reference computes part by part too.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from equivcheck.system.choice import Choice
 from equivcheck.system.torch_version import torch_in
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element, by torch's name of the element type."""
+"""Bytes per element, by torch's name for the element type."""
 
 
 FULLY_SHARD_WITHOUT_GRAD_DTYPE = "<2.15"
 """Versions whose `fully_shard` rounds gradients to the compute dtype, and reduces them in it by default.
 
-Later versions leave gradients in the dtype of their reduction (`Tensor.grad_dtype`), by default the parameters' dtype."""
+Later versions leave gradients in the reduction dtype (`Tensor.grad_dtype`), by default the parameters' dtype."""
 
 
 def computed_in(precision: Precision, policy: MixedPrecision | None) -> ElementType:
@@ -39,12 +39,12 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhenReduced:
-    """When a layout reduces the gradients of several microbatches."""
+    """When gradients from several microbatches are reduced."""
 
     once: bool = False
-    """Whether only the last microbatch is followed by a reduction, of all accumulated gradients."""
+    """Whether only the last microbatch is followed by a reduction, over all accumulated gradients."""
     whole: bool = False
-    """Whether ranks keep full gradients, so that each reduction includes the result of the one before."""
+    """Whether ranks keep full gradients, so that each reduction includes the previous result."""
 
 
 EACH = WhenReduced()
@@ -65,53 +65,53 @@ class Division(Choice):
     AROUND = "around"
     """Each summand is divided by a power of two near the divisor's square root, and the sum by the rest."""
     AFTER = "after"
-    """The first stage's sum is divided by the number of its summands, the second stage's sum by the rest of the divisor."""
+    """The first stage's sum is divided by its number of summands, the second stage's sum by the rest."""
     LAST = "last"
     """The final sum is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """The element types that gradients pass through in a step, and their order."""
+    """Element types along the way to a step's gradients, in their order."""
 
     replicas: int
-    """Data-parallel ranks along the outer axis, the second stage of a reduction. 1 without such an axis."""
+    """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without such an axis."""
     shards: int
-    """Data-parallel ranks along the inner axis. Their gradients are summed first."""
+    """Data-parallel ranks along the inner axis, which the first reduction stage sums over."""
     compute: ElementType | None = None
     """Parameters, inputs and masks are cast to it. None for no cast."""
     output: ElementType | None = None
     """The model's output is cast to it. None for no cast."""
     autocast: LowPrecision | None = None
-    """Element type of `torch.autocast` around forward and loss. None for no autocast."""
+    """Element type for `torch.autocast` around forward and loss. None for no autocast."""
     reduce: ElementType | None = None
-    """Element type of the sum over ranks. None for the type that gradients already have."""
+    """Element type for the sum over ranks. None for the type that gradients already have."""
     division: Division = Division.BEFORE
     """When the sum is divided."""
     division_again: Division | None = None
-    """When the sum is divided for gradients that a reduction already covered. None if it makes no difference."""
+    """Like `division`, for gradients that an earlier reduction already covered. None if they are no exception."""
     divisor: float | None = None
-    """Divisor of the sum, if losses are multiplied by the same factor. None for the number of ranks."""
+    """Divisor for the sum, if losses are multiplied by the same factor. None for the number of ranks."""
     when: WhenReduced = EACH
-    """When gradients of several microbatches are reduced."""
+    """When gradients from several microbatches are reduced."""
     accumulates_reduced: bool = False
-    """Whether gradients accumulate in the element type of the reduction, not in the one of the computation."""
+    """Whether gradients accumulate in the reduction's element type, not in the one they were computed in."""
     grad_dtype: bool = False
-    """Whether backward directly makes gradients in the element type of the reduction, not first in `compute`."""
+    """Whether backward directly makes gradients in the reduction's element type, not first in `compute`."""
     replicas_once: bool = False
-    """Whether sums of the first stage accumulate over microbatches, and the second stage runs only after the last one."""
+    """Whether first-stage sums accumulate over microbatches, and the second stage runs only after the last one."""
 
     @property
     def num_parts(self) -> int:
-        """Parts of a microbatch, one for each data-parallel rank."""
+        """Parts per microbatch, one for each data-parallel rank."""
         return self.replicas * self.shards
 
     @property
     def gradient_scale(self) -> float:
-        """Factor of each part's loss in backward, so that gradients equal those of a division by the number of parts."""
+        """Factor for each part's loss in backward, so that gradients come out as if divided by the number of parts."""
         return 1.0 if self.divisor is None else self.divisor / self.num_parts
 
     @property
     def element_types(self) -> tuple[str, ...]:
-        """Names of all element types that it uses."""
+        """Names of all its element types."""
         return tuple(kind.value for kind in (self.compute, self.output, self.autocast, self.reduce) if kind is not None)

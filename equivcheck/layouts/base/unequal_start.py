@@ -1,4 +1,4 @@
-"""Unequal initial parameters and buffers, for wrappers that promise to broadcast those of the first rank."""
+"""Unequal initial parameters and buffers, for wrappers that promise to broadcast the first rank's."""
 
 from __future__ import annotations
 

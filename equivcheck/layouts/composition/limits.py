@@ -19,7 +19,7 @@ from equivcheck.system.torch_version import torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""More repairs than this never end, because two of them undo each other."""
+"""A training with more repairs than this never ends, because two of them undo each other."""
 
 
 @singledispatch

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 ROOT_OF_EQUAL_PARTS = "<2.10"
-"""In these versions the root of a submesh is the mesh that an equal submesh was sliced from last, so submeshes cannot be cached.
-"""
+"""In these versions an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
 
 
 def rank_program(

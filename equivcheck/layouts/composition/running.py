@@ -38,9 +38,9 @@ class Runner:
     """Runs scenarios on a world's ranks."""
 
     world: str | Ranks
-    """A world's name, or existing ranks, which are used for layouts with as many ranks."""
+    """A world's name, or existing ranks for layouts with as many ranks."""
     deadline: float
-    """Seconds that the ranks have for one part."""
+    """Seconds for the ranks to finish one part."""
     alter: Callable[[Setup], None] | None = None
     """Called with each rank's setup to plant a fault. None for no fault."""
 

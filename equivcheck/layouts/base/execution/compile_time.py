@@ -1,4 +1,4 @@
-"""Time that ranks need to compile or trace, and the time they may take before it counts as a hang."""
+"""Time limits and estimates for compiling and tracing on ranks."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from equivcheck.scenario.case import Case
 from equivcheck.training.layers.registry import kind_of
 
 COMPILE_SECONDS = 150.0
-"""Least seconds that ranks may compile one pass. Most passes take 5 s, but more on a busy machine."""
+"""Seconds allowed for compiling one pass, at least. Most passes take 5 s, but longer on a busy machine."""
 _TIMES_EXPECTED = 4
-"""Factor between the expected compile time of a pass and the time it may take."""
+"""Allowed compile time, as a multiple of the expected time."""
 START_SECONDS = 6.0
 """Extra seconds for the first compilation in a process."""
 _PASS_SECONDS, _INDUCTOR_SECONDS = 1.0, 40.0
-"""Base time of one pass on two cores. Inductor is slower because it calls a C++ compiler."""
+"""Base seconds for one pass on two cores. Inductor is slower because it calls a C++ compiler."""
 _LINEAR_SECONDS, _BACKWARD_SECONDS, _RECOMPUTED_SECONDS = 0.1, 0.4, 1.2
 """Seconds for each linear and rank: with a compiled forward, with compiled autograd, and with compiled autograd that also
 recomputes layers, which breaks its graph. Fitted to 93 scenarios on 2 to 4 ranks."""
 _BROKEN_SECONDS = 0.7
-"""Seconds that compiled autograd takes on each rank, times the square of the number of linears, if gradients are DTensors. Each
+"""Extra seconds for compiled autograd on each rank if gradients are DTensors, multiplied by the squared number of linears. Each
 conversion breaks the backward graph (https://github.com/pytorch/pytorch/issues/127797), and the code after a break is compiled as
 one graph. Measured on 1 to 4 ranks: 1.1 s for one linear, 10 s for four, 13 to 26 s for one attention."""
 _SYMBOLIC_SECONDS = 0.7
-"""Seconds that compiled autograd takes on each rank, times the square of the number of linears, if rows are sequences. It traces
-sizes as symbols and simplifies everything known about them at each change of shape. Measured on 1 rank: 13 s for one attention,
-42 s for two (100 s if rotary and fused), 88 to 120 s for three, 160 to 185 s for four. Without sequences, eight linears take 4 s.
-"""
+"""Extra seconds for compiled autograd on each rank if rows are sequences, multiplied by the squared number of linears. It traces
+sizes as symbols and simplifies all known facts about them at each shape change. Measured on 1 rank: 13 s for one attention, 42 s
+for two (100 s if rotary and fused), 88 to 120 s for three, 160 to 185 s for four. Without sequences, eight linears take 4 s."""
 _TRACE_SECONDS = 0.1
-"""Seconds that one rank takes to trace one layer with one microbatch of one step. Measured: 0.05 to 0.2 s."""
+"""Seconds for tracing one layer with one microbatch on one rank. Measured: 0.05 to 0.2 s."""
 
 
 def num_graphs(training: Training, execution: Execution) -> int:
-    """Number of different passes to compile, one for each size of microbatch.
+    """Count the different passes to compile, one for each microbatch size.
 
     The number doubles if layers run only at even steps. It doubles again under compiled autograd with several microbatches,
     because accumulating into a gradient is another graph than creating it.
@@ -55,7 +54,7 @@ def num_graphs(training: Training, execution: Execution) -> int:
 
 
 def compile_seconds(training: Training, layout: Layout) -> float:
-    """Seconds that ranks may take beyond their deadline to compile. 0 without compilation."""
+    """Seconds allowed for compilation, beyond the ranks' deadline. 0 if nothing is compiled."""
     if not layout.execution.is_compiled:
         return 0.0
     return num_graphs(training, layout.execution) * max(COMPILE_SECONDS, _TIMES_EXPECTED * _expected(training.model, layout))
@@ -63,7 +62,7 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 
 @singledispatch
 def all_compile_seconds(case: Case) -> float:  # noqa: ARG001
-    """Sum of `compile_seconds` over all layouts of a scenario. 0 for other cases, because they compile nothing."""
+    """Sum `compile_seconds` over a scenario's layouts. 0 for other cases, because they compile nothing."""
     return 0.0
 
 
@@ -73,22 +72,22 @@ def _(scenario: Scenario) -> float:
 
 
 def expected_compile_seconds(scenario: Scenario) -> float:
-    """Expected seconds of compilation, summed over the layouts of a scenario."""
+    """Expected seconds for compiling all layouts in a scenario."""
     training, layouts = scenario.training, [layout for layout in scenario.layouts if layout.execution.is_compiled]
     return sum((num_graphs(training, layout.execution) * _expected(training.model, layout) for layout in layouts), start=0.0)
 
 
 def expected_trace_seconds(scenario: Scenario) -> float:
-    """Expected seconds to trace whole steps, summed over the layouts of a scenario."""
+    """Expected seconds for tracing all whole steps in a scenario."""
     training, num_ranks = scenario.training, sum(each.mesh.num_ranks for each in scenario.layouts if each.execution.whole_step)
     return _TRACE_SECONDS * num_ranks * _num_traces(training) * len(training.model.layers) * len(training.data.microbatches)
 
 
 def _num_traces(training: Training) -> int:
-    """Number of steps that a rank traces anew.
+    """Count the steps that a rank traces anew.
 
     With a schedule every step is new because its learning rate is. Otherwise only the first step and the first step with
-    optimizer state are.
+    optimizer state are new.
     """
     return training.steps if training.schedule is not None else min(training.steps, 2)
 
@@ -112,6 +111,6 @@ def _linear_seconds(execution: Execution) -> float:
 
 
 def _num_linears(model: Model) -> int:
-    """Linears of all layers. The embedding and the head count as one each."""
+    """Count linears in all layers. The embedding and the head count as one each."""
     within = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
     return within + (model.source is not None) + (model.head is not None)

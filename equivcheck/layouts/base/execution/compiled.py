@@ -1,4 +1,4 @@
-"""Compile a rank's forward and backward, and reset the compiler for the next scenario on that rank.
+"""Compile a rank's forward and backward, and reset the compiler for the rank's next scenario.
 
 Uses private torch API (compiled autograd's context, Dynamo's list of modules to inline). Tested with torch 2.13.
 """
@@ -23,7 +23,7 @@ _REDUCER_CONFIG = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
 """Settings that it changes in Inductor's configuration."""
 
 MAX_RECOMPILES = 64
-"""Variants of one function before Dynamo gives up and runs it eagerly. All layers of a model share one function."""
+"""A function may have this many variants before Dynamo runs it eagerly. All layers in a model share one function."""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ Nest = Any
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Position of a local tensor in the flat list, and the function that rebuilds the original tensor."""
+    """A local tensor's position in the flat list, and the function that rebuilds the original tensor."""
 
     index: int
     rebuilt: Callable[[torch.Tensor], torch.Tensor]
@@ -44,7 +44,7 @@ class _Graph:
 
 
 def trace_steps(setup: Setup) -> None:
-    """Run each step of a setup as one graph. A new graph is traced only for new shapes, learning rates or sets of gradients."""
+    """Run each step as one graph. New shapes, learning rates or sets of gradients need a new graph."""
     steps = _WholeSteps(setup)
     setup.before_step.append(steps.prepare)
     setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update
@@ -60,7 +60,7 @@ def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
 @dataclass(slots=True, eq=False)
 class _WholeSteps:
     setup: Setup
-    """A copy of the setup that computes a step without a graph, because the original's fields point to this object."""
+    """A copy that computes a step without a graph, because the original's fields point to this object."""
     optimizer: torch.optim.Optimizer | None = None
     graphs: dict[object, _Graph] = field(default_factory=dict)
     results: dict[str, Nest] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class _WholeSteps:
 
 
 def _redistributes(layout: Layout | None) -> bool:
-    """Whether the graph must redistribute gradients itself, because its own leaves lack the hooks of the parameters."""
+    """Whether the graph must redistribute gradients itself, because its leaves lack the parameters' hooks."""
     if layout is None:
         return False
     return all(spmd.redistribute_gradients for spmd in layout.of(SPMD)) and all(
@@ -223,7 +223,7 @@ def _has_effect(node: Node) -> bool:
 
 
 def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
-    """Apply a function to every value of a nest except None."""
+    """Apply a function to every value in a nest except None."""
     if isinstance(nest, dict):
         return {key: _each(value, change) for key, value in nest.items()}
     if isinstance(nest, list):
@@ -232,7 +232,7 @@ def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
 
 
 def _taken_apart(nest: Nest) -> tuple[Nest, list[torch.Tensor]]:
-    """Replace the tensors of a nest by parts, and return the flat list of local tensors."""
+    """Replace tensors in a nest by parts, and return the flat list of local tensors."""
     tensors: list[torch.Tensor] = []
 
     def put(tensor: torch.Tensor) -> _Part:

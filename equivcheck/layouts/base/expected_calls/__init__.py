@@ -1,1 +1,1 @@
-"""Communication that each parallelism should cause, computed from the scenario alone: no torch, no ranks."""
+"""Expected communication for each parallelism, computed from the scenario alone: no torch, no ranks."""

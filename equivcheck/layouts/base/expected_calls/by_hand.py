@@ -1,4 +1,4 @@
-"""Calls of ranks that reduce gradients explicitly, after the last backward of a step."""
+"""Expected calls for explicit gradient reductions after a step's last backward."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from equivcheck.layouts.base.partition import local_shape
 
 
 def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
-    """Calls of all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
+    """Calls in all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
 
-    A rank sends nothing for a gradient of which it holds no element.
+    A rank sends nothing for an empty local gradient.
     """
     ledger, parameters = Ledger(), tuple(kind)
     for step in range(view.training.steps):
@@ -25,7 +25,7 @@ def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: 
 
 
 def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[int]:
-    """Elements of each gradient that this rank holds under all parallelisms of the layout."""
+    """Local elements of each gradient under all parallelisms in the layout."""
     coordinates = dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
     for held in parameters:
         size = math.prod(local_shape(view.layout, held.parameter, coordinates))

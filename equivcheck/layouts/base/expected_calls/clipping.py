@@ -1,4 +1,4 @@
-"""Calls of `torch.nn.utils.clip_grad_norm_` for DTensor gradients."""
+"""Expected calls for `torch.nn.utils.clip_grad_norm_` on DTensor gradients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) -> Totals:
-    """Calls of all steps for one group of DTensor gradients, some of them sharded along each of `axes`.
+    """Calls in all steps for one group of DTensor gradients, some sharded along each of `axes`.
 
-    The norms of all gradients form one tensor, which is reduced over one axis after another. Some versions of torch combine the
-    norms before they reduce. If no gradient exists, nothing is reduced.
+    All norms form one tensor, which is reduced over one axis after another. Some torch versions combine the norms before they
+    reduce. If no gradient exists, nothing is reduced.
     """
     clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
     if not isinstance(clipping, ClipNorm):
@@ -33,9 +33,9 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
 
 
 def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
-    """Calls of all steps for plain tensors that are sharded along an axis.
+    """Calls in all steps for plain tensors sharded along an axis.
 
-    Each step reduces one norm, or two norms if some of the tensors are also sharded along another axis.
+    Each step reduces one norm, or two norms if some tensors are also sharded along another axis.
     """
     clipping, ledger, cut = view.training.clipping, Ledger(Stage.CLIPPING), tuple(parts)
     if not isinstance(clipping, ClipNorm) or view.layout.mesh.size(axis) == 1:
@@ -49,7 +49,7 @@ def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Total
 
 
 def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
-    """Mesh axes along which a parameter is split into plain local tensors."""
+    """Mesh axes that split a parameter into plain local tensors."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)
     axes = (view.layout.axes_of(each)[-1] for each in cutting if cut_dim(each, held.parameter) is not None)
     return tuple(axis for axis in axes if view.layout.mesh.size(axis) > 1)
@@ -58,7 +58,7 @@ def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
 def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward.
 
-    With `zero_grad(set_to_none=False)`, a gradient of an earlier step still exists.
+    With `zero_grad(set_to_none=False)`, earlier gradients still exist as zeros.
     """
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(view.has_gradient(held, before) for before in steps)

@@ -1,4 +1,4 @@
-"""Calls and bytes of a rank's communication, by step, stage, operation and mesh axes.
+"""A rank's calls and bytes, by step, stage, operation and mesh axes.
 
 Recorded calls (`equivcheck.worlds.call.Call`) and predictions use the same types, so they can be compared. Bytes count a rank's
 input tensors, like `Call.num_bytes`: its own shard for an all-gather, its full tensor for a reduce-scatter.
@@ -19,27 +19,27 @@ Key = tuple[int, Stage, str, str]
 """Step, stage, op and axes. Calls with the same key are summed."""
 
 Totals = dict[Key, tuple[int, int]]
-"""Number of calls and bytes for each key."""
+"""Calls and bytes for each key."""
 
 _ORDER = {stage: number for number, stage in enumerate(Stage)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Calls of one operation over one group that a rank makes in one stage of a step."""
+    """A rank's calls with one operation and group in one stage of a step."""
 
     step: int
     """Step, from 0. `BEFORE_STEPS` for the setup."""
     stage: Stage
-    """Stage of the train loop."""
+    """Stage in the train loop."""
     op: str
     """Operation, named like `Call.op`."""
     axes: str
-    """Mesh axes of the group, such as ``dp`` or ``dp x tp``. Axes of size 1 are left out. Other groups list their ranks."""
+    """The group's mesh axes, such as ``dp`` or ``dp x tp``, without axes that have one rank. Other groups list their ranks."""
     num_calls: int
-    """Number of calls, at least 1."""
+    """Call count, at least 1."""
     num_bytes: int
-    """Bytes of the rank's inputs, summed over all calls."""
+    """Bytes in the rank's inputs, summed over all calls."""
 
     def describe(self) -> str:
         """Return the calls and bytes, such as ``3 calls, 1,024 bytes``."""
@@ -54,12 +54,12 @@ def described(num_calls: int, num_bytes: int) -> str:
 
 
 def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
-    """Sum the calls of one rank, sorted by step and stage."""
+    """Sum one rank's calls, sorted by step and stage."""
     return as_traffic(totals(calls, mesh))
 
 
 def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> Totals:
-    """Sum the calls of one rank by key, except those in the stages `without`."""
+    """Sum one rank's calls by key, except those in the stages `without`."""
     summed: dict[tuple[int, Stage, str, tuple[int, ...]], list[int]] = {}
     for call in calls:
         if call.stage in without:
@@ -89,20 +89,20 @@ def as_traffic(found: Totals) -> tuple[Traffic, ...]:
 
 
 def order_of(key: Key) -> tuple[int, int, str, str]:
-    """Sort key of totals: step, stage, then names."""
+    """Sort key for totals: step, stage, then names."""
     step, stage, op, axes = key
     return step, _ORDER[stage], op, axes
 
 
 def axes_named(names: Iterable[str], mesh: Mesh) -> str:
-    """Name of a group over some axes of a mesh. Axes of size 1 are left out."""
+    """Name a group by its mesh axes. Axes with one rank are left out."""
     wanted = set(names)
     return " x ".join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
 
 
 @lru_cache(maxsize=1024)
 def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
-    """Name of a group of global ranks: the axes along which they lie, or the ranks if they form no sub-mesh."""
+    """Name a group by its mesh axes, or by its global ranks if they form no submesh."""
     coordinates = [mesh.coordinate(rank) for rank in ranks]
     along = [sorted({coordinate[axis] for coordinate in coordinates}) for axis in range(len(mesh.axes))]
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))

@@ -1,4 +1,4 @@
-"""Calls that count over a whole microbatch how often the router of each layer chooses each expert."""
+"""Expected calls for counting how often routers choose each expert in a whole microbatch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from equivcheck.scenario.mesh import CP, DP, EP, REPLICATE, SHARD
 from equivcheck.training.layers.registry import kind_of
 
 AXES = (DP, REPLICATE, SHARD, EP, CP)
-"""Mesh axes along which ranks have different rows or positions of a microbatch."""
+"""Ranks along these mesh axes have different rows or positions."""
 
 
 def sums_of_counts(view: RankView) -> Totals:
-    """Calls of all steps: in each microbatch, one all-reduce over each axis for each layer that counts."""
+    """Calls in all steps: in each microbatch, one all-reduce over each axis for each counting layer."""
     ledger, dispatches = Ledger(), [kind_of(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
     num_microbatches = len(view.training.data.microbatches)

@@ -1,4 +1,4 @@
-"""The communication model of a parallelism."""
+"""The type that predicts a parallelism's communication."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Unmodelled:
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None
-    """Names of the operations that are not predicted (`Call.op`), if the others are. None if no operation is predicted."""
+    """Unpredicted operations (`Call.op`), if others are predicted. None if no operation is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Predicts the calls of one parallelism. `Any` stands for its class."""
+    """Predicts one parallelism's calls. `Any` stands for its class."""
 
     options: frozenset[str] = frozenset()
-    """Fields that the prediction considers. If another field differs from its default, nothing is predicted."""
+    """Fields considered by the prediction. If another field differs from its default, nothing is predicted."""
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
-    """All calls of a rank that this parallelism causes."""
+    """Calls on a rank that this parallelism causes."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held
-    """The parameter shards that a rank holds after this parallelism, as the next outer parallelism sees them."""
+    """A rank's parameter shards after this parallelism, as the next outer parallelism sees them."""
     open_bytes: frozenset[str] = frozenset()
     """Operations with predicted calls but unpredicted bytes, because the bytes depend on values."""
     unmodelled: tuple[Unmodelled, ...] = ()
@@ -40,12 +40,12 @@ class CommunicationModel:
     uneven: Callable[[Any], bool] = lambda _parallelism: False
     """Whether ranks along its axes may communicate differently, or with other ranks than those along one axis."""
     sends_shards: bool = False
-    """Whether it sends tensors that other parallelisms sharded, so that ranks along all axes may communicate differently."""
+    """Whether it sends shards from other parallelisms, so that ranks along all axes may communicate differently."""
 
 
 UNSAID = Unmodelled(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
-"""The model of a parallelism that declares none."""
+"""For a parallelism without a model."""
 
 MIXED_ELEMENTS = Unmodelled(
     reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",

@@ -1,4 +1,4 @@
-"""The view of one rank for predictions: the parameters that it holds, and those that get a gradient in a step."""
+"""One rank as predictions see it: its parameters, and those with a gradient in a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The part of one parameter that a rank holds."""
+    """A rank's part of one parameter."""
 
     parameter: Parameter
     """The full parameter."""
@@ -31,7 +31,7 @@ class Held:
 
     @property
     def layer(self) -> int | None:
-        """Index of the layer that owns it. None for a parameter of the model itself."""
+        """Index of the owning layer. None for the model's own parameters."""
         return self.parameter.layer
 
     @property
@@ -41,42 +41,42 @@ class Held:
 
     @property
     def numel(self) -> int:
-        """Elements that the rank holds."""
+        """Number of local elements."""
         return math.prod(self.shape)
 
     def padded_part(self, dim: int, parts: int) -> int:
-        """Elements of each of `parts` equal shards along a dim, including padding."""
+        """Elements in each of `parts` equal shards along a dim, with padding."""
         return math.prod((*self.shape[:dim], chunk_size(self.shape[dim], parts), *self.shape[dim + 1 :]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank of a layout, with the parameters that it holds."""
+    """One rank with its parameters."""
 
     training: Training
     """The training."""
     layout: Layout
     """The layout."""
     coordinate: tuple[int, ...]
-    """Index of the rank along each axis of the mesh."""
+    """The rank's index along each mesh axis."""
     held: tuple[Held, ...]
     """Each distinct parameter in model order, as the parallelism to predict finds it."""
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one element of parameters, gradients and activations."""
+        """Bytes per element in parameters, gradients and activations."""
         return ITEM_BYTES[self.training.precision.value]
 
     def axes(self, *names: str) -> str:
-        """Name of the group over some mesh axes."""
+        """Name the group over some mesh axes."""
         return axes_named(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
-        """Index of the rank along an axis."""
+        """The rank's index along an axis."""
         return self.coordinate[self.layout.mesh.names.index(name)]
 
     def of_layer(self, index: int | None) -> tuple[Held, ...]:
-        """Parameters that a layer owns, or those of the model itself if `index` is None."""
+        """A layer's own parameters, or the model's own ones if `index` is None."""
         return tuple(held for held in self.held if held.layer == index)
 
     def has_gradient(self, held: Held, step: int) -> bool:
@@ -93,9 +93,9 @@ class RankView:
         return source is not None and (not source.frozen or self.differentiates_frozen(None))
 
     def differentiates_frozen(self, index: int | None) -> bool:
-        """Whether gradients of a layer's frozen parameters are computed, or of the model's own if `index` is None.
+        """Whether backward computes gradients for a layer's frozen parameters, or for the model's own ones if `index` is None.
 
-        FSDP1 with use_orig_params computes them if the same flat parameter also holds a trained parameter.
+        FSDP1 with use_orig_params does if the same flat parameter also holds a trained parameter.
         """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
         units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(index) for fsdp in views)
@@ -111,14 +111,14 @@ class RankView:
 
 
 class Ledger:
-    """Sums the expected calls of one stage."""
+    """Sums the expected calls in one stage."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage
         self.totals: Totals = {}
 
     def note(self, step: int, op: str, axes: str, num_bytes: int, num_calls: int = 1) -> None:
-        """Add calls of one key. `num_bytes` is the sum over all of them."""
+        """Add calls to a key. `num_bytes` is their sum."""
         key: Key = (step, self.stage, op, axes)
         add(self.totals, key, num_calls, num_bytes)
 

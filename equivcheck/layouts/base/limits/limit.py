@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutLimit:
-    """A combination of parallelisms, options and mesh that cannot run for any training."""
+    """A layout that cannot run any training, because parallelisms, options or mesh do not fit together."""
 
     reason: str
     """``<API>: <situation> is not supported: <consequence>``, without a final dot."""

@@ -20,7 +20,7 @@ from equivcheck.scenario import (
 
 
 def keeps_dtensors(layout: Layout) -> bool:
-    """Whether the optimizer of a layout with DTensors sees them, rather than local tensors."""
+    """Whether the optimizer sees DTensors rather than local tensors, if the layout has any."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 

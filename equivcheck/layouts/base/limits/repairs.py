@@ -168,7 +168,7 @@ def _fitted(size: int, multiple: int, largest: int) -> int:
 
 
 def over_features(training: Training) -> Training:
-    """Replace the model by linear layers of the same widths on rows of real numbers, without embedding and head."""
+    """Replace the model by linear layers with the same widths on rows of real numbers, without embedding and head."""
     model, bias = training.model, training.optimizer.takes_vectors
     layers = tuple(
         layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
@@ -261,7 +261,7 @@ def may_skip_parameters(training: Training) -> bool:
 
 
 def all_multiples(values: Iterable[int], multiple: int) -> bool:
-    """Whether every value is a multiple of one number."""
+    """Whether a number divides every value."""
     return all(value % multiple == 0 for value in values)
 
 

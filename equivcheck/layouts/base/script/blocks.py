@@ -1,4 +1,4 @@
-"""Classes for layers that are not a plain sequence of modules."""
+"""Classes for layers that need more than `nn.Sequential`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AGAIN = ", computed again in backward"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Properties that all linear layers with one class share."""
+    """Properties shared by all linear layers with one class."""
 
     norm: Norm | None
     bias: bool
@@ -38,18 +38,18 @@ class Kind:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a sequence of modules can express the layer."""
+        """Whether `nn.Sequential` can express the layer."""
         return not (self.residual or self.masked or self.auxiliary or self.shape_op or self.recomputes)
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Arguments of ``forward`` after the inputs."""
+        """Arguments for ``forward`` after the inputs."""
         return ("mask",) * self.masked + ("step",) * (self.auxiliary is AuxiliaryLinear.EVEN_STEPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherKind:
-    """Properties that all layers with one `LayerScript` class share."""
+    """Properties shared by all layers with one `LayerScript` class."""
 
     script: LayerScript
     masked: bool
@@ -63,7 +63,7 @@ class OtherKind:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Arguments of ``forward`` after the inputs."""
+        """Arguments for ``forward`` after the inputs."""
         return ("mask",) * self.masked
 
 

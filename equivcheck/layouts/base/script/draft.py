@@ -41,11 +41,11 @@ class Draft:
     imports: dict[str, set[str]] = field(default_factory=dict)
     """Imported names by module. For a whole module: its alias, or an empty name."""
     definitions: list[list[str]] = field(default_factory=list)
-    """Functions and classes, as lists of lines."""
+    """Functions and classes, line by line."""
     lines: dict[LoopPosition, list[str]] = field(default_factory=lambda: {place: [] for place in LoopPosition})
     """Lines that run only in parallel, by position."""
     module: str = "model"
-    """Name of the called module: the model or its wrapper."""
+    """The called module's name: the model or its wrapper."""
     loss_scale: int = 1
     """In parallel, factor for a loss that sums over rows, because ranks average gradients."""
     gradient_scale: str = ""
@@ -83,9 +83,9 @@ class Draft:
     clip_value: str = ""
     """In parallel, the expression that clips by value. Empty for the one used on one device."""
     may_lack: bool = False
-    """Whether a rank leaves out tensors that it does not hold."""
+    """Whether a rank leaves out tensors it does not hold."""
     loss_rank: int = 0
-    """Rank that holds the loss, if ranks leave out tensors that they do not hold."""
+    """Rank with the loss, if ranks leave out tensors they do not hold."""
     after_wrap: list[str] = field(default_factory=list)
     """Lines after wrapping, also on one device."""
 

@@ -1,4 +1,4 @@
-"""Write a model as code: a sequence of modules or its own classes, and the parameter names that result."""
+"""Write a model as code, as `nn.Sequential` or with its own classes, and map parameter names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Form:
     layers: tuple[str, ...]
     """For each layer, the expression for its module, or for its linear if the layer is not one module."""
     stack: str
-    """Expression for the module that holds the layers."""
+    """Expression for the module with the layers."""
     is_all_layers: bool
     """Whether that module holds nothing else."""
     extras: tuple[str, ...]
@@ -54,7 +54,7 @@ class Form:
     """For each layer, its arguments after the inputs."""
 
     def name_of(self, canonical: str) -> str:
-        """Convert the canonical name of a parameter or buffer to its name in the script."""
+        """Convert a canonical parameter or buffer name to its name in the script."""
         owner, _, attribute = canonical.rpartition(".")
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
@@ -168,13 +168,13 @@ class _Forms:
         return paths
 
     def _owners(self, index: int) -> Iterable[str]:
-        """Names of the layer's modules that have parameters."""
+        """Names of the layer's modules with parameters."""
         layer = self.model.layers[index]
         owners = (parameter.name.rpartition(".")[0] for parameter in kind_of(layer).parameters(layer, self.model.inputs(index)))
         return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
 
     def _units(self) -> list[str]:
-        """For each layer, the index of its unit in the stack."""
+        """For each layer, its unit's index in the stack."""
         paths = self._paths()
         return [str(index) if self.is_nested else paths[f"layers.{index}.linear"] for index in range(len(self.kinds))]
 

@@ -1,4 +1,4 @@
-"""The script's train loop: one function for both runs, with conditions around lines that run only in parallel."""
+"""The script's train loop: one function for both runs, with conditions around lines for the parallel run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def loss_of(draft: Draft, outputs: str) -> str:
 
 
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
-    """Define ``label_loss`` and return a call to it, divided by the number of labels in the step unless the loss is summed."""
+    """Define ``label_loss`` and return a call to it, divided by the step's label count unless the loss is summed."""
     draft.need("torch.nn", "functional")
     classes = draft.scenario.training.model.outputs
     options = {

@@ -1,4 +1,4 @@
-"""The device mesh in a script, and the rows that each rank trains on."""
+"""The device mesh in a script, and each rank's rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def repr_of(text: str) -> str:
 
 
 def inner_ranks(layout: Layout) -> int:
-    """Number of ranks that share the same rows. They must be neighbours."""
+    """Number of ranks with the same rows. They must be neighbours."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with tensor or context parallelism along the last axis")
     return layout.mesh.size(TP, CP)

@@ -126,7 +126,7 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
 
 
 def _numbers(tensor: torch.Tensor) -> str:
-    """Nested lists of numbers that read back exactly."""
+    """Nested lists whose numbers read back exactly."""
     return _nested(tensor.numpy())
 
 

@@ -32,7 +32,7 @@ def read_local_shards(draft: Draft) -> None:
 
 
 def define_whole(draft: Draft) -> None:
-    """Define the function that gathers a full tensor."""
+    """Define a function for gathering a full tensor."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False
