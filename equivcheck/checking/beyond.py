@@ -1,4 +1,4 @@
-"""Check of scenarios beyond known limits of torch: such a run must be correct or fail on every rank."""
+"""Checks scenarios beyond torch's known limits: such a run must be correct or fail on every rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_beyond(scenario: Scenario, *, world: str = "sim", deadline: float = 60
 
 
 def judged_beyond(verdict: Verdict, limit: str) -> Verdict:
-    """Turn the verdict of an ordinary check into the verdict for a scenario beyond `limit`."""
+    """Turn an ordinary verdict into the verdict on a scenario beyond `limit`."""
     verdict = replace(verdict, beyond=limit)
     if raised_on_every_rank(verdict):
         return replace(verdict, outcome=Outcome.UNSUPPORTED, reason=f"{limit}; every rank raises", failure=None)

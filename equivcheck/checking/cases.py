@@ -1,4 +1,4 @@
-"""Check of a scenario or a tensor program, as campaigns call it."""
+"""Checks a scenario or a tensor program, as campaigns need it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
 
 
 def _fails_without_issue(verdict: Verdict, runner: Runner, *, coarse: bool) -> bool:
-    """Whether ranks still fail in a variant of the scenario that avoids the issue held responsible."""
+    """Whether ranks still fail if the scenario is changed to avoid the known issue."""
     from equivcheck.oracle.known_issues.known import known_issues
 
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)

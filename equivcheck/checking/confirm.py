@@ -11,18 +11,18 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 V = TypeVar("V", bound=CaseVerdict)
 
 CONFIRMING = "gloo"
-"""World in which findings of other worlds are checked again."""
+"""World in which findings from other worlds are checked again."""
 CONFIRMING_SECONDS = 15.0
-"""Deadline of its ranks. A run that hangs takes all of it."""
+"""Deadline for its ranks. A hanging run takes that long."""
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding of another world that was not checked again yet."""
+    """Whether the verdict is a finding from another world, and was not checked again yet."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def confirmed(verdict: V, again: CaseVerdict) -> V:
-    """Add to `verdict` the result `again` of checking the same case, with the same planted fault, in another world."""
+    """Add the verdict `again` from another world, on the same case with the same planted fault."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 

@@ -1,4 +1,4 @@
-"""Verdict classes of scenarios and tensor programs."""
+"""Verdict classes for scenarios and tensor programs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from equivcheck.scenario.case import Case
 from equivcheck.scenario.file_format.codec import CASE
 
 VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE), TensorProgram: (ProgramVerdict, "program")}
-"""Verdict class by case class, and the name of its field for the case."""
+"""Verdict class by case class, and its field name for the case."""
 
 
 def verdict_on(case: Case, **values: Any) -> CaseVerdict:
-    """Build the verdict on a case of any kind."""
+    """Build the verdict on any case."""
     verdict, field = VERDICTS[type(case)]
     return verdict(**{field: case, **values})
 
 
 def num_steps(case: Case) -> int:
-    """Number of steps in which the case can diverge."""
+    """In how many steps the case can diverge."""
     return case.training.steps if isinstance(case, Scenario) else 1

@@ -1,4 +1,4 @@
-"""Clipping of gradients if only some are DTensors, or on different meshes: torch cannot mix these in one operation."""
+"""Clips gradients if only some are DTensors, or their meshes differ: torch cannot mix these in one operation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = (
 
 
 def clip_kinds(draft: Draft) -> None:
-    """Define ``clip`` in the script. It clips the parameters of each mesh, and the plain ones, separately."""
+    """Define ``clip`` in the script. It clips each mesh's parameters, and the plain ones, separately."""
     clipping = draft.scenario.training.clipping
     if isinstance(clipping, ClipValue):
         body = ["for kind in kinds.values():", f"    nn.utils.clip_grad_value_(kind, {clipping.clip_value!r})"]

@@ -1,4 +1,4 @@
-"""The part of a script that compares both runs and prints the differences."""
+"""The script part that compares both runs and prints the differences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from equivcheck.layouts.base.script.loop import may_be_none
 from equivcheck.layouts.base.script.text import indented
 
 HANG_SECONDS = 20
-"""Timeout in seconds of the process group in a script."""
+"""Process group timeout in a script, in seconds."""
 
 _FULL = (
     "def full(tensor: torch.Tensor) -> torch.Tensor:",
@@ -35,7 +35,7 @@ _DISTANCE = (
 
 
 def comparison_functions(draft: Draft) -> list[list[str]]:
-    """Definitions of the helpers ``full`` and ``distance``, if the script needs them."""
+    """Define the helpers ``full`` and ``distance``, if the script needs them."""
     found = []
     none = may_be_none(draft.scenario.training)
     if draft.has_dtensors:
@@ -47,7 +47,7 @@ def comparison_functions(draft: Draft) -> list[list[str]]:
 
 
 def main_lines(draft: Draft) -> list[str]:
-    """Lines of the function ``main`` and its call."""
+    """Lines for the function ``main`` and its call."""
     draft.need("sys")
     draft.need("datetime", "timedelta")
     return [

@@ -1,4 +1,4 @@
-"""The docstring of a script: the failure, its first evidence, and the command that runs the script."""
+"""Writes a script's docstring: the failure, its first evidence, and the command that runs the script."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TITLES: dict[str, str] = {
     "spmd": "DTensor propagation",
     "pipeline": "a pipeline",
 }
-"""API name of each parallelism, by tag."""
+"""API name for each parallelism, by tag."""
 
 
 def docstring(  # noqa: PLR0913 - all by keyword
     *, scenario: Scenario, form: Form, verdict: Verdict | None, numbers: Numbers, name: str, torch: str
 ) -> list[str]:
-    """Lines of the docstring, quotes included."""
+    """Docstring lines, quotes included."""
     ranks = scenario.layout.mesh.num_ranks
     parts = [paragraph(_title(scenario, verdict)), *_evidence(form, verdict)]
     if numbers is Numbers.DRAWN:

@@ -1,4 +1,4 @@
-"""Writes the layout of a script: each parallelism writes its own part, then `torch.compile` is added."""
+"""Writes a script's layout: each parallelism writes its own part, then `torch.compile` is added."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from equivcheck.training.layers.registry import kind_of
 from equivcheck.worlds.trace.differences import Phase
 
 _STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys", "typing")
-"""Modules of the standard library that scripts import."""
+"""Standard library modules imported by scripts."""
 
 
 def script_of(
@@ -63,9 +63,7 @@ def can_export(scenario: Scenario) -> bool:
 def _drafted(scenario: Scenario, verdict: Verdict | None, numbers: Numbers) -> Draft:
     _refuse(scenario, verdict)
     if numbers is Numbers.DRAWN and isinstance(scenario.training.loss, CrossEntropy):
-        raise refuse(
-            "CrossEntropy with random numbers", "the scenario sets the ignored labels. Expected exact numbers"
-        )
+        raise refuse("CrossEntropy with random numbers", "the scenario sets the ignored labels. Expected exact numbers")
     draft = Draft(scenario=scenario, form=form_of(scenario), numbers=numbers)
     write_layout(draft)
     return draft

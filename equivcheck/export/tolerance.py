@@ -1,4 +1,4 @@
-"""The tolerance of a script, from the rounding that the check measured."""
+"""A script's tolerance, from the rounding measured by the check."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivcheck.scenario import Scenario
 from equivcheck.worlds.trace.differences import Divergence, Phase
 
 _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
-"""Phases that a script compares."""
+"""Phases a script compares."""
 
 
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
-    """Largest tolerance of the compared tensors. If that would hide the divergence of `verdict`, the tolerance of that tensor."""
+    """Largest tolerance among the compared tensors. If it would hide the verdict's divergence, that tensor's tolerance."""
     moments = ReferenceRun.of(scenario).confirming_reference().moments
     everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
     divergence = None if verdict is None else verdict.divergence
@@ -37,7 +37,7 @@ def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:
 
 
 def _size(divergence: Divergence) -> float:
-    """Error of the worst element; infinite if one of its values is not a number."""
+    """Error in the worst element; infinite if a value is not a number."""
     try:
         return abs(float(divergence.actual) - float(divergence.expected))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`check` of a tensor program: compares DTensors on ranks with plain tensors on one device."""
+"""Checks a tensor program: compares DTensors on ranks with plain tensors on one device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_program(
 
     `world` is the name of a world, or a world of the right size. `deadline` is in seconds. `target` is a name in `TARGETS`, or
     a class that runs statements in another way, such as a planted fault. A target that compiles runs in gloo instead of sim.
-    With `only_sinks`, ranks read no value before the statements that take it.
+    With `only_sinks`, ranks read no value before the statements taking it.
 
     If a gradient differs, the program runs again, and the verdict names the gradient that differs first in the backward pass.
     If a value differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank
@@ -66,7 +66,7 @@ def check_program(
 
 
 def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
-    """If the gradient of a leaf differs, compare the gradients of all values to find the first difference."""
+    """If a leaf's gradient differs, compare all values' gradients to find the first difference."""
     verdict = verdict_of(plan)
     if _phase(verdict) is not Phase.GRADIENT:
         return verdict

@@ -1,4 +1,4 @@
-"""Time limits for the ranks of a tensor program."""
+"""Time limits for tensor programs."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from equivcheck.programs.nouns.operations.matmul import WEIGHED
 from equivcheck.programs.run.facts import NO_ELEMENTS, facts_of
 
 USUAL_DEADLINE = 30.0
-"""Default deadline of a campaign's checks, in seconds."""
+"""Default deadline in campaigns, in seconds."""
 PROGRAM_SECONDS = 10.0
-"""Deadline of a program if cases have the usual one. Programs compute for milliseconds, but DTensor takes up to 2.5 s of CPU
-time to choose placements for a norm of groups."""
+"""Program deadline if cases have the usual one. Programs compute for milliseconds, but DTensor takes up to 2.5 s CPU time to
+choose placements for a norm over groups."""
 SECONDS_WITHOUT_ELEMENTS = 1.0
-"""Deadline if a leaf has no elements and ranks are threads. For views of such tensors torch can loop forever, which took a
-third of a sweep."""
+"""Program deadline if a leaf is empty and ranks are threads. Torch can loop forever in views of empty tensors, which took a
+third of the time in sweeps."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """Deadline of a program in a check with `deadline`. It grows if cases get more than the usual time.
+    """Program deadline for a check with `deadline`. It grows if cases get more than the usual time.
 
-    A program with `WEIGHED` keeps the full deadline, because DTensor needs ten seconds of CPU time to choose its placements.
+    A program with `WEIGHED` gets the full deadline, because DTensor needs ten seconds CPU time to choose its placements.
     """
     if WEIGHED in program.operations:
         return deadline

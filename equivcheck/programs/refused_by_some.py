@@ -1,4 +1,4 @@
-"""Explains hangs of ranks: some ranks refused an operation and went on without its collective, while others wait for it."""
+"""Explains hangs: some ranks refuse an operation and skip its collective, while others wait in it."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def refused_by_some(run: Callable[[frozenset[str]], object], hung: Failure) -> F
 
 
 def _place(error: str) -> str:
-    """Number of the refused statement; empty if the error is no refusal."""
+    """The refused statement; empty if the error is no refusal."""
     return error.partition(REFUSED)[2].partition(":")[0]

@@ -13,7 +13,7 @@ from equivcheck.programs.run.reading import PartsDisagree
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
 
 RAISING = re.compile(rf"{StatementFailed.__name__}: v(\d+) ")
-"""Pattern in the error of a rank that raised in a statement."""
+"""Pattern in a rank's error if it raised in a statement."""
 AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 """Hangs that are detected immediately, so that more runs cost little."""
 
@@ -21,8 +21,8 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
     """Add to the failure the statement that causes it, found by running the program again.
 
-    A value whose local shapes contradict its placements comes first. For ranks that wait, it is the last statement of the
-    shortest beginning of the program that also hangs, or else the backward pass.
+    A value whose local shapes contradict its placements comes first. If ranks wait, the program is shortened to the first
+    statement that makes them wait; if no statement does, the backward pass is to blame.
     """
     if failure.kind not in (*AT_ONCE, FailureKind.RAISED):
         return failure
@@ -38,7 +38,7 @@ def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> F
 
 
 def first_raising(failure: Failure | None) -> int:
-    """Number of the first statement in which a rank raised; 0 if none did."""
+    """The first statement in which a rank raised; 0 if none did."""
     errors = [report.error for report in failure.reports] if failure else []
     return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
@@ -50,7 +50,7 @@ def parts_that_disagree(plan: Plan, run: Callable[[Plan], object]) -> Failure | 
 
 
 def _called(plan: Plan, number: int) -> str:
-    """A statement and its arguments, because one of them may be wrong: ``v2 exp of v1 index_add``."""
+    """A statement and its arguments, because one may be wrong: ``v2 exp of v1 index_add``."""
     takes = dict.fromkeys(number - back for back in arguments_of(plan.program.statements[number]))
     what, *taken = (value_names(plan, each, 1)[0] for each in (number, *takes))
     return f"{what} of {', '.join(taken)}" if taken else what

@@ -1,4 +1,4 @@
-"""Verdict of the check of a tensor program."""
+"""Verdict on a tensor program."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.programs.nouns.program import TensorProgram
 
 BACKWARD = -1
-"""Statement number of a refusal in the backward pass, after all statements."""
+"""Statement number for a refusal in the backward pass, after all statements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An operation that a rank refused with a clear error."""
+    """An operation refused by a rank with a clear error."""
 
     statement: int
-    """Number of the statement, from 0; -1 for the backward pass."""
+    """Statement number from 0; -1 for the backward pass."""
     text: str
     """Error message in one line."""
 
     @property
     def kind(self) -> str:
-        """Type of the error."""
+        """Error type."""
         return self.text.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramVerdict(CaseVerdict):
-    """Result of `check` for a tensor program."""
+    """Result from `check` for a tensor program."""
 
     program: TensorProgram
-    """Program that was checked."""
+    """The checked program."""
     refusals: tuple[Refusal, ...] = ()
-    """Statements that every rank refused with the same clear error. The program continued with the values of one device."""
+    """Statements every rank refused with the same clear error. The program continued with single-device values."""
     clones: tuple[int, ...] = ()
     """Statements that did not apply to their arguments. They cloned the first argument instead."""
     types: str = ""
-    """Errors of the type checker, if one was asked; empty if it accepts the program."""
+    """Type checker errors, if one was asked; empty if it accepts the program."""
 
     @property
     def case(self) -> TensorProgram:

@@ -1,4 +1,4 @@
-"""Changes the number of ranks of a scenario: same layout, other axis sizes, and the same number of rows for each data rank."""
+"""Changes a scenario's number of ranks: same layout, other axis sizes, as many rows for each data rank as before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DATA_AXES = (DP, REPLICATE, SHARD)
 def grown(scenario: Scenario, num_ranks: int) -> Scenario:
     """Resize the outermost data axis (or the outermost axis, if there is no data axis) so that the mesh has `num_ranks` ranks.
 
-    Raises `UsageError` if `num_ranks` is no multiple of the product of the other axes.
+    Raises `UsageError` if the other axes do not divide `num_ranks`.
     """
     mesh = scenario.layout.mesh
     index = next((index for index, name in enumerate(mesh.names) if name in DATA_AXES), 0)
@@ -29,7 +29,7 @@ def grown(scenario: Scenario, num_ranks: int) -> Scenario:
 
 
 def small_scenario(scenario: Scenario) -> Scenario:
-    """Reduce all axes to two ranks at most if the mesh has too many ranks to run all of them."""
+    """Reduce all axes to two ranks or fewer if the mesh has too many ranks to run them all."""
     sizes = scenario.layout.mesh.shape
     if math.prod(sizes) > MAX_RANKS:
         sizes = tuple(min(size, 2) for size in sizes)

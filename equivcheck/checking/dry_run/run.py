@@ -1,4 +1,4 @@
-"""A dry run: single ranks of a large world build the layout and train; their shards and calls are counted."""
+"""A dry run: single ranks in a large world build the layout and train; their shards and calls are counted."""
 
 from __future__ import annotations
 
@@ -34,59 +34,59 @@ MAX_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """Shard of one parameter on one rank."""
+    """One parameter's shard on one rank."""
 
     name: str
-    """Canonical name of the parameter."""
+    """Canonical parameter name."""
     shape: tuple[int, ...]
     """Full shape."""
     local_shape: tuple[int, ...]
-    """Shape of the shard. For a flat parameter, its number of elements."""
+    """Shard shape. For a flat parameter, its number of elements."""
     num_bytes: int
-    """Size of the shard in bytes."""
+    """Shard size in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """Memory and communication of one rank."""
+    """Memory and calls on one rank."""
 
     rank: int
     """Global rank."""
     coordinates: tuple[int, ...]
-    """Coordinates of the rank along the axes of the mesh."""
+    """Coordinates along the mesh axes."""
     holdings: tuple[Holding, ...]
-    """Shards on the rank, for each parameter that it has a part of."""
+    """Shards for all parameters that have a part on this rank."""
     parameter_bytes: int
-    """Size of all parameter shards in bytes. Gradients take as much."""
+    """Total parameter shard size in bytes. Gradients take as much."""
     optimizer_bytes: int
-    """Size of the optimizer state in bytes."""
+    """Optimizer state size in bytes."""
     traffic: tuple[Traffic, ...]
-    """Calls of the setup and of each step, without calls that only read results."""
+    """Calls in the setup and in each step, without calls that only read results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """Result of a dry run."""
+    """Dry-run result."""
 
     scenario: Scenario
-    """Scenario with the mesh of the requested size."""
+    """Scenario with the requested mesh size."""
     small: Scenario
-    """Scenario on a few ranks. All of them ran, for comparison."""
+    """Scenario on a few ranks. All ran, for comparison."""
     plans: tuple[RankPlan, ...]
-    """Plans of the first and the last rank."""
+    """Plans for the first and the last rank."""
     problems: tuple[str, ...]
     """Shards that differ from the expected ones, and unexpected calls. If calls cannot be predicted, also numbers of calls that
     differ from the small scenario. Empty if the layout is correct."""
     remarks: tuple[str, ...]
-    """Numbers of calls that differ from the small scenario, although they are as predicted."""
+    """Call counts that differ from the small scenario, although they are as predicted."""
     unmodelled: str
     """Why calls cannot be predicted. Empty if they can."""
     seconds: float
-    """Duration of the dry run."""
+    """Duration in seconds."""
 
 
 def dry_run(scenario: Scenario) -> DryRun:
-    """Run the first and the last rank of a scenario alone, and all ranks of the same scenario on a small mesh for comparison.
+    """Run a scenario's first and last rank alone, and all ranks on a small mesh for comparison.
 
     Raises `UsageError` if the layout cannot run the training or its ranks cannot run alone, and `RanksFailed` if a rank raises.
     """
@@ -184,7 +184,7 @@ def _misplaced(scenario: Scenario, plan: RankPlan, trace: Trace) -> Iterator[str
 
 
 def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece]) -> Iterator[str]:
-    """Shards of flat parameters with an unexpected size. The flattened parameters may be sharded by another parallelism."""
+    """Flat parameter shards with an unexpected size. Another parallelism may shard the flattened parameters too."""
     mesh, is_sharded = scenario.layout.mesh, flat.strategy is not ShardingStrategy.NO_SHARD
     num_shards = mesh.size(DP, SHARD) if is_sharded else 1
     shard = plan.coordinates[mesh.names.index(scenario.layout.axes_of(flat)[-1])] if is_sharded else 0
@@ -197,7 +197,7 @@ def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece
 
 
 def _units(flat: FSDP1, pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces of each flat parameter. The name of a parameter begins with ``layers.`` and the index of its layer."""
+    """Pieces by flat parameter. A parameter's name begins with ``layers.`` and its layer index."""
     if flat.wrapping is Wrapping.WHOLE:
         return [pieces]
     return [list(unit) for _, unit in groupby(pieces, key=lambda piece: piece.name.split(".")[1])]

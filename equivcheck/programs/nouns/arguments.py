@@ -9,12 +9,12 @@ from equivcheck.programs.nouns.statements import MAX_ELEMENTS, Constant, Content
 
 
 def dims_of(facts: OperationFacts, shape: Shape) -> tuple[int, ...]:
-    """Dims that a sweep passes to the operation: each one, counted from the front and from the end."""
+    """Dims a sweep passes to the operation: each one, counted from the front and from the end."""
     return tuple(range(-len(shape), len(shape))) or (0,) if facts.takes_dim else (0,)
 
 
 def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
-    """Possible shapes of another argument, without duplicates; empty if the first argument has too few dims."""
+    """Shapes another argument can have, without duplicates; empty if the first argument has too few dims."""
     found: dict[Shape, None] = {}
     for shape_of in argument.shapes:
         try:
@@ -27,7 +27,7 @@ def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
 
 
 def make(argument: Argument, made: Shape, placements: tuple[str, ...], *, seed: int, high: int) -> Leaf | Constant:
-    """Build an argument of shape `made`. Integers are below `high`."""
+    """Build an argument with shape `made`. Integers are below `high`."""
     if argument.kind is Kind.LEAF:
         return Leaf(shape=made, placements=placements, seed=seed)
     if argument.kind is Kind.ORDER and made:

@@ -10,12 +10,12 @@ from equivcheck.scenario.file_format.misfit import quote
 from equivcheck.scenario.scenario import Scenario
 
 FORMAT = 1
-"""The only format version that is written and read."""
+"""The only supported format version."""
 
 
 @to_json.register
 def program_to_json(program: TensorProgram) -> str:
-    """Write a program as one line of JSON with every field."""
+    """Write a program as one JSON line with every field."""
     return dump({"format": FORMAT, **encode(program)})
 
 

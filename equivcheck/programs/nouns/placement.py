@@ -9,7 +9,7 @@ from equivcheck.errors import InvalidScenario
 
 REPLICATE = "R"
 REDUCTIONS = ("sum", "avg", "max", "min")
-"""Operations that reduce the partial values of a `Partial` to the full tensor."""
+"""Reductions that turn a `Partial` into the full tensor."""
 ALLOWED = "R, S(dim) with dim from 0, P(sum), P(avg), P(max), P(min)"
 _SHARD = re.compile(r"S\((0|[1-9][0-9]?)\)")
 _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
@@ -21,18 +21,18 @@ def shard(dim: int) -> str:
 
 
 def partial(reduction: str = "sum") -> str:
-    """The placement of partial values with a reduction."""
+    """The placement with partial values and this reduction."""
     return f"P({reduction})"
 
 
 def cut_dim(placement: str) -> int | None:
-    """Sharded dim of a placement; None if it does not shard."""
+    """Sharded dim; None if the placement does not shard."""
     found = _SHARD.fullmatch(placement)
     return int(found[1]) if found else None
 
 
 def reduction_of(placement: str) -> str | None:
-    """Reduction of a partial placement; None for other placements."""
+    """Reduction, if the placement is partial; else None."""
     found = _PARTIAL.fullmatch(placement)
     return found[1] if found else None
 

@@ -11,25 +11,25 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.scenario.scenario import count, in_words
 
 MAX_STATEMENTS = 40
-"""Limit of statements in a program, because each of them may communicate."""
+"""Maximum statements in a program, because each may communicate."""
 MAX_RANKS = 64
-"""Limit of ranks in a mesh."""
+"""Maximum ranks in a mesh."""
 
 
 @noun
 class TensorProgram:
-    """Statements that ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
+    """Statements ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
 
     Every rank reads every value. The backward pass differentiates a weighted sum of the values that no statement takes.
     """
 
     tag: ClassVar[str] = "tensor_program"
     mesh: tuple[int, ...]
-    """Sizes of 1 to 3 axes, outermost first."""
+    """Sizes for 1 to 3 axes, outermost first."""
     statements: tuple[Statement, ...]
     """1 to 40 statements. The first is a leaf."""
     schedule_seed: int = 0
-    """Seed of the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
+    """Seeds the order in which simulated ranks run, 0 to 2**32 - 1; 0 runs the lowest rank first."""
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
@@ -53,7 +53,7 @@ class TensorProgram:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks in the mesh."""
+        """Ranks in the mesh."""
         return math.prod(self.mesh)
 
     @property
@@ -68,12 +68,12 @@ class TensorProgram:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of the operations, in order."""
+        """Operation names, in order."""
         return tuple(each.name for each in self.statements if isinstance(each, Operation))
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the mesh axes."""
+        """Mesh axis names."""
         return tuple(f"axis{number}" for number in range(len(self.mesh)))
 
     def sinks(self) -> tuple[int, ...]:

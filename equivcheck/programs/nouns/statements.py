@@ -1,4 +1,4 @@
-"""Statements of a tensor program. Each produces one value and refers to arguments by distance: 1 is the previous value."""
+"""Statements in a tensor program. Each produces one value and refers to arguments by distance: 1 is the previous value."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 from equivcheck.system.choice import Choice
 
 MAX_ELEMENTS = 4096
-"""Limit of elements in a value. Programs test placements, and few elements show errors as well as many."""
+"""Maximum elements in a value. Programs test placements, and few elements show errors as well as many."""
 
 
 class Contents(Choice):
-    """Values of a constant."""
+    """Contents of a constant."""
 
     INDICES = "indices"
     """Integers from 0 to below `high`, with repetitions."""
@@ -34,15 +34,15 @@ def _require_shape(owner: object, shape: tuple[int, ...]) -> None:
 
 @noun
 class Leaf:
-    """A float64 tensor of distinct values whose gradient is compared."""
+    """A float64 tensor with distinct values, whose gradient is compared."""
 
     tag: ClassVar[str] = "leaf"
     shape: tuple[int, ...]
-    """Full shape, with any number of dims."""
+    """Full shape with any number of dims."""
     placements: tuple[str, ...]
-    """Placement for each axis of the mesh."""
+    """Placement for each mesh axis."""
     seed: int = 0
-    """Seed of the values, 0 to 2**32 - 1."""
+    """Seed for the values, 0 to 2**32 - 1."""
 
     def __post_init__(self) -> None:
         _require_shape(self, self.shape)
@@ -56,15 +56,15 @@ class Constant:
 
     tag: ClassVar[str] = "constant"
     shape: tuple[int, ...]
-    """Full shape, with any number of dims."""
+    """Full shape with any number of dims."""
     placements: tuple[str, ...]
-    """Placement for each axis of the mesh: replicated or sharded."""
+    """Placement for each mesh axis: replicated or sharded."""
     contents: Contents
     """Kind of values."""
     high: int = 1
-    """Exclusive upper bound of integers, at least 1."""
+    """Exclusive upper bound for integers, at least 1."""
     seed: int = 0
-    """Seed of the values, 0 to 2**32 - 1."""
+    """Seed for the values, 0 to 2**32 - 1."""
 
     def __post_init__(self) -> None:
         _require_shape(self, self.shape)
@@ -79,17 +79,17 @@ class Constant:
 
 @noun
 class Operation:
-    """A call of torch. Its first argument is cloned instead if one device refuses the call or the result cannot be compared."""
+    """A torch call. Its first argument is cloned instead if one device refuses the call or the result cannot be compared."""
 
     tag: ClassVar[str] = "operation"
     name: str
     """A name in `OPERATIONS`."""
     arguments: tuple[int, ...] = (1,)
-    """Distances back to the argument values, one for each argument of the operation."""
+    """Distances back to the argument values, one per argument."""
     dim: int = 0
-    """Dim of the operation, counted from the end if negative; 0 if it takes none."""
+    """Dim to work on, counted from the end if negative; 0 if the operation takes none."""
     output: int = 0
-    """Index of the result that later statements use. Other results are compared, but take no part in gradients."""
+    """Index of the result used by later statements. Other results are compared, but take no part in gradients."""
 
     def __post_init__(self) -> None:
         if self.name not in OPERATIONS:
@@ -105,11 +105,11 @@ class Operation:
 
 @noun
 class Redistribution:
-    """A change of placements, or a clone if the value lacks a dim that would be sharded."""
+    """Changes placements. It clones if the value lacks a dim to be sharded."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]
-    """New placement for each axis of the mesh."""
+    """New placement for each mesh axis."""
     argument: int = 1
     """Distance back to the value."""
 
@@ -130,7 +130,7 @@ Statement = Leaf | Constant | Operation | Redistribution | RoundTrip
 
 
 def arguments_of(statement: Statement) -> tuple[int, ...]:
-    """Distances back to the arguments of a statement; empty for leaves and constants."""
+    """Distances back to a statement's arguments; empty for leaves and constants."""
     if isinstance(statement, Operation):
         return statement.arguments
     return (statement.argument,) if isinstance(statement, (Redistribution, RoundTrip)) else ()

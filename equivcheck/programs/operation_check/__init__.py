@@ -1,1 +1,1 @@
-"""`check_operation`: checks a user's operation under all placements of its inputs."""
+"""`check_operation`: checks a user's operation under all input placements."""

@@ -1,4 +1,4 @@
-"""`check_operation`: runs a user's operation under placements of its inputs and returns a row for each."""
+"""`check_operation`: runs a user's operation under several input placements and returns a row for each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 from equivcheck.worlds.world import World, without_cover
 
 NAME = "check_operation"
-"""Name under which checks are counted, in place of a layout."""
+"""Name under which checks are counted, in place of a layout name."""
 
 
 def check_operation(  # noqa: PLR0913 - options, all by keyword
@@ -55,7 +55,7 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     It is meant for custom operations with `register_sharding`, functions under `local_map`, and any `autograd.Function`. One
     device calls ``function(*inputs)`` with plain tensors, every rank calls it with DTensors. Every rank compares the results
     (tensors, numbers, or tuples, lists and dicts of them) and the gradient of every floating-point input. `on_ranks` takes the
-    mesh and returns the function that ranks call instead. `inputs` are full tensors of any shape, and other arguments, which
+    mesh and returns the function ranks call instead. `inputs` are full tensors of any shape, and other arguments, which
     are passed unchanged. A function of a `torch.Generator` draws them for each of `seeds`; the seeds also seed torch before
     each call. Floating-point tensors are converted to `dtype`, unless it is None; tolerances follow the dtype.
 
@@ -186,7 +186,7 @@ def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> Opera
 
 
 def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:
-    """Refused if all ranks raise the same kind of error, else CRASHED."""
+    """Refused if all ranks raise the same error type, else CRASHED."""
     kinds = {each.partition(":")[0] for each in refusals}
     if len(kinds) == 1:
         return replace(row, outcome=Outcome.UNSUPPORTED, reason=refusals[0])
@@ -216,7 +216,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _names(function: Any, count: int) -> tuple[str, ...]:
-    """Names of the parameters, if the signature is known."""
+    """Parameter names, if the signature is known."""
     try:
         parameters = [each.name for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Placements of inputs: parses those that users write, and lists all possible ones."""
+"""Input placements: parses those written by users, and lists all possible ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.programs.operation_check.task import OperationTask
 
 MOST = 2000
-"""Limit of placements in one check. More are probably a mistake."""
+"""Maximum placements in one check. More are probably a mistake."""
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """Every combination of placements; the first tensor varies slowest. Only floating-point tensors are partial."""
+    """Every placement combination; the first tensor varies slowest. Only floating-point tensors are partial."""
     for each in reductions:
         if each not in REDUCTIONS:
             raise UsageError(f"check_operation: reductions has {each!r}; allowed: {', '.join(REDUCTIONS)}")
@@ -45,7 +45,7 @@ def _of_tensor(tensor: torch.Tensor, num_axes: int, reductions: Sequence[str]) -
 
 
 def given_placements(task: OperationTask, given: Iterable[Any]) -> list[Placements]:
-    """Parse the placements of a user. Raises `UsageError` for an invalid one."""
+    """Parse a user's placements. Raises `UsageError` for an invalid one."""
     return [_given(task, each) for each in given]
 
 

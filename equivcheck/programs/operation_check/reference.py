@@ -1,4 +1,4 @@
-"""The single-device run of an operation, and the noise that rounding causes."""
+"""The single-device run, and the noise caused by rounding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 
 def reference_of(task: OperationTask, num_copies: int) -> Reference:
-    """Values and gradients of one device, with the noise of `num_copies` runs with slightly disturbed inputs and results.
+    """Single-device values and gradients, with the noise from `num_copies` runs with slightly disturbed inputs and results.
 
     Raises `UsageError` if one device cannot differentiate the operation. Other errors are raised unchanged.
     """

@@ -1,4 +1,4 @@
-"""Recognizes errors of an operation that clearly refuse the placements of its inputs."""
+"""Recognizes errors that clearly refuse the input placements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from equivcheck.programs.run.refusals import LONGEST, refusal
 
 OF_LOCAL_MAP = r"local_map.*(mismatched placements|redistribute_inputs)"
-"""Pattern in errors of `local_map` about placements that it was not built for."""
+"""Pattern for `local_map` errors about placements it was not built for."""
 
 
 def refusal_of(error: BaseException, also: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Result of `check_operation`: a row for each placement."""
+"""`check_operation` results: a row for each placement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.system.printable import printable
 
 REFUSED = "refused"
-"""Name of UNSUPPORTED in the table: every rank raises an error that names an unsupported placement."""
+"""How the table shows UNSUPPORTED: every rank raises and names an unsupported placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class PlacementRow(Judgement):
     placements: Placements
     """For each tensor, a placement for each axis; None for a plain tensor."""
     outputs: tuple[str, ...] = ()
-    """Placements of the results; empty if there are none."""
+    """Result placements; empty if there are none."""
     seed: int = 0
-    """Seed of the inputs."""
+    """Seed for the inputs."""
 
     @property
     def is_refused(self) -> bool:
@@ -48,20 +48,20 @@ class PlacementRow(Judgement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationResult:
-    """Result for an operation under several placements of its inputs."""
+    """Result for an operation under several input placements."""
 
     name: str
-    """Name of the operation."""
+    """Operation name."""
     inputs: tuple[str, ...]
-    """Names of the tensor inputs."""
+    """Tensor input names."""
     mesh: tuple[tuple[str, int], ...]
-    """Names and sizes of the axes."""
+    """Axis names and sizes."""
     world: str
-    """Name of the world in which ranks ran."""
+    """World in which ranks ran."""
     rows: tuple[PlacementRow, ...]
-    """Rows in the order of placements, seed by seed."""
+    """One row for each placement, seed by seed."""
     seconds: float = 0.0
-    """Duration of the whole check."""
+    """Duration in seconds."""
 
     @property
     def equivalent(self) -> tuple[PlacementRow, ...]:
@@ -70,7 +70,7 @@ class OperationResult:
 
     @property
     def refused(self) -> tuple[PlacementRow, ...]:
-        """Rows that every rank refuses clearly."""
+        """Rows every rank refuses clearly."""
         return tuple(row for row in self.rows if row.is_refused)
 
     @property
@@ -91,7 +91,7 @@ class OperationResult:
             raise NotEquivalent(self.describe())
 
     def describe(self) -> str:
-        """Counts, a table of all placements, and the evidence for each finding."""
+        """Describe the result: counts, a table with all placements, and the evidence for each finding."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
         counts = Counter(row.said for row in self.rows)
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"

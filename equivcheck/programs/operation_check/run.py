@@ -24,7 +24,7 @@ from equivcheck.worlds.trace.moments import ValueTrace
 
 Tensors = dict[str, torch.Tensor | None]
 Placements = tuple[tuple[str, ...] | None, ...]
-"""For each tensor, a placement for each axis of the mesh; None for a plain tensor, of which all ranks have a full copy."""
+"""For each tensor, a placement for each mesh axis; None for a plain tensor, which every rank holds in full."""
 
 
 class OperationFailed(EquivCheckError):
@@ -33,12 +33,12 @@ class OperationFailed(EquivCheckError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationLeft:
-    """Results of a call on one rank."""
+    """Results on one rank."""
 
     trace: ValueTrace | None
     """Values, then gradients; None if the rank refused."""
     outputs: tuple[str, ...] = ()
-    """Placements of the results as torch prints them; ``plain`` for a tensor that is no DTensor."""
+    """Result placements as torch prints them; ``plain`` for a tensor that is no DTensor."""
     refusal: str = ""
     """Error with which the rank refused; empty if it did not."""
 
@@ -46,7 +46,7 @@ class OperationLeft:
 def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
     """Call a function with `tensors` in place of the task's tensors, and differentiate.
 
-    `moved` makes a full tensor of each result, gradient, and weight by which a result is multiplied for the backward pass.
+    `moved` makes full tensors from results, gradients, and the weights by which results are multiplied for the backward pass.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
@@ -70,7 +70,7 @@ def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor]
 
 
 def _real(tensors: Tensors) -> Tensors:
-    """Complex tensors as pairs of real numbers."""
+    """Convert complex tensors to pairs of real numbers."""
     return {name: torch.view_as_real(each) if each is not None and each.is_complex() else each for name, each in tensors.items()}
 
 
@@ -84,7 +84,7 @@ def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) ->
 
 
 def forget() -> None:
-    """Clear DTensor's caches on this rank, which may contain results of other rules."""
+    """Clear DTensor's caches on this rank, because other rules may have filled them."""
     forget_shardings()
 
 
@@ -121,5 +121,5 @@ def _lies(value: torch.Tensor) -> str:
 
 
 def _in_words(placement: Placement) -> str:
-    """Same text on all versions. Before torch 2.10, `str` of a Partial omits the reduction."""
+    """The text that torch 2.10 and later print. Before, `str` omits a Partial's reduction."""
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)

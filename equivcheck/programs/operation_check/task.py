@@ -1,4 +1,4 @@
-"""An operation of a user with its inputs and its mesh."""
+"""A user's operation with its inputs and its mesh."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperationTask:
-    """Validated arguments of `check_operation` for one draw of inputs."""
+    """Validated `check_operation` arguments for one set of inputs."""
 
     function: Function
-    """Function that one device calls."""
+    """The function one device calls."""
     on_ranks: Callable[[DeviceMesh], Function] | None
-    """Builds the function that ranks call for their mesh; None for `function`."""
+    """Builds the function ranks call for their mesh; None for `function`."""
     setup: Callable[[], Any] | None
     """Called first in each process; None for nothing."""
     inputs: tuple[Any, ...]
     """Full tensors and other arguments."""
     names: tuple[str, ...]
-    """Names of the inputs."""
+    """Input names."""
     mesh: tuple[tuple[str, int], ...]
-    """Names and sizes of the axes, outermost first."""
+    """Axis names and sizes, outermost first."""
     gradients: bool
     """Whether gradients are compared."""
     refuses: str
-    """Regular expression for errors that are refusals, in addition to those of DTensor; empty for none."""
+    """Regular expression for errors that are refusals too, in addition to DTensor's; empty for none."""
     seed: int
-    """Seed of torch's default generator before each call."""
+    """Seeds torch's default generator before each call."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Axis sizes."""
         return tuple(size for _, size in self.mesh)
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the axes."""
+        """Axis names."""
         return tuple(name for name, _ in self.mesh)
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks."""
+        """Ranks in the mesh."""
         return math.prod(self.sizes)
 
     @property
@@ -61,12 +61,12 @@ class OperationTask:
         return tuple((name, each) for name, each in pairs if isinstance(each, torch.Tensor))
 
     def is_differentiated(self, tensor: torch.Tensor) -> bool:
-        """Whether the gradient of an input is compared."""
+        """Whether the input's gradient is compared."""
         return self.gradients and tensor.is_floating_point()
 
 
 def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
-    """All tensors in the result of an operation, with names. Raises `UsageError` for results that cannot be compared."""
+    """All tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
     if found is None or isinstance(found, torch.Tensor):
         yield name, found
     elif isinstance(found, (bool, int, float)):

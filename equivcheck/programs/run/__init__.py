@@ -1,1 +1,1 @@
-"""Runs tensor programs on one device, on ranks, and as scripts that need only torch."""
+"""Runs tensor programs on one device, on ranks, and as scripts requiring only torch."""

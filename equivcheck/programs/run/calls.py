@@ -17,7 +17,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def source(facts: OperationFacts, prefix: str = "") -> str:
-    """Python source of the operation as a function; `prefix` comes before its name."""
+    """Python source for the operation as a function; `prefix` comes before its name."""
     parameters = (*NAMES[: facts.num_arguments], *(("dim",) if facts.takes_dim else ()))
     *before, result = facts.call.strip().splitlines()
     lines = [f"def {prefix}{facts.name}({', '.join(parameters)}):", *(f"    {line}" for line in before), f"    return {result}"]
@@ -26,7 +26,7 @@ def source(facts: OperationFacts, prefix: str = "") -> str:
 
 @cache
 def function_of(name: str) -> Callable[..., Any]:
-    """Function of the operation, called with its tensors and its dim."""
+    """Python function that takes the operation's tensors and its dim."""
     namespace: dict[str, Any] = {"torch": torch, "F": functional}
     exec(compile(source(OPERATIONS[name]), f"<operation {name}>", "exec"), namespace)
     function: Callable[..., Any] = namespace[name]
@@ -34,12 +34,12 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def results_of(name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """Results of an operation as a tuple of tensors. Numbers and booleans become tensors without dims."""
+    """Call an operation and return a tuple with its tensors. Numbers and booleans become tensors without dims."""
     return call(function_of(name), name, tensors, dim)
 
 
 def call(function: Callable[..., Any], name: str, tensors: list[Any], dim: int) -> tuple[Any, ...]:
-    """Results of `function`, which replaces the operation `name`, as a tuple of tensors."""
+    """Call `function` in place of the operation `name`, and return a tuple with its tensors."""
     found = function(*tensors, *((dim,) if OPERATIONS[name].takes_dim else ()))
     several = found if isinstance(found, (tuple, list)) else (found,)
     return tuple(each if isinstance(each, torch.Tensor) else torch.tensor(each) for each in several)

@@ -47,11 +47,11 @@ _EMBEDDINGS = (
     *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
     *("embedding_transposed", "embedding_flat", "embedding_stacked"),
 )
-"""Operations that look up rows. If rows are sharded, each rank masks the rows that it lacks before results are added up."""
+"""Operations that look up rows. If rows are sharded, each rank masks the rows it lacks before results are added up."""
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """Facts about the leaves, constants, operations and redistributions of a program."""
+    """Facts about a program's leaves, constants, operations and redistributions."""
     found: set[str] = set()
     for number, statement in enumerate(program.statements):
         taken = (program.statements[number - back] for back in arguments_of(statement))

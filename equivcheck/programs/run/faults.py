@@ -1,4 +1,4 @@
-"""Faults planted in the operations of ranks, to test whether the checker finds them."""
+"""Faults planted in operations on ranks, to test whether the checker finds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.programs.run.rank import DTensorTarget
 
 
 class DoubledBackward(DTensorTarget):
-    """The backward of a redistribution doubles the gradient."""
+    """A redistribution doubles the gradient in backward."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Redistribute, and double the gradient in backward."""
@@ -39,7 +39,7 @@ class DroppedAllReduce(DTensorTarget):
 
 
 class WholeAddends(DTensorTarget):
-    """Each partial value of a sum is the full value."""
+    """Each partial value in a sum is the full value."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
         """Give each rank the full value, and call it partial."""
@@ -51,7 +51,7 @@ class WholeAddends(DTensorTarget):
 
 
 class SwappedRows(DTensorTarget):
-    """A redistribution from one sharded dim to another reverses the rows of each rank."""
+    """A redistribution from one sharded dim to another reverses each rank's rows."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Redistribute, and reverse the rows after moving to another sharded dim."""
@@ -64,7 +64,7 @@ class SwappedRows(DTensorTarget):
 
 
 class ElementwiseRule(DTensorTarget):
-    """Operations along a dim, such as softmax, use the sharding rule of clone: each rank computes on its own shard."""
+    """Operations along a dim, such as softmax, use clone's sharding rule: each rank computes on its own shard."""
 
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 

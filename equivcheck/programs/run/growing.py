@@ -30,5 +30,5 @@ class Growing:
         self.statements.append(statement)
 
     def shape(self, back: int) -> tuple[int, ...]:
-        """Shape of the value at a distance back, 1 for the last."""
+        """The shape at a distance back, 1 for the last value."""
         return tuple(self._values[-back].shape)

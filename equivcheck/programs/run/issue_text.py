@@ -8,7 +8,7 @@ from equivcheck.programs.run.script import script_of
 from equivcheck.programs.verdict import ProgramVerdict
 
 REPORTED = "http"
-"""Beginning of the link of a known difference that was reported upstream."""
+"""A reported difference has a link that begins so."""
 
 
 def is_reported(known: KnownDifference) -> bool:
@@ -17,12 +17,12 @@ def is_reported(known: KnownDifference) -> bool:
 
 
 def sentence_of(known: KnownDifference) -> str:
-    """Description of the error: ``fill_ of partial values fills each``."""
+    """Describes the error: ``fill_ of partial values fills each``."""
     return known.link.partition(": ")[2]
 
 
 def title_of(known: KnownDifference) -> str:
-    """Title of the issue."""
+    """Issue title."""
     return f"[DTensor] {sentence_of(known)}"
 
 

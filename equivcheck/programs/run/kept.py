@@ -13,7 +13,7 @@ from equivcheck.programs.run.one_device import Plan, plan_of
 from equivcheck.programs.run.reference import reference_of
 
 _NUM_KEPT = 16
-"""Size of each cache. A sweep needs the last program, a sweep of pairs the few that it alternates."""
+"""Entries in each cache. A sweep needs the last program, a pair sweep the few it alternates."""
 
 
 def kept_plan(program: TensorProgram) -> Plan:

@@ -25,12 +25,12 @@ from equivcheck.programs.run.values import weights_of, whole
 
 Outputs = tuple[torch.Tensor, ...]
 Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
-"""Disturbs a value as rounding might, given the value, its arguments, and the coarsest `RoundingUnit` of the operation."""
+"""Disturbs a value as rounding might, given the value, its arguments, and the operation's coarsest `RoundingUnit`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A program with the results of its single-device run that ranks need."""
+    """A program with the single-device results needed by ranks."""
 
     program: TensorProgram
     """Program to run."""
@@ -42,24 +42,24 @@ class Plan:
     """For each statement, the first statement with the same tensor as value. It is an earlier one if the operation returns its
     argument, such as `a.flatten()` of a vector."""
     differentiable: bool = True
-    """Whether one device can differentiate the program, because some operations of torch have no derivative."""
+    """Whether one device can differentiate the program, because some torch operations have no derivative."""
     checks_parts: bool = False
-    """Whether ranks check shape and dtype of each value and its local tensor before reading it."""
+    """Whether ranks check each value's shape and dtype and its local tensor before reading it."""
     every_gradient: bool = False
-    """Whether gradients of all values are compared, in the order of the backward pass, or only those of leaves."""
+    """Whether all values' gradients are compared, in backward order, or only those for leaves."""
     only_sinks: bool = False
-    """Whether only values that no statement takes are read. Reading redistributes, which can change later results."""
+    """Whether only values not taken by a statement are read. Reading redistributes, which can change later results."""
 
     fills_gradients: bool = False
     """Whether a missing gradient counts as zeros, on one device and on ranks."""
 
     def is_read(self, number: int) -> bool:
-        """Whether the value of a statement is read and compared."""
+        """Whether a statement's value is read and compared."""
         return not self.only_sinks or number in self.program.sinks()
 
     @property
     def differentiated(self) -> dict[str, int]:
-        """Statements whose gradients are compared, by name. The name contains the value and the statements that take it."""
+        """Statements whose gradients are compared, by name. The name contains the value and the statements taking it."""
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
@@ -71,7 +71,7 @@ class Plan:
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
     def called(self, number: int) -> str:
-        """Display name of a statement."""
+        """Display name for a statement."""
         statement = self.program.statements[number]
         if not self.applies[number]:
             return "clone"
@@ -80,12 +80,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRun:
-    """Results of one device."""
+    """Single-device results."""
 
     outputs: tuple[Outputs, ...]
-    """All outputs of each statement."""
+    """All outputs by statement."""
     gradients: tuple[torch.Tensor | None, ...]
-    """Gradients in the order of `differentiated`."""
+    """Gradients in the same order as `differentiated`."""
 
 
 def plan_of(program: TensorProgram) -> Plan:
@@ -115,7 +115,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
 
 
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
-    """Outputs of a statement on plain tensors; None if torch raises or the outputs cannot be compared."""
+    """Run a statement on plain tensors; None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
         return (whole(statement),)
     if isinstance(statement, Redistribution):
@@ -139,12 +139,12 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """The output that later statements use."""
+    """The output used by later statements."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
 def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
-    """Compute all values and gradients. Statements that ranks refuse count as constants.
+    """Compute all values and gradients. Statements refused by ranks count as constants.
 
     `disturb` moves each value as rounding might.
     """

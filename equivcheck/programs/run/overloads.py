@@ -1,4 +1,4 @@
-"""Lists the overloads for which the installed torch has DTensor rules, and those that tensor programs reach.
+"""Lists the overloads for which the installed torch has DTensor rules, and those reached by tensor programs.
 
 The rule tables are private; tried on torch 2.9 to 2.13.
 """
@@ -33,18 +33,18 @@ class Overloads:
     registered: frozenset[str]
     """Overloads with a DTensor rule or handler."""
     reached: frozenset[str]
-    """Registered overloads that operations call on one device, forward or backward."""
+    """Registered overloads called by operations on one device, forward or backward."""
     unregistered: frozenset[str]
-    """Overloads that operations call without a DTensor rule. DTensor decomposes or refuses them."""
+    """Overloads called by operations without a DTensor rule. DTensor decomposes or refuses them."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Registered overloads that no operation reaches."""
+        """Registered overloads no operation reaches."""
         return tuple(sorted(self.registered - self.reached))
 
 
 def overloads() -> Overloads:
-    """Overloads of the installed torch, and those that all operations together reach."""
+    """Overloads of the installed torch, and those reached by all operations together."""
     known = frozenset(map(str, _registered()))
     called = frozenset(name for facts in OPERATIONS.values() for name in called_by(facts))
     return Overloads(registered=known, reached=called & known, unregistered=called - known)
@@ -58,7 +58,7 @@ def _registered() -> Iterator[Any]:
 
 
 class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the overloads that are called."""
+    """Records the called overloads."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -70,7 +70,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def called_by(facts: OperationFacts) -> frozenset[str]:
-    """Overloads that an operation and its backward pass call, for all shapes of a sweep."""
+    """Overloads called by an operation and its backward pass, for all shapes of a sweep."""
     with warnings.catch_warnings(), _Called() as called:
         warnings.simplefilter("ignore")
         for tensors, dim in _arguments(facts):

@@ -72,7 +72,7 @@ class DTensorTarget:
 
     @classmethod
     def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
-        """Errors that a target reports in addition to numbers, such as type errors; empty if there are none."""
+        """Errors a target reports in addition to numbers, such as type errors; empty if there are none."""
         return ""
 
     def __init__(self, program: TensorProgram) -> None:
@@ -131,7 +131,7 @@ class DTensorTarget:
         return self.distributed_plain(value)
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
-        """DTensor for a tensor that every rank has."""
+        """DTensor for a tensor every rank has."""
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
@@ -185,7 +185,7 @@ class _RankRun:
         return self.target.call(statement, arguments)
 
     def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
-        """Full values. Only a sink keeps its gradient; values that are not read stay unchanged."""
+        """Full values. Only a sink keeps its gradient; unread values stay unchanged."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
         if self.plan.checks_parts:

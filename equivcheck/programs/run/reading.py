@@ -12,11 +12,11 @@ from equivcheck.programs.run.values import chunk
 
 
 class ShapesDisagree(EquivCheckError):
-    """The shape of a DTensor differs from the shape of its full tensor."""
+    """A DTensor's shape differs from its full tensor's shape."""
 
 
 def full_of(value: torch.Tensor) -> torch.Tensor:
-    """Full tensor of a value. Raises `ShapesDisagree` if its shape differs but its number of elements does not.
+    """Full tensor. Raises `ShapesDisagree` if its shape differs from the DTensor's, with the same number of elements.
 
     If the number of elements differs, nothing is raised, because the comparison with one device finds it.
     """
@@ -29,7 +29,7 @@ def full_of(value: torch.Tensor) -> torch.Tensor:
 
 
 class PartsDisagree(EquivCheckError):
-    """Shape or dtype of a DTensor differ from one device's, or the local shape contradicts its placements."""
+    """A DTensor has another shape or dtype than on one device, or its local shape contradicts its placements."""
 
 
 def require_parts(value: torch.Tensor, expected: torch.Tensor, coordinate: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Reference of a program: the single-device run, and the noise from runs in which each value is slightly disturbed."""
+"""A program's reference: the single-device run, and the noise from runs in which each value is slightly disturbed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NUM_COPIES = 2
 NUM_CONFIRMING = 24
 """Disturbed runs before a difference is reported."""
 ROUNDING_UNITS = 4.0
-"""Size of a disturbance in units in the last place, as much as a few additions in another order cause."""
+"""Disturbance in units in the last place, as much as a few additions in another order cause."""
 NOISE_LIMIT = 1e-4
-"""Limit of noise relative to the largest value, or to 1 if values are smaller. Noise above it makes a comparison useless."""
+"""Maximum noise relative to the largest value, or to 1 if values are smaller. Noise above it makes a comparison useless."""
 
 
 def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
-    """Values and gradients of one device, with the noise of `num_copies` disturbed runs; no gradients if ranks refuse them."""
+    """Single-device values and gradients, with the noise from `num_copies` disturbed runs; no gradients if ranks refuse them."""
     runs = [run_on_one_device(plan, refused)]
     runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
     copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
@@ -40,12 +40,12 @@ def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Refere
 
 
 def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:
-    """Shapes of all values and gradients, because operations that pick elements have shapes that depend on values."""
+    """Shapes can depend on values, because some operations pick elements."""
     return [piece.shape for each in copy for piece in each.snapshot.pieces]
 
 
 def disturbance(seed: int) -> Disturb:
-    """Function that moves values by a few units in the last place of the largest of them and of their arguments."""
+    """Build a function that moves values by a few units in the last place, relative to the largest value and argument."""
     generator = torch.Generator().manual_seed(seed)
 
     def disturb(value: torch.Tensor, arguments: list[torch.Tensor], unit: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Recognizes errors in which DTensor or spmd_types clearly refuse. The program continues with the values of one device."""
+"""Recognizes errors in which DTensor or spmd_types clearly refuse. The program continues with single-device values."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CLEAR = (
     r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
     r"all_reduce input must be contiguous",  # spmd_types, also of a gradient, which its caller has no hand in
 )
-"""Regular expressions for the text of a refusal, or of the error that caused it."""
+"""Regular expressions for a refusal's text, or for the error that caused it."""
 _PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)
 LONGEST = 300
-"""Limit of characters kept from a refusal."""
+"""Maximum characters kept from a refusal."""
 
 
 def refusal(error: BaseException) -> str | None:

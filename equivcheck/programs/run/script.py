@@ -19,7 +19,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.system.printable import printable
 
 OPERATION = "op_"
-"""Prefix of operation names in scripts, because some, such as `sum`, are Python functions too."""
+"""Prefix for operation names in scripts, because some, such as `sum`, are Python functions too."""
 HEADER = '''"""{title}
 
     torchrun --standalone --nproc-per-node {num_ranks} {name}
@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
 
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
-    """Script of a checked program. Its title has the result and the torch version (the installed one if empty)."""
+    """Write a script for a checked program. Its title has the result and the torch version (the installed one if empty)."""
     found = " ".join(printable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
     told = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
     return script_of(verdict.program, f"DTensors against the same operations on one device: {told}", name)
@@ -150,7 +150,7 @@ def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> st
 def script_of(
     program: TensorProgram, title: str = "DTensors against the same operations on one device.", name: str = "repro.py"
 ) -> str:
-    """Script of a program. A statement that ranks refuse raises in it."""
+    """Write a script for a program. If ranks refuse a statement, the script raises."""
     functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
     arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)

@@ -39,7 +39,7 @@ asked too; DTensors with each operation compiled, in processes."""
 
 
 def target_of(name: str) -> type[DTensorTarget]:
-    """Target of a name. Raises `UsageError`."""
+    """Target with this name. Raises `UsageError`."""
     if name not in TARGETS:
         raise UsageError(f"target {name!r} does not exist; allowed: {', '.join(TARGETS)}")
     return TARGETS[name]()

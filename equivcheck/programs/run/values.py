@@ -1,4 +1,4 @@
-"""Values of leaves and constants, and each rank's part of them. Leaves are dyadic so that partial values sum exactly."""
+"""Values in leaves and constants, and each rank's part. Leaves are dyadic so that partial values sum exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.programs.nouns.statements import Constant, Contents, Leaf
 
 
 def whole(statement: Leaf | Constant) -> torch.Tensor:
-    """Full tensor of a leaf or constant: float64, except for integers and booleans."""
+    """Full tensor for a leaf or constant: float64, except for integers and booleans."""
     chance = np.random.default_rng(statement.seed)
     count = math.prod(statement.shape)
     if isinstance(statement, Leaf):
@@ -31,7 +31,7 @@ def whole(statement: Leaf | Constant) -> torch.Tensor:
 
 
 def _distinct(chance: np.random.Generator, count: int, seed: int) -> npt.NDArray[np.floating]:
-    """Distinct non-zero multiples of a power of two between about -1 and 1. Neighbouring seeds share no values."""
+    """Distinct non-zero values between about -1 and 1, on a power-of-two grid. Neighbouring seeds share no values."""
     unit = 2.0 ** (1 - max(1, count - 1).bit_length())
     return (chance.permutation(count) - count // 2 + 0.25) * unit + seed % 8 / 1024
 
@@ -43,13 +43,13 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
-    """Weights of a value in the weighted sum that is differentiated."""
+    """Weights for a value in the weighted sum that is differentiated."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 
 
 def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int], placements: Sequence[str]) -> torch.Tensor:
-    """Part of the rank at `coordinate` of the mesh: sharded as by `torch.chunk`, or a partial value."""
+    """The local tensor at mesh `coordinate`: sharded as by `torch.chunk`, or a partial value."""
     part = full
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
         reduction = reduction_of(placement)
@@ -63,7 +63,7 @@ def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int
 
 
 def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
-    """Part `index` of `size` along a dim; empty if there are fewer parts."""
+    """Chunk `index` out of `size` along a dim; empty if there are fewer chunks."""
     extent = full.shape[dim]
     length = -(-extent // size)
     start = min(index * length, extent)
@@ -71,7 +71,7 @@ def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
 
 
 def addend(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
-    """Partial value of one rank. No rank has the full value; reducing over the `size` ranks of an axis restores it."""
+    """One rank's partial value. No rank has the full value; reducing over the axis with `size` ranks restores it."""
     if reduction in ("max", "min"):
         holder = torch.arange(full.numel()).view(full.shape) % size == index
         return torch.where(holder, full, full + (1.0 if reduction == "min" else -1.0))

@@ -1,1 +1,1 @@
-"""Sweeps: every operation under every placement of its arguments on small meshes, and on results of other operations."""
+"""Sweeps: every operation under every argument placement on small meshes, and on other operations' results."""

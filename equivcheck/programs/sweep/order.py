@@ -1,12 +1,12 @@
-"""The order of a sweep: programs that have something new come first, so that its beginning tells more than any other part of it.
+"""Orders a sweep: programs with something new come first, so that an aborted sweep has covered as much as possible.
 
-The first pass takes programs of each operation until each of its arguments has had each of its placements. The second looks at
-shapes and dims as well, and at one axis of the mesh at a time, the third at all placements of each shape, the fourth at pairs of
-arguments. All others follow, and last those in which every argument is replicated along an axis: they are much like programs on a
-mesh without that axis. A pass goes through all operations before the next pass begins.
+The first pass takes programs until each argument to each operation had each placement. The second also varies shapes and dims,
+with one mesh axis at a time; the third all placements for each shape; the fourth pairs of arguments. All others follow.
+Programs with all arguments replicated along an axis come last, because they resemble programs on a mesh without that axis. A
+pass goes through all operations before the next pass begins.
 
-A program and its copy with two axes of the same size exchanged are both swept: DTensor works from the first axis to the last, so
-that one may be right and the other wrong.
+If two axes have the same size, both orders are swept. DTensor works from the first axis to the last, so one order may be right
+and the other wrong.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """How far a part of a sweep is."""
+    """Progress in a part of a sweep."""
 
     name: str
-    """The feature that is new in its programs."""
+    """The feature new in its programs."""
     num_covered: int
-    """Programs or combinations that were run."""
+    """Programs or combinations run so far."""
     num_left: int
-    """Programs or combinations that were not."""
+    """Programs or combinations left."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs of a sweep in the order in which they are run, and how many of them were."""
+    """All programs in a sweep, in the order in which they run, and how many ran."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
-    """Programs of each pass, by its name."""
+    """Programs by pass name."""
     num_run: Counter[str] = field(default_factory=Counter)
-    """Programs that were run, by pass."""
+    """Programs run so far, by pass."""
 
     def __len__(self) -> int:
-        """Programs of all passes."""
+        """Programs in all passes."""
         return sum(map(len, self.programs.values()))
 
     def __iter__(self) -> Iterator[TensorProgram]:
@@ -57,19 +57,19 @@ class Passes:
                 self.num_run[name] += 1
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """How many programs of each pass were run."""
+        """How many programs ran in each pass."""
         return tuple(
             Coverage(name=name, num_covered=self.num_run[name], num_left=len(programs) - self.num_run[name])
             for name, programs in self.programs.items()
         )
 
     def shard(self, number: int, of: int) -> Passes:
-        """Part `number`, from 1, of each pass. The parts have no program in common, and all of them together have each."""
+        """Part `number`, from 1, out of each pass. Parts share no program and together cover the sweep."""
         return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
 
 
 def in_passes(programs: Iterable[TensorProgram]) -> Passes:
-    """The programs of a sweep, each in one pass."""
+    """Assign each program to one pass."""
     found: dict[str, list[TensorProgram]] = {name: [] for name in (*_FEATURES, _OTHERS, _FEWER_AXES)}
     for _, of_operation in itertools.groupby(programs, lambda program: program.operations[-1]):
         left, fewer = _by_use_of_axes(_shuffled(of_operation))
@@ -82,7 +82,7 @@ def in_passes(programs: Iterable[TensorProgram]) -> Passes:
 
 
 def _shuffled(programs: Iterable[TensorProgram]) -> list[TensorProgram]:
-    """Shuffle, because otherwise all arguments but the last stay replicated until the last had all of its placements."""
+    """Shuffle, because otherwise all arguments but the last stay replicated until the last had all its placements."""
     found = list(programs)
     random.Random(0).shuffle(found)
     return found
@@ -152,6 +152,6 @@ _FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
     "placements of an argument, by shape": _placements_of_shapes,
     "placements of two arguments": _pairs,
 }
-"""The feature that is new in the programs of a pass, by its name."""
+"""The feature that is new in a pass's programs, by its name."""
 _OTHERS = "all others"
 _FEWER_AXES = "an axis along which all is replicated"

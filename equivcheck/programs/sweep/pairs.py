@@ -1,4 +1,4 @@
-"""Pairs of operations: the second takes a result of the first. Results of a new kind for the second come first."""
+"""Operation pairs: the second takes a result from the first. Results unlike all earlier ones come first."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from equivcheck.programs.sweep.taking import Place, programs_taking
 from equivcheck.system.choice import Choice
 
 MAX_SHAPES = 4
-"""Results of different shapes that are tried for each new kind."""
+"""Results with different shapes to try for each new kind."""
 
 
 class Newness(Choice):
-    """Features of a result that the second operation of a pair has not met yet. They are tried in this order."""
+    """Result features that the second operation has not met yet. They are tried in this order."""
 
     KIND = "placements and dtypes"
-    """Placements and dtype of the result."""
+    """Result placements and dtype."""
     SPEC = "strides, sizes of shards or numbers of dims"
-    """With the number of dims, sizes of shards, and strides: a whole `ResultSpec`."""
+    """With the number of dims, shard sizes, and strides: a full `ResultSpec`."""
     FIRST = "first operations"
-    """A whole `ResultSpec` that this first operation leaves."""
+    """A full `ResultSpec` together with the first operation."""
 
     def of(self, result: Result) -> Hashable:
-        """Feature of a result that must be new; None if leaves in a sweep of single operations have it too."""
+        """The feature that must be new; None if leaves in a single-operation sweep have it too."""
         kind, spec = result.spec.kind, result.spec
         if self is Newness.KIND:
             return None if spec.has_kind_of_leaves else kind
@@ -43,30 +43,30 @@ class Newness(Choice):
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """Pairs in the order in which they are run, and how many of them were."""
+    """Pairs in the order in which they run, and how many ran."""
 
     results: tuple[Result, ...]
-    """Results of first operations."""
+    """Results from first operations."""
     places: tuple[Place, ...]
-    """Arguments of second operations."""
+    """Arguments to second operations."""
     seed: int = 0
-    """Seed of the order and of the other arguments."""
+    """Seeds the order and the other arguments."""
     world: str = "sim"
     """World in which first operations are checked."""
     num_tried: Counter[Newness] = field(default_factory=Counter)
-    """Combinations of a place and a new feature that were tried."""
+    """How many combinations were tried, by feature."""
     num_covered: Counter[Newness] = field(default_factory=Counter)
-    """Combinations for which one device could compute a program."""
+    """How many combinations one device could compute, by feature."""
     _met: set[tuple[Place, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
     def total(self, newness: Newness) -> int:
-        """Number of combinations of a place and a feature."""
+        """How many combinations there are, tried or not."""
         return len(self._by_key(newness)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
-        """Combinations that were tried, and those that are left."""
+        """Combinations tried so far, and those left."""
         return tuple(
             Coverage(
                 name=f"{each.value} that an operation has not met",
@@ -91,7 +91,7 @@ class Pairs:
                         yield self._tried(newness, place, results)
 
     def _tried(self, newness: Newness, place: Place, results: list[Result]) -> TensorProgram | None:
-        """The first program that one device can compute. The results differ in shape, but share the new feature."""
+        """The first program one device can compute. The results differ in shape, but share the new feature."""
         key = newness.of(results[0])
         self.num_tried[newness] += 1
         if (place, key) in self._met:
@@ -140,5 +140,5 @@ class Pairs:
 
 
 def _of_several_shapes(result: Result, others: list[Result]) -> list[Result]:
-    """The result and one of each other shape, in case the second operation does not accept the first shape."""
+    """Add results with other shapes, in case the second operation does not accept the first shape."""
     return list({each.shape: each for each in (*reversed(others), result)}.values())[::-1][:MAX_SHAPES]

@@ -1,4 +1,4 @@
-"""Programs of a sweep: each has one operation, on leaves under every placement."""
+"""Programs in a sweep: each has one operation, on leaves under every placement."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 
 FIRST_REDUCTIONS = REDUCTIONS[:3]
-"""Reductions of a partial first argument. The minimum is left out, because it mirrors the maximum."""
+"""Reductions if the first argument is partial. The minimum is left out, because it mirrors the maximum."""
 OTHER_REDUCTIONS = REDUCTIONS[:1]
-"""Reductions of other partial arguments, and of all arguments on meshes with several axes."""
+"""Reductions if other arguments are partial, or the mesh has several axes."""
 ODD = tuple(partial(each) for each in REDUCTIONS if each not in OTHER_REDUCTIONS)
-"""Partial placements that are only combined with replicated arguments."""
+"""Partial placements only combined with replicated arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Selection of programs."""
+    """Selects programs."""
 
     mesh: tuple[int, ...] = (2,)
-    """Sizes of the axes."""
+    """Axis sizes."""
     operations: tuple[str, ...] = ()
-    """Names of operations; empty for all."""
+    """Operation names; empty for all."""
 
     def programs(self) -> Iterator[TensorProgram]:
         """All programs, operation by operation."""
@@ -48,7 +48,7 @@ class Sweep:
             yield TensorProgram(mesh=self.mesh, statements=(*arguments, operation))
 
     def _together(self, lists: list[list[Leaf | Constant]]) -> Iterator[tuple[Leaf | Constant, ...]]:
-        """All pairs of placements. With more than two arguments, all but two are replicated."""
+        """All placement pairs. With more than two arguments, all but two are replicated."""
         for arguments in itertools.product(*lists):
             special = [each for each in arguments if set(each.placements) != {REPLICATE}]
             odd = [each for each in special if not {*each.placements}.isdisjoint(ODD)]

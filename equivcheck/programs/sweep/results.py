@@ -1,4 +1,4 @@
-"""Results of operations on ranks: placements, dtypes, strides and shard sizes of DTensors."""
+"""Operation results on ranks: DTensor placements, dtypes, strides and shard sizes."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
 
 SECONDS = 1.0
-"""Deadline of a program that is run only for its results."""
+"""Deadline for programs that run only for their results."""
 NUM_PROGRAMS = 8
-"""Programs of each operation that are run for their results. Another seed selects others."""
+"""Programs to run for each operation's results. Another seed selects others."""
 MAX_OUTPUTS = 10
-"""Limit of results of one operation that a statement can select."""
+"""Maximum results a statement can select from."""
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
-"""Shapes of redistributed tensors."""
+"""Redistributed shapes."""
 _SIZES = re.compile(r", torch\.Size\(.*\), \d+")
-"""Size in a mask of sharded rows. Nothing depends on it."""
+"""A size inside the placement for masked rows. Nothing depends on it."""
 _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultSpec:
-    """Properties of a result, other than its values, that may affect the next operation."""
+    """Result properties, other than values, that may affect the next operation."""
 
     placements: tuple[str, ...]
     """Placements as torch prints them."""
     dtype: str
-    """Name of the dtype without ``torch.``."""
+    """Dtype name without ``torch.``."""
     num_dims: int
-    """Number of dims of the full tensor."""
+    """Dims in the full tensor."""
     sizes: frozenset[str]
     """Whether shards are uneven or empty."""
     memory: frozenset[str]
@@ -60,13 +60,13 @@ class ResultSpec:
 
     @property
     def has_kind_of_leaves(self) -> bool:
-        """Whether leaves in a sweep of single operations have these placements and this dtype."""
+        """Whether leaves in a single-operation sweep have these placements and this dtype."""
         return self.dtype == "float64" and all(map(_OF_LEAVES.fullmatch, self.placements))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One result of the last statement of a program."""
+    """One result from a program's last statement."""
 
     program: TensorProgram
     """Leaves, constants, and one statement that takes them."""
@@ -77,13 +77,13 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Name of the statement."""
+        """Statement name."""
         last = self.program.statements[-1]
         return last.name if isinstance(last, Operation) else last.tag
 
 
 def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
-    """Some programs of each operation of a sweep, and redistributions between all placements."""
+    """Some programs for each operation in a sweep, and redistributions between all placements."""
     by_operation: dict[str, list[TensorProgram]] = defaultdict(list)
     for program in sweep.programs():
         by_operation[program.operations[-1]].append(program)
@@ -99,7 +99,7 @@ def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
 
 
 def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Result]:
-    """All results of programs that ranks can run. They are not compared with one device."""
+    """All results from programs ranks can run. They are not compared with one device."""
     for program in programs:
         try:
             run = members.run(_on_rank, program, deadline=SECONDS, is_foreign=False)
@@ -121,7 +121,7 @@ class _Part:
 
 
 def _result(program: TensorProgram, parts: list[_Part]) -> Result:
-    """Merge the properties of all ranks: a property counts if it holds on any rank."""
+    """Merge all ranks' properties: a property counts if it holds on any rank."""
     memory = frozenset[str]().union(*(each.spec.memory for each in parts))
     uneven = {"uneven"} if len({each.part for each in parts}) > 1 else set[str]()
     empty = {"empty shard"} if any(0 in each.part for each in parts) else set[str]()
@@ -137,7 +137,7 @@ def _with_output(program: TensorProgram, output: int) -> TensorProgram:
 
 
 def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
-    """Results of the last statement, None for a plain tensor; empty if the statement is refused."""
+    """The last statement's results, None for a plain tensor; empty if the statement is refused."""
     target, values = DTensorTarget(program), list[torch.Tensor]()
     found: tuple[torch.Tensor, ...] = ()
     with warnings.catch_warnings():

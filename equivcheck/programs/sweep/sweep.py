@@ -1,4 +1,4 @@
-"""Runs a sweep, and groups differences by operation and by common facts of their programs."""
+"""Runs a sweep, and groups differences by operation and by facts shared by their programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Programs of one operation with the same failure."""
+    """Programs with the same operation and failure."""
 
     operation: str
-    """Name of the operation."""
+    """Operation name."""
     outcome: Outcome
-    """Outcome of the programs."""
+    """How the programs end."""
     what: str
     """First difference or error."""
     first: ProgramVerdict
     """Verdict on the first program."""
     facts: frozenset[str]
-    """Facts that all programs share."""
+    """Facts shared by all programs."""
     num: int = 0
-    """Number of programs."""
+    """How many programs there are."""
 
     def add(self, found: frozenset[str]) -> None:
         """Count a program with these facts."""
@@ -40,24 +40,24 @@ class Group:
 
 @dataclass(slots=True, kw_only=True)
 class Swept:
-    """Result of a sweep."""
+    """Sweep result."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     """Programs by outcome."""
     num_clones: int = 0
     """Programs whose operation did not apply."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Programs that every rank refused, by operation."""
+    """Programs every rank refused, by operation."""
     agreed: Counter[str] = field(default_factory=Counter)
     """Programs that agree without any refusal, by operation."""
     groups: dict[tuple[str, Outcome, str], Group] = field(default_factory=dict)
-    """Groups of failures."""
+    """Failures, grouped."""
     stopped: bool = False
     """Whether time ran out before all programs ran."""
 
     @property
     def num_findings(self) -> int:
-        """Groups of failures that no known issue explains."""
+        """Groups not explained by a known issue."""
         return sum(group.outcome.is_finding for group in self.groups.values())
 
     def add(self, verdict: ProgramVerdict) -> None:
@@ -89,7 +89,7 @@ def swept(
 ) -> Swept:
     """Run programs until all are done or `is_over`. None stands for a pair without a program.
 
-    With `only_sinks`, ranks read no value before the statements that take it, as in `check_program`.
+    With `only_sinks`, ranks read no value before the statements taking it, as in `check_program`.
     """
     found = Swept()
     for program in programs:
@@ -109,7 +109,7 @@ def operation_of(program: TensorProgram) -> str:
 
 
 def what_of(verdict: ProgramVerdict) -> str:
-    """First difference in a few words: phase and kind of difference, or the error."""
+    """First difference in a few words: phase and difference, or the error."""
     if verdict.known:
         return verdict.known
     if verdict.divergence is not None:

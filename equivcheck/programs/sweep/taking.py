@@ -1,4 +1,4 @@
-"""Programs in which an operation takes the result of another one, as any of its arguments."""
+"""Programs in which an operation takes another one's result, as any argument."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from equivcheck.programs.nouns.placement import REPLICATE, partial, shard
 from equivcheck.programs.sweep.results import Result
 
 Place = tuple[str, int]
-"""Name of an operation, and the number of its argument, from 0."""
+"""An operation name and an argument number, from 0."""
 MAX_ATTEMPTS = 6
-"""Programs to try for a result and a place, because one device refuses many of them."""
+"""Programs to try for a result and a place, because one device refuses many."""
 _TWICE = 0.25
-"""Probability that another argument of the same shape is the result too."""
+"""How likely another argument with the same shape is the result too."""
 
 
 def places_of(operations: Iterable[str]) -> tuple[Place, ...]:
-    """All arguments of some operations."""
+    """All arguments to some operations."""
     return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
 
 
 def programs_taking(result: Result, place: Place, chance: random.Random) -> Iterator[TensorProgram]:
-    """Programs whose last operation takes the result in `place`. One device may refuse each of them."""
+    """Programs whose last operation takes the result in `place`. One device may refuse them."""
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
     for _ in range(MAX_ATTEMPTS if calls else 0):
@@ -37,7 +37,7 @@ def programs_taking(result: Result, place: Place, chance: random.Random) -> Iter
 
 
 def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """Shapes of the first argument, and dims, for which the argument at `position` can have `shape`."""
+    """First-argument shapes, and dims, for which the argument at `position` can have `shape`."""
     for first in dict.fromkeys((shape, *facts.shapes)) if position else (shape,):
         for dim in dims_of(facts, first):
             others = [shapes_of(each, first, dim) for each in facts.arguments]
@@ -61,7 +61,7 @@ def _made(  # noqa: PLR0913, PLR0917 - what an argument depends on
 
 
 def _placement(shape: Shape, is_leaf: bool, chance: random.Random) -> str:
-    """Replicated in half of all cases."""
+    """Replicated half the time."""
     others = [*map(shard, range(len(shape))), *([partial()] if is_leaf else [])]
     return chance.choice(others) if others and chance.random() < 0.5 else REPLICATE
 

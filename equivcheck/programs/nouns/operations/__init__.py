@@ -1,1 +1,1 @@
-"""The operations of tensor programs: a table for each family."""
+"""Operations for tensor programs: a table for each family."""

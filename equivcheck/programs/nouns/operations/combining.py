@@ -1,4 +1,4 @@
-"""Joining and splitting of tensors: cat, stack, split, chunk, pad; some results are unused."""
+"""Joining and splitting tensors: cat, stack, split, chunk, pad; some results are unused."""
 
 from __future__ import annotations
 

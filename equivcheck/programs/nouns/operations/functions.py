@@ -1,6 +1,6 @@
 """Mathematical functions, in place and with `out=`: many names, but few rules in torch.
 
-Sweeps run all of them. Random programs use none, because they would consist of little else.
+Sweeps run them all. Random programs use none, because they would have little else.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _ANYWHERE = (
     *("asinh", "atan", "ceil", "cos", "cosh", "deg2rad", "rad2deg", "erfc", "exp2", "expm1", "frac", "i0", "positive"),
     *("sgn", "sinh", "tan", "signbit"),
 )
-"""Functions of torch that are defined for all numbers."""
+"""Torch functions defined for all numbers."""
 _SPECIAL = ("erfcx", "i0e", "i1", "i1e", "log_ndtr", "bessel_j0", "bessel_j1", "airy_ai", "spherical_bessel_j0")
-"""Functions of `torch.special`."""
+"""Functions in `torch.special`."""
 _POSITIVE = ("acosh", "digamma", "lgamma", "log", "log2", "log10")
 """Functions applied to values above 1."""
 _WITHIN_ONE = ("acos", "asin", "atanh", "erfinv")

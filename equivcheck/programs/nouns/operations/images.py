@@ -1,4 +1,4 @@
-"""Pooling and resampling of planes and volumes."""
+"""Pooling and resampling planes and volumes."""
 
 from __future__ import annotations
 

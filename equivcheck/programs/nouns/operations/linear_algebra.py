@@ -1,4 +1,4 @@
-"""Decompositions, inverses and solutions of matrices, reduced to results that do not depend on arbitrary signs."""
+"""Decompositions, inverses and solutions, reduced to results without arbitrary signs."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from equivcheck.programs.nouns.operations.operation import BATCHES, CUBES, MATRICES, VECTORS, Argument, Shape, facts, last, same
 
 WIDTH = 5
-"""Columns of the second matrix."""
+"""Columns in the second matrix."""
 WEIGHED = "attention"
-"""Operation without a sharding rule. DTensor tries all placements of its decomposition, 10 s for each of three shapes, before
-it refuses. With a mask this takes more than 3 min, so there is no such operation (torch 2.13)."""
+"""This operation has no sharding rule. DTensor tries all placements for its decomposition, 10 s for each shape, three times,
+before it refuses. A mask makes that more than 3 min, so no operation has one (torch 2.13)."""
 
 
 def _columns(shape: Shape, _dim: int) -> Shape:

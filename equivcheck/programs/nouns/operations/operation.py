@@ -1,4 +1,4 @@
-"""Facts about an operation of tensor programs. Its call is a text, the same for plain tensors and DTensors."""
+"""Facts about each operation. Its call is a text, the same for plain tensors and DTensors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from equivcheck.system.choice import Choice
 Shape = tuple[int, ...]
 
 MATRICES: tuple[Shape, ...] = ((4, 6), (5, 3), (1, 4), (0, 3))
-"""First arguments with two dims: even and uneven on two ranks, with a dim of one element, and empty."""
+"""First arguments with two dims: even and uneven on two ranks, with a one-element dim, and empty."""
 VECTORS: tuple[Shape, ...] = ((4,), (5,), (1,), (0,))
 CUBES: tuple[Shape, ...] = ((2, 3, 4), (3, 4, 2))
 BATCHES: tuple[Shape, ...] = ((2, 3, 5), (4, 1, 6))
 IMAGES: tuple[Shape, ...] = ((2, 4, 6), (3, 2, 5))
 """Shapes with rows, channels and positions."""
 ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
-"""First arguments of most operations."""
+"""First arguments for most operations."""
 
 
 class Kind(Choice):
-    """Kind of an additional argument, from which a program creates it."""
+    """How a program creates an additional argument."""
 
     LEAF = "leaf"
     INDICES = "indices"
@@ -31,7 +31,7 @@ class Kind(Choice):
 
 
 ShapeOf = Callable[[Shape, int], Shape]
-"""Computes a shape from the shape of the first argument and the dim."""
+"""Computes a shape from the first argument's shape and the dim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Argument:
     shapes: tuple[ShapeOf, ...]
     """Shape, computed from the first argument's shape and the dim. Several if the operation broadcasts."""
     kind: Kind = Kind.LEAF
-    """Kind of values."""
+    """Kind of argument."""
     high: Callable[[Shape, int], int] = lambda _shape, _dim: 1
-    """Exclusive upper bound of integers."""
+    """Exclusive upper bound for integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +59,15 @@ class OperationFacts:
     call: str
     """Python statements, the last an expression, over ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``."""
     family: str
-    """Name of the group for display."""
+    """Group name for display."""
     arguments: tuple[Argument, ...] = ()
     """Arguments after the first."""
     takes_dim: bool = False
     """Whether the call uses ``dim``."""
     shapes: tuple[Shape, ...] = ANY
-    """Shapes of the first argument in a sweep."""
+    """First argument's shapes in a sweep."""
     distinct: bool = False
-    """Whether the first argument must have distinct values, because torch does not define which of equal values comes first."""
+    """Whether the first argument needs distinct values, because torch does not define which equal value comes first."""
 
     drawn: bool = True
     """Whether random programs use the operation by default. Sweeps use all operations."""
@@ -79,22 +79,22 @@ class OperationFacts:
 
 
 def same(shape: Shape, _dim: int) -> Shape:
-    """The shape of the first argument."""
+    """First argument's shape."""
     return shape
 
 
 def last(shape: Shape, _dim: int) -> Shape:
-    """Last dim of the first argument."""
+    """First argument's last dim."""
     return shape[-1:]
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """One row, with a first dim of one element."""
+    """One row, with a one-element first dim."""
     return (1, *shape[1:])
 
 
 def column(shape: Shape, _dim: int) -> Shape:
-    """One element of each row."""
+    """One element per row."""
     return (*shape[:-1], 1) if shape else ()
 
 
@@ -104,10 +104,10 @@ def scalar(_shape: Shape, _dim: int) -> Shape:
 
 
 def size_along(shape: Shape, dim: int) -> int:
-    """Size of a dim, at least 1."""
+    """Size along a dim, at least 1."""
     return max(1, shape[dim]) if shape and -len(shape) <= dim < len(shape) else 1
 
 
 def facts(family: str, table: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Operations of a family that differ only in name and call."""
+    """Operations in a family with different names and calls, otherwise alike."""
     return tuple(OperationFacts(name=name, call=call, family=family, **given) for name, call in table.items())  # type: ignore[arg-type]

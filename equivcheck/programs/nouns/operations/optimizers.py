@@ -1,4 +1,4 @@
-"""Operations of optimizers: foreach and fused operations, clipping, complete updates."""
+"""Calls made by optimizers: foreach and fused operations, clipping, complete updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOREACH_POSITIVE = ("lgamma", "log", "log10", "log1p", "log2", "reciprocal", "r
 _FOREACH_OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max")
 _FOREACH_OF_SCALARS = (*_FOREACH_OF_TWO, "pow")
 _BEFORE = "first, second = a.detach().clone(), b.detach().clone()\n"
-"""Copies that a call may overwrite."""
+"""Copies for a call to overwrite."""
 _ALIKE = f"assert a.shape == b.shape\n{_BEFORE}"
 """Fused updates do not check shapes and would access memory beyond the smaller tensor."""
 _STATE = "average, square, step = b.detach() * 0.5, b.detach().abs() * 0.25, {step}\n"

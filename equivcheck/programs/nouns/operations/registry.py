@@ -36,6 +36,6 @@ FAMILIES: dict[str, tuple[OperationFacts, ...]] = {
 }
 """Operations by family. Simple families come first."""
 OPERATIONS: dict[str, OperationFacts] = {each.name: each for family in FAMILIES.values() for each in family}
-"""Operations by name, in the order of their families."""
+"""Operations by name, ordered by family."""
 DRAWN: tuple[str, ...] = tuple(each.name for each in OPERATIONS.values() if each.drawn)
-"""Names of the operations that random programs use."""
+"""Operation names for random programs."""

@@ -1,1 +1,1 @@
-"""Known errors of DTensor in tensor programs, each with the smallest program that shows it."""
+"""Known DTensor errors in tensor programs, each with the smallest program that shows it."""

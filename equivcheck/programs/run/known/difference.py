@@ -1,4 +1,4 @@
-"""A known error of DTensor. Operations and facts identify it, so that one entry excludes few programs."""
+"""A known DTensor error. Operations and facts identify it, so that one entry excludes few programs."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from equivcheck.worlds.trace.differences import Phase
 BACKWARD = re.compile(r"(^|StatementFailed: )backward: ")
 """Errors and waits in the backward pass name no operation."""
 FRAME = re.compile(r"^  File .*", re.MULTILINE)
-"""Stack line with the name of a function."""
+"""Stack line with a function name."""
 OPERATION = re.compile(r'^  File "<operation .*', re.MULTILINE)
-"""Stack line of the function of an operation."""
+"""Stack line inside an operation's function."""
 SHOWING = ("wrong", "raises", "hangs")
-"""Results of the program on a torch version that has the error."""
+"""Results on torch versions with the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """One cause of wrong values, or of an error that does not say which placement is unsupported."""
+    """One cause for wrong values, or for an error that does not say which placement is unsupported."""
 
     id: str
     """Short unique name."""
     link: str
-    """Link of the report, or "no report found", and a sentence that describes the error."""
+    """Link to the report, or "no report found", and a sentence that describes the error."""
     torch: str
     """Versions in which it was seen, as a PEP 440 specifier."""
     shows: Mapping[str, str]
-    """Result of its program over gloo by torch version, oldest first: one of `SHOWING`, or right, refused, wrong otherwise or
+    """How its program ends over gloo, by torch version, oldest first: one in `SHOWING`, or right, refused, wrong otherwise or
     raises otherwise."""
     operations: tuple[str, ...] = ()
-    """Operations, or kinds of statements such as round trips, in which it shows; empty if the evidence is enough."""
+    """Operations, or statement kinds such as round trips, in which it shows; empty if the evidence is enough."""
     facts: frozenset[str] = frozenset()
-    """Facts that a program must have; see `facts_of`."""
+    """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
-    """Facts of which a program must have one; empty if it needs none."""
+    """Facts; the program must have at least one. Empty if it needs none."""
     phases: tuple[Phase, ...] = ()
     """Phases in which values can differ first; empty if values do not differ."""
     raises: str = ""
-    """Regular expression for the error of a rank, or for the stack of a rank that never ends; empty if no rank raises."""
+    """Regular expression for a rank's error, or for its stack if it never ends; empty if no rank raises."""
 
     def could_show(self, program: TensorProgram) -> bool:
-        """Whether a program has the operations and facts that the error needs, on the installed torch."""
+        """Whether a program has the operations and facts needed by the error, on the installed torch."""
         names = {each.name if isinstance(each, Operation) else each.tag for each in program.statements}
         if (self.operations and names.isdisjoint(self.operations)) or not torch_in(self.torch):
             return False
@@ -57,7 +57,7 @@ class KnownDifference:
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
 
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
-        """Whether the first failure is this error: in one of its operations, or in a gradient that flows into it."""
+        """Whether this error explains the first failure: it is in one of its operations, or a gradient flows into one."""
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
             is_it = phase in self.phases and self._named_in(tensor.partition(" ")[2])
@@ -66,7 +66,7 @@ class KnownDifference:
         return is_it and self.could_show(program)
 
     def seen_on(self) -> tuple[str, ...]:
-        """Versions that have the error."""
+        """Versions with the error."""
         return tuple(version for version, found in self.shows.items() if found in SHOWING)
 
     def unseen_on(self) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ class KnownDifference:
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
     def _is_raised(self, failure: Failure) -> bool:
-        """Whether the error is in what ranks raised or where they run; or, if all ranks wait, in the summary of the hang."""
+        """Whether ranks raised the error or run in it; or, if all ranks wait, whether the hang's summary mentions it."""
         active = [each for each in failure.reports if not each.pending]
         found = "\n".join("\n".join((each.error, *FRAME.findall(each.stack))) for each in active) or failure.summary
         told = "\n".join(each.error or "\n".join(OPERATION.findall(each.stack)) for each in active) or failure.summary

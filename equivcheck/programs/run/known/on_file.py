@@ -1,4 +1,4 @@
-"""All known errors of DTensor in tensor programs."""
+"""All known DTensor errors in tensor programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.programs.run.known.difference import KnownDifference
 
 
 def _read(text: str) -> tuple[KnownDifference, ...]:
-    """Read the entries of a file such as known.toml, and replace names of lists by their operations."""
+    """Read entries from a file such as known.toml, and replace list names by their operations."""
     table, converter = tomllib.loads(text), Converter(forbid_extra_keys=True)
     lists = table["lists"]
     for each in table["difference"]:

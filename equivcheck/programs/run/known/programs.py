@@ -273,4 +273,4 @@ SHOWN_BY: dict[str, TensorProgram] = {
     ),
     "dtensor_squeeze_in_place_of_shard": _of("squeeze_", _leaf("S(0)", 1)),
 }
-"""Programs by the identifier of the known difference."""
+"""Programs by the known difference's identifier."""

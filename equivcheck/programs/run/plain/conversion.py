@@ -40,7 +40,7 @@ def _between(lies: Placements, wanted: Placements) -> Placements:
 
 
 def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Collectives], number: int) -> list[int]:
-    """Shape that the ranks of an axis share. Outer axes have sharded it already; inner axes shard other dims."""
+    """Shape shared by the ranks along an axis. Outer axes have sharded it already; inner axes shard other dims."""
     found = list(shape)
     for each, axis in zip(placements[:number], axes, strict=False):
         dim = cut_dim(each)

@@ -1,4 +1,4 @@
-"""Sharding rules: the placements that an operation needs along one axis so that ranks can run it on their parts."""
+"""Sharding rules: the placements an operation needs along one axis so that ranks can run it on their parts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Needs = tuple[tuple[str, ...], str]
 NOT_ELEMENTWISE = {"equal", "allclose", "expand_as", "type_as"}
 ELEMENTWISE = {each.name for each in FAMILIES["elementwise"]} - NOT_ELEMENTWISE
 SAME_SHAPE = {"flip", "roll", "cumsum"}
-"""Linear operations that keep the shape."""
+"""Linear operations keeping the shape."""
 LINEAR = {"clone", "neg", "mul_scalar", "div_scalar", "contiguous", "sum", "sum_dim", "sum_keepdim", "t"} | SAME_SHAPE
-"""Operations that are linear in the first argument: partial arguments give partial results."""
+"""Operations linear in the first argument: partial arguments give partial results."""
 ALONG_A_DIM = {"softmax", "log_softmax", "cumprod", "logcumsumexp", "sort", "sort_descending", "argsort"} | SAME_SHAPE
 """Operations that keep the shape and work on each slice along the dim separately."""
 SUMS = {"sum": None, "sum_dim": False, "sum_keepdim": True}

@@ -65,7 +65,7 @@ class PlainTarget(DTensorTarget):
         return results_of(statement.name, parts, statement.dim)
 
     def needed(self, value: Any, placements: Placements) -> torch.Tensor:
-        """Convert an argument to the placements that its operation needs."""
+        """Convert an argument to the placements its operation needs."""
         return self.converted(value, placements)
 
     def converted(self, value: Any, placements: Placements) -> torch.Tensor:
@@ -103,7 +103,7 @@ class PlainTarget(DTensorTarget):
         return value if hasattr(value, "lies") else self.distributed_plain(value)
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
-        """Replicated copy of a tensor that every rank has."""
+        """Replicated copy of a tensor every rank has."""
         return _lying(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ class TypedTarget(PlainTarget):
 
     @classmethod
     def also_against(cls, plan: Plan) -> str:
-        """Statement that the type checker rejects, with its message."""
+        """The statement rejected by the type checker, with its message."""
         return refused_by_types(plan, cls)
 
 
@@ -132,7 +132,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def refused_by_types(plan: Plan, target: type[TypedTarget]) -> str:
-    """First statement that the type checker rejects, with its message; empty if it accepts all.
+    """First statement rejected by the type checker, with its message; empty if it accepts all.
 
     One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are
     judged.
