@@ -32,8 +32,8 @@ def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
     training = scenario.training
     if any(layer.dropout for layer in training.model.layers):
         plain = each_layer(training, lambda _, layer: layer.having(dropout=0.0))
-        words = "dropout masks are not those of the rows: without dropout the ranks match one device"
+        words = "dropout masks differ from the single-device run: without dropout your ranks match it"
         yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
     if has_ties(training.model):
-        words = "a weight with two uses is not treated as one: with a weight for each use the ranks match one device"
+        words = "a shared weight is not shared on your ranks: with a separate weight for each use they match one device"
         yield replace(scenario, training=without_ties(training)), Cause.UNTIED, words

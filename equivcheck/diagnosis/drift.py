@@ -25,7 +25,7 @@ def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world
     if diverged.resumes:
         return "not examined: the first steps run under another layout"
     if (world if isinstance(world, str) else world.name) != "sim":
-        return "not examined: only ranks in sim can be given the reference's values"
+        return "not examined: only the sim world can give ranks the reference's values"
     try:
         return _told(diverged.training.steps, lambda state: _divergences(diverged, alter, world, deadline, state=state))
     except RanksFailed as error:

@@ -67,8 +67,8 @@ def explained(
     """
     if not isinstance(verdict, CaseVerdict):
         raise UsageError(
-            f"explained: verdict is a {type(verdict).__name__}; allowed: one that check gave of a scenario, as causes are "
-            "tried in its nouns; of a training of yours describe() says what is known"
+            f"verdict {type(verdict).__name__} is not valid: causes are tried on scenarios only. Expected a verdict that check() "
+            "returned for a scenario; for your own training, describe() shows all findings"
         )
     try:
         if isinstance(verdict, Verdict):
@@ -89,7 +89,7 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         try:
             diverged = run_again(verdict.scenario, alter, place, deadline)
         except RanksFailed as error:
-            return replace(verdict, drift=f"not reproduced: in a second run the ranks fail ({error})")
+            return replace(verdict, drift=f"not reproduced: the ranks fail in a second run ({error})")
         if diverged is not None:
             found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline) or _pattern_of(diverged)
             return replace(verdict, diagnosis=found, drift=drift_of(diverged, alter, place, deadline))
@@ -104,7 +104,7 @@ def _of_right_values(verdict: Verdict) -> Verdict:
     """Verdict if the second run leaves the right values: name a wrong `full_tensor()` or communication, else say so."""
     first = verdict.divergence
     if first is not None and first.difference is Difference.FULL_TENSOR:
-        words = f"the shards of `{first.tensor}` are right, but DTensor's full_tensor() returns other values"
+        words = f"the shards of `{first.tensor}` are right, but DTensor's full_tensor() returns wrong values"
         return replace(verdict, diagnosis=Diagnosis(cause=Cause.READ_BY_TORCH, sentence=words, exact=False))
     if first is None or first.phase is not Phase.COMMUNICATION:
         return replace(verdict, drift="not reproduced: a second run matched")
@@ -160,7 +160,7 @@ def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
 def _told(fit: Fit, others: list[Fit]) -> Diagnosis:
     sentence = fit.candidate.sentence
     if not fit.exact:
-        sentence += f" at step {fit.step}; this does not explain all that differs afterwards"
+        sentence += f" at step {fit.step}; later differences have more causes"
     told = (fit.candidate.cause, *_FACTORS)
     also = next((other.candidate for other in others if other.candidate.cause not in told), None)
     if also is not None:

@@ -52,7 +52,7 @@ def _pattern(cause: Cause, words: str) -> Diagnosis:
 def _unread(diverged: Evidence) -> Iterator[Diagnosis]:
     first = diverged.first
     if first.difference is Difference.NAN or first.actual == "nan":
-        words = f"{_what(diverged, [first.tensor])} NaN, as the result of an asynchronous call is until it has been waited for"
+        words = f"{_what(diverged, [first.tensor])} NaN: the result of an asynchronous call may have been read before wait()"
         yield _pattern(Cause.READ_BEFORE_DONE, words)
 
 
@@ -92,7 +92,7 @@ def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> I
     """A single number counts only if its factor is a known count, such as the rank count."""
     ratio = diverged.ratio(names, diverged.first.phase)
     if ratio is not None and (not is_one_number or number_of(diverged, ratio)):
-        words = f"{_what(diverged, names)} {ratio:g} times what one device computes"
+        words = f"{_what(diverged, names)} {ratio:g} times as large as on one device"
         yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
 
 
@@ -101,9 +101,9 @@ def _elsewhere(diverged: Evidence, names: list[str], found: Whole, expected: Who
     if not some or len(some) < len(names):
         return
     if all(found[name].ndim > 1 and _alike(found[name], _transposed(expected[name])) for name in some):
-        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} transposed: the right elements, laid along the other dim")
+        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} transposed: the right elements along the wrong dim")
     elif all(_alike(np.sort(found[name], None), np.sort(expected[name], None)) for name in some):
-        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} permuted: the right elements in other places")
+        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} permuted: the right elements in wrong places")
     zero = {name: (found[name] == 0.0) & (expected[name] != 0.0) for name in some}
     if all(mask.any() and _alike(found[name][~mask], expected[name][~mask]) for name, mask in zero.items()):
         yield _pattern(
@@ -136,7 +136,7 @@ def _partial(diverged: Evidence, names: list[str], found: Whole, expected: Whole
         words = f"{tensors(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} on {numbered(ranks)} only"
         yield _pattern(Cause.PART_OF_TENSOR, words)
     if wrong and not all(mask.all() for mask in wrong.values()) and all(mask.ndim for mask in wrong.values()):
-        yield _pattern(Cause.PART_OF_TENSOR, f"nothing differs but {rows_of_tensor(wrong)}")
+        yield _pattern(Cause.PART_OF_TENSOR, f"the difference is limited to {rows_of_tensor(wrong)}")
 
 
 def _ranks_with(diverged: Evidence, wrong: dict[str, np.ndarray]) -> list[int]:

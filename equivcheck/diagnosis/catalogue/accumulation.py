@@ -41,11 +41,11 @@ def _weighted(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _both(diverged, summed, f"the sum over the {count} microbatches, not the mean", whole)
     yield from _both(diverged, summed, f"multiplied by the number of microbatches, {count}", [count] * count)
     if len(set(rows)) > 1:
-        words = f"averaged over the {count} microbatches as if these had the same number of rows"
+        words = f"averaged over the {count} microbatches although they have different numbers of rows"
         yield from _both(diverged, Cause.MEAN_OF_MEANS, words, [each / count for each in whole])
     for index in range(count):
         only = [float(at == index) for at in range(count)]
-        words = f"that of microbatch {index} alone"
+        words = f"from microbatch {index} only"
         yield from _both(diverged, lost, words, only)
         yield from _both(diverged, lost, f"{words}, not scaled by its share of the rows", [one * whole[index] for one in only])
         without = [1.0 - one for one in only]
@@ -136,7 +136,7 @@ def _again(diverged: DivergedRun, counts: dict[str, int], words: str) -> Counter
             gradient.mul_(counts.get(name, 1))
 
     change = _computing([1.0] * len(diverged.training.data.microbatches), between=scale)
-    sentence = f"what has been accumulated {words} again at each microbatch"
+    sentence = f"the accumulated gradient {words} again after each microbatch"
     return on_one_device(diverged, Cause.RESCALED_EACH_MICROBATCH, sentence, change)
 
 

@@ -30,7 +30,7 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
         cause, words = Cause.UNEQUAL_START, f"{who} from wrong initial values of {tensors(names)}"
         if all(_is_permuted(diverged, name, expected) for name in names):
             cause = Cause.PERMUTED
-            words = f"the elements of {tensors(names)} are in wrong places: shards in another order, or cut along another dim"
+            words = f"the elements of {tensors(names)} are in wrong places: shards are in the wrong order or along the wrong dim"
         yield on_emulated_ranks(diverged, cause, words, lambda ranks: _start_there(diverged, ranks))
 
 

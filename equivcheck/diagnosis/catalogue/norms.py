@@ -26,7 +26,7 @@ Norm = Callable[[Gradients, NormType], torch.Tensor]
 """Computes a norm from gradients by name."""
 MAX_SETS = 4096
 """Tensor subsets whose norms are tried, at most."""
-NOT_THE_NORM = "not the norm of all elements"
+NOT_THE_NORM = "not the norm over all elements"
 
 
 def norm_of(values: Iterable[torch.Tensor], kind: NormType) -> torch.Tensor:
@@ -78,7 +78,7 @@ def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
     axes = diverged.wide_axes
     for count in range(len(axes)):
         for kept in combinations(axes, count):
-            words = "each rank clips by its local norm: that of the elements that it holds"
+            words = "each rank clips by its local norm, over the elements that it holds"
             if kept:
                 words = f"the norm is reduced over {over(diverged.mesh, kept)} only"
             for reported in (False, True):
@@ -105,7 +105,7 @@ def _replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for chosen in choices_of(diverged.wide_axes):
         counts = held_elements_of(diverged).num_copies(chosen)
         if any(bool((each > 1).any()) for each in counts.values()):
-            words = f"the total norm counts what is replicated over {over(diverged.mesh, chosen)} once for each of them"
+            words = f"the total norm counts gradients replicated over {over(diverged.mesh, chosen)} once per rank"
             yield on_one_device(diverged, Cause.REPLICAS_IN_NORM, words, clipping_by(_norm_counting(counts)))
 
 

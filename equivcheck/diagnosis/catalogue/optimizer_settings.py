@@ -168,7 +168,7 @@ def _settings(diverged: DivergedRun) -> Iterator[Counterfactual]:
                 words = f"the optimizer runs with {name} = {value}, not {own}"
                 yield on_one_device(diverged, Cause.HYPERPARAMETER, words, _setting(name, value, own))
     if any(group.lr_factor != 1.0 for group in diverged.training.groups):
-        words = f"all groups have the learning rate {optimizer.lr:g}, none its own"
+        words = f"all groups use the learning rate {optimizer.lr:g} instead of their own"
         yield on_one_device(diverged, Cause.HYPERPARAMETER, words, _ungrouped)
 
 

@@ -56,7 +56,9 @@ def wrong_parameter_precision(diverged: DivergedRun) -> Iterator[Counterfactual]
     for kind, name in other_types(diverged):
         words = f"parameters are kept in {name} between steps"
         yield on_one_device(diverged, cause, words, _rounding_parameters(kind, initially=False))
-        yield on_one_device(diverged, cause, f"{words}, their initial values as well", _rounding_parameters(kind, initially=True))
+        yield on_one_device(
+            diverged, cause, f"{words}, including their initial values", _rounding_parameters(kind, initially=True)
+        )
 
 
 def _rounding_parameters(kind: torch.dtype, *, initially: bool) -> Change:

@@ -100,7 +100,7 @@ def wrong_factors(diverged: DivergedRun) -> Iterator[Counterfactual]:
                 size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
                 for cause, factor, words in (
                     (Cause.SUMMED, size, f"multiplied by the number of {where}, as if equal gradients were summed"),
-                    (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where}, over which nothing is averaged"),
+                    (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where}, although nothing is averaged over them"),
                 ):
                     sentence = f"{gradients(diverged, names)} {words}"
                     yield on_one_device(diverged, cause, sentence, multiplying_gradients(factor, names))
@@ -116,7 +116,7 @@ def constant_ratios(diverged: DivergedRun) -> Iterator[Counterfactual]:
     cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
     why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else number_of(diverged, ratio)
     for chosen in dict.fromkeys((names, diverged.updated)):
-        words = f"{gradients(diverged, chosen)} {ratio:g} times what one device computes"
+        words = f"{gradients(diverged, chosen)} {ratio:g} times as large as on one device"
         yield on_one_device(diverged, cause, words + why, multiplying_gradients(ratio, chosen))
         late = f"{words}, and unscaled only after clipping"
         yield on_one_device(diverged, cause, late, _scaling_until_clipped(chosen, ratio))

@@ -59,7 +59,7 @@ def _with_state_of(held: HeldElements, sources: Sequence[int]) -> Change:
 def local_statistics(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """The optimizer computes its statistics on each shard, although it is not elementwise."""
     if not diverged.training.optimizer.elementwise and _is_sharded(diverged):
-        words = "the optimizer takes each rank's shard for the whole tensor: its statistics over a tensor are those of the shard"
+        words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, _by_shards(held_elements_of(diverged)))
 
 

@@ -78,7 +78,7 @@ def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
         if norm is not None and lies is ActivationSharding.ROWS
     ]
     for chosen in dict.fromkeys((tuple(found), *((name,) for name in found)) if found else ()):
-        words = f"the gradients of {tensors(chosen)} are left unreduced over {where}: each rank keeps that of its own positions"
+        words = f"the gradients of {tensors(chosen)} are left unreduced over {where}: each rank keeps those of its own positions"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_from_part, names=chosen))
 
 
@@ -103,7 +103,7 @@ def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactua
     """Replicated parameters' gradients left unreduced."""
     where = over(diverged.mesh, (TP,))
     for names in () if diverged.resumes else diverged.suspects:
-        words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps that of its own rows"
+        words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps the gradient of its own rows"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, _own_rows(names, 1 / num_ranks))
         divided = f"{words}, but divided by the number of ranks"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, divided, _own_rows(names, 1.0))
@@ -133,7 +133,7 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int)
     for backward in (True, False):
         words = f"the output of {who} is averaged over {where}, not summed"
         yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=backward)))
-    words = f"the output of {who} is not summed over {where}: each rank goes on with its partial result"
+    words = f"the output of {who} is not summed over {where}: each rank continues with its partial sum"
     for share in (1.0, 1 / num_ranks, 0.0):
         # Of no share for the others, the first has all of it.
         shares = [share or 1.0, *[share] * (num_ranks - 1)]
@@ -145,7 +145,7 @@ def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: i
     who, where = _named(layers), over(diverged.mesh, (TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
     yield on_one_device(diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _louder(num_ranks)))
-    words = f"the gradient of the input of {who} is not summed over {where}: each rank goes on with its partial result"
+    words = f"the gradient of the input of {who} is not summed over {where}: each rank continues with its partial sum"
     yield on_emulated_ranks(
         diverged, Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partly(place, num_ranks))
     )

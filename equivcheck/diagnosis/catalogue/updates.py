@@ -129,7 +129,7 @@ def stale_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
             ("loss and gradients are computed with the parameters of the previous step", _with_old_parameters(first=False)),
             ("loss and gradients are computed with the parameters of the first step", _with_old_parameters(first=True)),
             ("the optimizer uses the gradients of the previous step", _by_old_gradients),
-            ("gradients are those of the previous step", _with_old_gradients),
+            ("gradients are from the previous step", _with_old_gradients),
         )
         for words, change in ways:
             yield on_one_device(diverged, Cause.STALE, words, change)

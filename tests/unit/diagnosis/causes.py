@@ -141,7 +141,7 @@ EXAMPLES = (
     _example(
         Cause.STEPPED_EACH_MICROBATCH, on_2(rows=_TWO), "stepped_each_microbatch", "the optimizer steps after each microbatch"
     ),
-    _example(Cause.MEAN_OF_MEANS, over({"dp": 1}, rows=(2, 1)), "mean_of_means", "as if these had the same number of rows"),
+    _example(Cause.MEAN_OF_MEANS, over({"dp": 1}, rows=(2, 1)), "mean_of_means", "although they have different numbers of rows"),
     _example(Cause.LOCAL_NORM, on_2(SHARDED, clipping=CLIPPED), "local_norm", "each rank clips by its local norm"),
     _example(
         Cause.CLIPPED_BEFORE_REDUCTION,
@@ -153,7 +153,7 @@ EXAMPLES = (
         Cause.REPLICAS_IN_NORM,
         on_2(clipping=CLIPPED),
         "replicas_in_norm",
-        "counts what is replicated over the 2 dp ranks once for each of them",
+        "counts gradients replicated over the 2 dp ranks once per rank",
     ),
     _example(
         Cause.PART_OF_NORM, on_2(clipping=CLIPPED), "vectors_not_in_norm", "the total norm leaves out `layers.0.linear.bias`"
@@ -183,7 +183,7 @@ EXAMPLES = (
         Cause.LOCAL_STATISTICS,
         on_2(SHARDED, Layer(width=2, bias=False), optimizer=Muon(ns_steps=1)),
         "statistics_of_shards",
-        "the optimizer takes each rank's shard for the whole tensor",
+        "the optimizer treats each rank's shard as the full tensor",
     ),
     _example(
         Cause.PARTIAL_INPUT_GRADIENT,
@@ -239,7 +239,7 @@ EXAMPLES = (
         Cause.ANOTHER_MASK,
         split(Layer(width=2, dropout=0.5), plan=(COLUMN,)),
         "masks_drawn_on_each_rank",
-        "without dropout the ranks match one device",
+        "without dropout your ranks match it",
         exact=False,
     ),
     _example(
@@ -250,17 +250,21 @@ EXAMPLES = (
     ),
     _example(Cause.STALE, on_2(steps=2), "parameters_of_last_step", "computed with the parameters of the previous step"),
     _example(
-        Cause.READ_BEFORE_DONE, on_2(), "read_before_done", "NaN, as the result of an asynchronous call is until", exact=False
+        Cause.READ_BEFORE_DONE,
+        on_2(),
+        "read_before_done",
+        "NaN: the result of an asynchronous call may have been read",
+        exact=False,
     ),
     _example(Cause.CALLS_DIFFER, on_2(), "rank_skips_reduction", "ranks issue different communication calls: rank 0"),
     _example(Cause.RANK_FAILED, on_2(), "rank_raises", "raises"),
     _example(Cause.COMMUNICATION, on_2(), one_more_call, "values match; communication does not", exact=False),
-    _example(Cause.SCALED, on_2(), faults.gradients(lambda values: values.mul_(1.5)), "1.5 times what one device computes"),
+    _example(Cause.SCALED, on_2(), faults.gradients(lambda values: values.mul_(1.5)), "1.5 times as large as on one device"),
     _example(
         Cause.PART_OF_TENSOR,
         over({"dp": 1}),
         last_row_of_one_tensor,
-        "nothing differs but row 1 of `layers.0",
+        "the difference is limited to row 1 of `layers.0",
         exact=False,
     ),
     _example(Cause.RANKS_DISAGREE, on_2(), "rank_skips_update", "ranks disagree on `layers.0.linear.", exact=False),

@@ -26,7 +26,7 @@ CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
     (ON_DDP, faults.nothing_is_updated, Cause.NOT_UPDATED, "the optimizer updates no parameter"),
     (ON_DDP, faults.another_start, Cause.UNEQUAL_START, "rank 1 starts from wrong initial values of"),
     (CLIPPED, faults.clip_nothing, Cause.NOT_CLIPPED, "gradients are not clipped"),
-    (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by its local norm: that of"),
+    (CLIPPED, faults.clip_by_own_shard, Cause.LOCAL_NORM, "each rank clips by its local norm, over"),
     (ON_DDP, faults.settings(eps=1e-3), Cause.HYPERPARAMETER, "the optimizer runs with eps = "),
     (ON_DDP, faults.settings(betas=(0.9, 0.99)), Cause.HYPERPARAMETER, "betas = (0.9, 0.99), not (0.9, 0.999)"),
     (DECAYED, faults.settings(weight_decay=0.25), Cause.DECAY_EVERYWHERE, "weight decay 0.25 is applied to all groups"),
@@ -36,9 +36,9 @@ CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
         ON_DDP,
         faults.gradients(lambda values: values.mul_(1024.0)),
         Cause.NOT_UNSCALED,
-        "1024 times what one device computes, as if",
+        "1024 times as large as on one device, as if",
     ),
-    (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), Cause.SCALED, "3 times what one device computes"),
+    (ON_DDP, faults.gradients(lambda values: values.mul_(3.0)), Cause.SCALED, "3 times as large as on one device"),
 )
 
 

@@ -66,7 +66,7 @@ def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Faul
     ("world", "change", "drift"),
     [
         ("sim", {"steps": 1}, "in the only step"),
-        ("gloo", {"steps": 2}, "not examined: only ranks in sim can be given the reference's values"),
+        ("gloo", {"steps": 2}, "not examined: only the sim world can give ranks the reference's values"),
     ],
     ids=["one step", "processes"],
 )

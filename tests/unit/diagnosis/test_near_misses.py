@@ -129,7 +129,7 @@ def test_a_fault_of_the_first_step_alone_explains_that_step_alone() -> None:
 
     assert found is not None
     assert (found.cause, found.exact) == (Cause.SUMMED, False)
-    assert found.sentence.endswith("at step 0; this does not explain all that differs afterwards")
+    assert found.sentence.endswith("at step 0; later differences have more causes")
 
 
 def test_a_fault_that_comes_later_is_no_fault_of_all_steps() -> None:
@@ -191,7 +191,7 @@ def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
 
     assert found is not None
     assert (found.cause, found.exact) == (Cause.UNTIED, False)
-    assert "with a weight for each use the ranks match one device" in found.sentence
+    assert "with a separate weight for each use they match one device" in found.sentence
 
 
 def test_an_explanation_that_cannot_be_trained_is_none() -> None:

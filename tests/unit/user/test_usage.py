@@ -102,5 +102,5 @@ def test_what_one_device_raises_stays_as_it_is() -> None:
 def test_explained_takes_verdicts_of_scenarios() -> None:
     """Causes are tried in the nouns of a scenario, which a user's training has not: one line says so."""
     verdict = check_training(**brought(parallelize=lambda model, _: None))
-    with pytest.raises(UsageError, match="explained: verdict is a UserVerdict; allowed: one that check gave of a scenario"):
+    with pytest.raises(UsageError, match="verdict UserVerdict is not valid: causes are tried on scenarios only"):
         explained(verdict)

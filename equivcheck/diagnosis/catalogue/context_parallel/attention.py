@@ -35,7 +35,7 @@ def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
         for words, learning in _learning(cut):
             yield _told(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
         if any(each.exchange is Exchange.RING for each in diverged.layout.of(ContextParallel)):
-            words = f"does not rescale what it has found in blocks of {cut.where} when a later one has a larger score"
+            words = f"does not rescale earlier blocks on the ring of {cut.where} if a later block has a larger score"
             yield _told(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, cut=cut))
         yield from _of_heads(diverged, cut, layers)
 
@@ -50,12 +50,14 @@ def _told(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: s
 
 def _counted(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
     source = diverged.training.model.source
-    for places, how in ((cut.local, "from the start of the part"), (cut.place, "as if they lay in a row, in the parts")):
-        words = f"positions {how} of a sequence that each of {cut.where} has"
+    for places, how in ((cut.local, "from the start of each shard"), (cut.place, "as if shards were contiguous")):
+        way = f"{how} on {cut.where}"
         if source is not None and source.learned_positions:
-            yield on_one_device(diverged, Cause.POSITIONS, f"counts learned {words}", partial(_embedding, places=places))
+            yield on_one_device(
+                diverged, Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places)
+            )
         for layers in attentions(diverged, rotary=True):
-            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary {words}", partial(_placing, places=places))
+            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(_placing, places=places))
 
 
 def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
@@ -70,15 +72,15 @@ def _placing(module: AttentionModule, *, places: torch.Tensor) -> None:
 
 def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
     """For each fault, which keys (columns) are masked for each query (rows)."""
-    everywhere, parts = torch.arange(len(cut.owner)), f"the parts of a sequence that {cut.where} have"
-    order = f"in the order of {cut.where}, whose positions are not in a row"
+    everywhere, parts = torch.arange(len(cut.owner)), f"the sequence shards on {cut.where}"
+    order = f"as if the sequence shards on {cut.where} were contiguous"
     for queries, keys, words in (
-        (cut.place, cut.place, f"counts what is later {order}"),
-        (everywhere, cut.place, f"counts what is later {order}, for keys alone"),
-        (cut.place, everywhere, f"counts what is later {order}, for queries alone"),
-        (cut.local, everywhere, f"counts queries from the start of {parts}, and keys from that of the whole"),
-        (everywhere, cut.local, f"counts keys from the start of {parts}, and queries from that of the whole"),
-        (cut.local, cut.local, f"counts what is later from the start of {parts}: each block of keys is masked alike"),
+        (cut.place, cut.place, f"masks keys and queries {order}"),
+        (everywhere, cut.place, f"masks keys {order}"),
+        (cut.place, everywhere, f"masks queries {order}"),
+        (cut.local, everywhere, f"masks by the queries' index in {parts} and the keys' index in the sequence"),
+        (everywhere, cut.local, f"masks by the keys' index in {parts} and the queries' index in the sequence"),
+        (cut.local, cut.local, f"masks by the index in {parts}: every block of keys gets the mask of a rank's own block"),
     ):
         yield words, keys > queries[:, None]
 
@@ -86,7 +88,7 @@ def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
 def _hidden(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
     """For each fault, which keys are hidden in addition to the causal mask."""
     turns = (cut.owner[:, None] - cut.owner) % cut.size
-    yield f"sees no more than the part of a sequence that each of {cut.where} has", turns != 0
+    yield f"sees only keys in the same sequence shard on {cut.where}", turns != 0
     yield f"does not see the block that comes last on the ring of {cut.where}", turns == cut.size - 1
     if cut.size > 2:
         yield f"does not see the block that comes first on the ring of {cut.where}", turns == 1
@@ -110,7 +112,7 @@ def _learning(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
     turns = (cut.owner[:, None] - cut.owner) % cut.size
     whose = {0: "their own rank", 1: "the rank after theirs"} | {cut.size - 1: "the rank before theirs"}
     for distance, which in whose.items():
-        words = f"gives keys and values gradients from positions of {which} alone: others of {cut.where} add nothing"
+        words = f"passes gradients to keys and values from queries on {which} only: others of {cut.where} add nothing"
         yield words, turns == distance
 
 
@@ -151,7 +153,7 @@ def _of_heads(diverged: DivergedRun, cut: Cut, layers: tuple[int, ...]) -> Itera
     if not any(each.exchange is Exchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
         return
     for sign, where in ((1, "after"), (-1, "before")):
-        words = f"takes what each of {cut.where} has found with its heads for that of the rank {where}"
+        words = f"treats the heads from each of {cut.where} as the heads of the rank {where} it"
         yield _told(diverged, Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=cut.size))
 
 

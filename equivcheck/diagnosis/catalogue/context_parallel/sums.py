@@ -36,27 +36,27 @@ def wrong_parts(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if isinstance(loss, CrossEntropy):
         yield from _relabelled(diverged, cut)
         if not loss.summed:
-            words = f"the loss is divided by the labels that count in the part of a sequence that each of {cut.where} has"
+            words = f"each of {cut.where} divides the loss by the counted labels in its own sequence shard"
             yield on_one_device(diverged, Cause.LABEL_COUNT, words, partial(_counting, cut=cut, loss=loss))
     elif loss.is_mean:
-        words = f"means over the parts of a sequence that {cut.where} have are averaged as if these were equally long"
+        words = f"means over the sequence shards on {cut.where} are averaged although the shards have different lengths"
         yield on_one_device(diverged, Cause.MEAN_OF_MEANS, words, partial(_averaging, cut=cut))
     if diverged.can_be_emulated and not diverged.training.model.scale:
-        words = f"all gradients are those of the positions that each of {cut.where} has: they are not summed"
+        words = f"gradients are not summed over {cut.where}: each rank keeps the gradients of its own positions"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_apart, cut=cut))
 
 
 def _relabelled(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
     dim, positions = 1 - diverged.training.data.batch_dim, torch.arange(len(cut.owner))
-    ways: list[tuple[str, torch.Tensor]] = [("labels are cut in a row, as positions are not", cut.place)]
+    ways: list[tuple[str, torch.Tensor]] = [("labels are split as if shards were contiguous", cut.place)]
     for shift in (-1, 1):
         moved = positions.clone()
         for part in cut.parts:
             moved[part] = part.roll(shift)
-        ways.append(("labels are shifted by a position", moved))
+        ways.append(("labels are shifted by one position within each shard", moved))
     for words, source in ways:
         change = changing_batches(partial(_labelled_by, source=source, dim=dim))
-        sentence = f"{words}, within the parts of a sequence that {cut.where} have"
+        sentence = f"{words} on {cut.where}"
         yield on_one_device(diverged, Cause.ANOTHER_LABEL, sentence, change)
 
 

@@ -35,13 +35,16 @@ def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
     choices = dict.fromkeys((cut, *((index,) for index in cut))) if cut and diverged.rounding is None else ()
     for layers in choices:
         who = f"experts of {named(layers)}"
-        words = f"the bias of what {who} make is added on each of {where}, not once"
+        words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)
             yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, partial(_moving_by, layers=layers, region=region))
         # The weights alone first: where nothing else learns through experts, both are the same.
-        for rows, learns in ((False, f"of the weights of {who}"), (True, f"of what enters {who}, and of their weights,")):
-            words = f"the gradient {learns} is not summed over {where}: each rank goes on with that of its addend"
+        for rows, learns in (
+            (False, f"of the routing weights of {who}"),
+            (True, f"of the input and the routing weights of {who}"),
+        ):
+            words = f"the gradient {learns} is not summed over {where}: each rank continues with its partial sum"
             change = partial(_learning_from_addends, layers=layers, rows=rows)
             yield on_emulated_ranks(diverged, Cause.PARTIAL_INPUT_GRADIENT, words, change)
 

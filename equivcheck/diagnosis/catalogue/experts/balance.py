@@ -35,10 +35,10 @@ def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     for layers in choices(diverged, _balances):
         for words, wrong in _ways(diverged):
-            sentence = f"the auxiliary loss of {named(layers)} {words}"
+            sentence = f"the load-balancing loss of {named(layers)} {words}"
             yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, partial(_changed, layers=layers, wrong=wrong))
     if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:
-        words = "auxiliary losses of experts go by what has been chosen since the step began, not by a microbatch"
+        words = "load-balancing losses use expert counts since the step began, not of one microbatch"
         yield on_one_device(diverged, Cause.EXPERT_BALANCE, words, _counting_on)
 
 
@@ -49,7 +49,7 @@ def _balances(layer: Experts) -> bool:
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     for axes in choices_of((*diverged.data_axes, *((CP,) if cut_of(diverged) else ()))):
         where = over(diverged.mesh, axes)
-        yield f"goes by what each of {where} alone chooses", partial(_by_parts, parts_of=_parts(diverged, axes))
+        yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
     yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
     yield "is added twice", partial(_times, factor=2)
     for number, words in diverged.counts.items():

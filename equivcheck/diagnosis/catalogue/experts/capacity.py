@@ -22,9 +22,9 @@ def dropped_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Each rank drops rows over an expert's capacity, in all layers or in one."""
     for layers in choices(diverged) if diverged.can_be_emulated else ():
         for factor in CAPACITY_FACTORS:
-            words = f"in {named(layers)} an expert computes at most {factor:g} times its share of a rank's rows, the first ones"
+            words = f"in {named(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"
             change = partial(_dropping, layers=layers, factor=factor)
-            yield on_emulated_ranks(diverged, Cause.EXPERT_CHOICE, f"{words}, and drops others that choose it", change)
+            yield on_emulated_ranks(diverged, Cause.EXPERT_CHOICE, words, change)
 
 
 def _dropping(ranks: EmulatedRanks, *, layers: tuple[int, ...], factor: float) -> None:

@@ -42,13 +42,13 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
         return
     blocks, where = diverged.mesh.size(*diverged.data_axes), over(diverged.mesh, (EP,))
     for mixed, words in (
-        (_sent_as_computed, "what experts make of rows goes back expert by expert, and is taken for that of rows rank by rank"),
-        (_split_in_reverse, "rows that have come are split by the numbers for each expert in reverse"),
-        (_split_as_sent, "rows that have come from a rank are split by the numbers of those that have been sent there"),
+        (_sent_as_computed, "expert outputs are returned in expert order, but read in the order of source ranks"),
+        (_split_in_reverse, "received rows are split by the counts per expert in reverse order"),
+        (_split_as_sent, "rows received from a rank are split by the counts of rows sent to it"),
     ):
         exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
         change = partial(_computing, exchange=exchange, layers=tuple(layers_of_experts(diverged)))
-        yield on_one_device(diverged, Cause.EXPERT_ROWS, f"over {where} {words}", change)
+        yield on_one_device(diverged, Cause.EXPERT_ROWS, f"in the all-to-all over {where} {words}", change)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -159,16 +159,16 @@ def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfac
     """Only expert gradients, because they have their own divisor."""
     where = over(diverged.mesh, (EP,))
     for cause, factor, words in (
-        (Cause.SUMMED, ranks, f"gradients of experts are the sum over {where}, whose rows they have seen, not the mean"),
-        (Cause.AVERAGED_TWICE, 1 / ranks, f"gradients of experts are averaged twice over {where}, whose rows they have seen"),
+        (Cause.SUMMED, ranks, f"expert gradients are the sum over {where}, not the mean"),
+        (Cause.AVERAGED_TWICE, 1 / ranks, f"expert gradients are averaged twice over {where}"),
     ):
         yield on_one_device(diverged, cause, words, multiplying_gradients(factor, _names_of_experts(diverged)))
 
 
 def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
     names, where = _names_of_experts(diverged), over(diverged.mesh, (EP,))
-    for factor, how in ((1.0, "added up"), (1 / ranks, "averaged")):
-        words = f"gradients of experts are {how} over {where}, which hold others each"
+    for factor, how in ((1.0, "summed"), (1 / ranks, "averaged")):
+        words = f"expert gradients are {how} over {where}, although each rank holds different experts"
         change = changing_gradients(partial(_mix, ranks=ranks, factor=factor), names)
         yield on_one_device(diverged, Cause.REDUCED_OVER_OTHERS, words, change)
 

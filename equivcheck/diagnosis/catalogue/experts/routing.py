@@ -91,7 +91,7 @@ def _altered(setup: Setup, *, layers: tuple[int, ...], alter: Alter) -> None:
 def _ways(ranks: int) -> Iterator[_Way]:
     yield from _weights()
     yield from _chosen(ranks)
-    words = "what enters experts is weighted where what leaves them should be, or the other way round"
+    words = "routing weights multiply the experts' input instead of their output, or vice versa"
     yield _Way(cause=Cause.ROUTER_WEIGHTS, words=words, alter=_weighing_other_side)
     yield from _shared()
     yield from _unlearning()
@@ -103,18 +103,18 @@ def _routed(cause: Cause, words: str, route: Route, applies: Applies = _any) -> 
 
 def _weights() -> Iterator[_Way]:
     cause = Cause.ROUTER_WEIGHTS
-    words = "weights of the chosen experts count twice"
+    words = "routing weights are applied twice"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights * weights))
-    words = "what the chosen experts make is not weighted"
+    words = "routing weights are not applied"
     yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, chosen.to(scores)))
-    words = f"{words}, and scores have a gradient of zero"
+    words = f"{words}, and their gradient is zero"
     yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, chosen.to(scores) + 0 * scores))
-    yield _routed(cause, "each of two chosen experts has the weight of the other", _exchanged, _choose_two)
-    words = "weights of the chosen experts are not divided by their sum"
+    yield _routed(cause, "the routing weights of the two chosen experts are swapped", _exchanged, _choose_two)
+    words = "routing weights are not normalised"
     yield _routed(cause, words, lambda scores, chosen, _weights: (chosen, scores * chosen), _normalise)
-    words = "weights of the chosen experts are divided by the sum of all scores, not of theirs"
+    words = "routing weights are normalised over all experts, not over the chosen ones"
     yield _routed(cause, words, _normalised_over_all, _normalise)
-    words = "weights of the chosen experts are divided by their sum"
+    words = "routing weights are normalised, although this is not configured"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights / weights.sum(-1, keepdim=True)), _choose_two)
 
 
@@ -130,13 +130,13 @@ def _exchanged(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tenso
 def _chosen(ranks: int) -> Iterator[_Way]:
     cause = Cause.EXPERT_CHOICE
     for sign, where in ((1, "after"), (-1, "before")):
-        words = f"rows are computed by the expert {where} the one that they have chosen"
+        words = f"rows are computed by the expert {where} the chosen one"
         yield _routed(cause, words, partial(_moved, shift=sign, ranks=None))
         if ranks > 1:
-            words = f"rows are computed by the rank {where} the one that holds the expert that they have chosen"
+            words = f"rows are computed by the rank {where} the one with the chosen expert"
             yield _routed(cause, words, partial(_moved, shift=sign, ranks=ranks))
     for best, score in ((True, "lower"), (False, "higher")):
-        words = f"of two chosen experts the one with the {score} score computes nothing"
+        words = f"the chosen expert with the {score} score computes nothing"
         yield _routed(cause, words, partial(_one_alone, best=best), _choose_two)
 
 
@@ -157,10 +157,10 @@ def _shared() -> Iterator[_Way]:
     cause = Cause.SHARED_EXPERT
     words = "the shared expert is weighted by the router"
     yield _Way(cause=cause, words=words, alter=_weighing_shared, applies=lambda layer: layer.shared and not layer.normalised)
-    words = "the shared expert counts once for each expert that a row has chosen"
+    words = "the shared expert is added once per chosen expert"
     applies = partial(_shares_beside, count=2)
     yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=None), applies=applies)
-    words, applies = "the shared expert counts nothing", partial(_shares_beside, count=1)
+    words, applies = "the shared expert is not added", partial(_shares_beside, count=1)
     yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=0), applies=applies)
 
 
@@ -170,13 +170,13 @@ def _shares_beside(layer: Experts, *, count: int) -> bool:
 
 def _unlearning() -> Iterator[_Way]:
     cause = Cause.EXPERT_GRADIENT
-    words = "the scores that weigh what experts make are detached: nothing learns from them"
+    words = "routing weights are detached: the router gets no gradient from them"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach()))
-    words = f"{words}, their gradient is zero"
+    words = "routing weights are detached: the router gets a zero gradient from them"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach() + 0 * weights))
-    words = "what experts read is detached: what comes before them does not learn through them"
+    words = "the experts' input is detached: earlier layers get no gradient through the experts"
     yield _Way(cause=cause, words=words, alter=_detaching_input)
-    words = "what experts read is detached after it has been weighted: nothing before them learns through them, nor a router"
+    words = "the experts' input is detached after weighting: the router and earlier layers get no gradient through the experts"
     yield _Way(cause=cause, words=words, alter=_detaching_rows, applies=lambda layer: layer.weighs_input)
 
 

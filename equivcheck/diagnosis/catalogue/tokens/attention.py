@@ -73,22 +73,22 @@ def _seeing(module: AttentionModule, unseen: torch.Tensor | None) -> None:
 
 def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
-    words = f"counts what is later from the start of the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    words = f"masks queries or keys by their index in the sequence shards on {over(diverged.mesh, (TP,))}"
     for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
         yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
     unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
-    words = f"sees no more than the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    words = f"sees only keys in the same sequence shard on {over(diverged.mesh, (TP,))}"
     yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
 
 
 def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
-    words = f"counts rotary positions from the start of the part of a sequence that each of {over(diverged.mesh, (TP,))} has"
+    words = f"counts rotary positions from the start of each sequence shard on {over(diverged.mesh, (TP,))}"
     yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
-            amount = "many" if shift > 0 else "few"
-            words = f"counts rotary positions one too {amount} from those of tensor-parallel rank {part} on"
+            amount = "high" if shift > 0 else "low"
+            words = f"counts rotary positions one too {amount} from tensor-parallel rank {part} on"
             moved = positions + shift * (positions // length >= part)
             yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=moved))
 
@@ -99,13 +99,13 @@ def _placing(module: AttentionModule, positions: torch.Tensor) -> None:
 
 def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     ranks = diverged.mesh.size(TP)
-    words = "repeats heads of key and value in another order: heads of the query go with others than their own"
+    words = "repeats key and value heads in the wrong order, so query heads use the wrong ones"
     for shards in dict.fromkeys((1, ranks)):
         if all(_layer(place).kv_heads % shards == 0 for place in places):
             yield _told(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
     if ranks > 1 and all(_layer(place).heads % ranks == 0 for place in places):
         where = over(diverged.mesh, (TP,))
-        words = f"{_named(places)} has the gradients of copied key and value of each rank's own heads, not summed over {where}"
+        words = f"{_named(places)} does not sum the gradients of replicated key and value heads over {where}"
         yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
 
 

@@ -28,7 +28,7 @@ def wrong_embeddings(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if source is None or diverged.rounding is not None:
         return
     if source.padding is not None:
-        words = "the row of the padding token in `embedding.weight` has a gradient: the embedding has forgotten its padding"
+        words = "the padding row of `embedding.weight` has a gradient, as if `padding_idx` were not set"
         yield on_one_device(diverged, Cause.PADDING_TRAINED, words, _forget_padding)
     if diverged.mesh.size(TP) > 1:
         yield from _positions(diverged, source)
@@ -53,7 +53,7 @@ def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual
     if not source.learned_positions:
         return
     if length % ranks == 0:
-        words = f"learned positions begin anew in the part of a sequence that each of {where} has"
+        words = f"learned positions restart in each sequence shard on {where}"
         yield on_one_device(diverged, Cause.POSITIONS, words, partial(_begin_anew, part=length // ranks))
     for learns in (False, True):
         words = f"learned positions are added on each of {where}, not once"
@@ -74,10 +74,10 @@ def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
 def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
     """Faults in a row-sharded embedding."""
     ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
-    words = f"what {where} look up in their rows of `embedding.weight` is averaged over them, not summed"
+    words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
     yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
     tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)
-    words = f"{where} look up tokens of each other in the first of their own rows of `embedding.weight`, and add that"
+    words = f"{where} do not mask each other's tokens: they add the first of their own rows of `embedding.weight`"
     rows = {token: [token, *(first for first in tokens[::size] if token // size != first // size)] for token in tokens}
     yield on_one_device(diverged, Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
 

@@ -39,12 +39,12 @@ def _named(layers: tuple[int, ...]) -> str:
 
 def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
     ways: tuple[tuple[str, Grouped], ...] = (
-        ("that of the first of its copies alone", lambda copies, values: _learning(values, [True, *[False] * (copies - 1)])),
-        ("that of the last of its copies alone", lambda copies, values: _learning(values, [*[False] * (copies - 1), True])),
-        ("the mean over its copies, not the sum", _averaged),
+        ("the gradient of their first copy only", lambda copies, values: _learning(values, [True, *[False] * (copies - 1)])),
+        ("the gradient of their last copy only", lambda copies, values: _learning(values, [*[False] * (copies - 1), True])),
+        ("the mean gradient over their copies, not the sum", _averaged),
     )
     for how, group in ways:
-        words = f"the gradient of a head of key and value in {_named(layers)} is {how}"
+        words = f"key and value heads in {_named(layers)} get {how}"
         yield on_one_device(diverged, Cause.KV_HEADS, words, _changing(layers, partial(_grouping, group)))
 
 
@@ -66,7 +66,7 @@ def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counter
     for rank in range(ranks if ranks > 1 else 0):
         for shift in (1, -1):
             where = f"the heads of rank {rank} of {over(diverged.mesh, (TP,))}"
-            words = f"rotary positions of keys of {_named(layers)} are off by {shift} in {where}"
+            words = f"rotary positions of keys in {_named(layers)} are off by {shift} in {where}"
             change = _changing(layers, partial(_placing, ranks, rank, shift))
             yield on_one_device(diverged, Cause.POSITIONS, words, change)
 

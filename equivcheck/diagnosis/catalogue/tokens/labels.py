@@ -48,22 +48,20 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfa
         return on_one_device(diverged, Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
 
     if count > 1:
-        words = "the labels of each microbatch that count, not by those of the step"
+        words = "the counted labels of each microbatch, not of the step"
         yield told(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
-    words = "all labels of the step, also by those that do not count"
+    words = "all labels of the step, including ignored ones"
     yield told(words, _divided(lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * count))
     if loss.class_weights:
-        words = "the number of labels, not by what they count by the weights of their classes"
+        words = "the number of labels, not by the sum of their class weights"
         yield told(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
-    yield told("nothing: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
+    yield told("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
     if diverged.data_axes:
         where = over(diverged.mesh, diverged.data_axes)
-        words = f"the loss is divided by the labels that count of each of {where}, not by those of the step"
+        words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
         yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=True))
         if count > 1:
-            words = (
-                f"the loss is divided by the labels that count in each microbatch of each of {where}, not by those of the step"
-            )
+            words = f"each of {where} divides each microbatch's loss by its own counted labels, not by those of the step"
             yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=False))
 
 
@@ -110,7 +108,7 @@ def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counter
     if loss.label_smoothing:
         yield told("labels are not smoothed", changing_loss(label_smoothing=0.0))
     if loss.class_weights:
-        yield told("classes have no weights", changing_loss(class_weights=False))
+        yield told("class weights are not applied", changing_loss(class_weights=False))
 
 
 def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -118,15 +116,15 @@ def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
         relabelled = changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
         return on_one_device(diverged, Cause.ANOTHER_LABEL, words, relabelled)
 
-    yield told("labels that do not count are taken for those of class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
+    yield told("ignored labels count as class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
     ranks, dim = diverged.mesh.size(TP), 1 - diverged.training.data.batch_dim
     if diverged.training.model.length is None or ranks == 1:
         return
-    where = f"the parts of a sequence that {over(diverged.mesh, (TP,))} have"
+    where = f"each sequence shard on {over(diverged.mesh, (TP,))}"
     for shift in (-1, 1):
-        yield told(f"labels are shifted by a position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
+        yield told(f"labels are shifted by one position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
     for place in (-1, 0):
-        words = f"the label of the {'last' if place else 'first'} position of each of {where} does not count"
+        words = f"the {'last' if place else 'first'} label in {where} is ignored"
         yield told(words, partial(_without, dim=dim, ranks=ranks, place=place))
 
 

@@ -41,7 +41,7 @@ def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactua
     size, tokens = chunk_size(vocabulary, ranks), torch.arange(vocabulary)
     starts, ends = tokens % size == 0, (tokens % size == size - 1) | (tokens == vocabulary - 1)
     for place, lost in (("last", ends), ("first", starts)):
-        words = f"the {place} token of each part of the vocabulary that {where} have is embedded as 0"
+        words = f"the {place} token of each vocabulary shard on {where} is embedded as 0"
         yield on_one_device(diverged, Cause.ANOTHER_ROW, words, _embedding(tokens, lost))
     for shift, fixed in ((-1, (tokens < size) | starts), (1, (tokens < size) | ends)):
         words = f"from the second of {where} on, tokens are looked up in the row {'before' if shift < 0 else 'after'} theirs"
@@ -67,14 +67,14 @@ def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
 def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
     ranks, where, loss = diverged.mesh.size(TP), over(diverged.mesh, (TP,)), diverged.training.loss
     size = chunk_size(vocabulary, ranks)
-    words = f"the logits that {where} have computed are put together in the wrong order"
+    words = f"the logits of {where} are gathered in the wrong order"
     for shift in dict.fromkeys((-size, size)):
         yield on_one_device(diverged, Cause.PERMUTED, words, _rolling(shift))
     if not isinstance(loss, CrossEntropy) or leaves_nothing(vocabulary, ranks):
         return
-    words = f"each of {where} subtracts the maximum of its own logits, before the exponentials of all are summed"
+    words = f"each of {where} subtracts the maximum of its own logits, not of all, before exponentials are summed"
     yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, _minimising(partial(_by_own_maximum, ranks)))
-    words = f"each of {where} divides by the exponentials of its own logits, not of all"
+    words = f"each of {where} divides by the sum over the exponentials of its own logits, not of all"
     yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
 
 
