@@ -47,6 +47,11 @@ class Minimum:
     """Why a smaller scenario does not show it."""
 
 
+ONE_RANK = Minimum(ranks=1, because="one rank and one step show it")
+TWO_RANKS = Minimum(because="over one rank the fault changes nothing")
+TWO_STEPS = Minimum(ranks=1, steps=2, because="the first step is right")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """A fault planted in the ranks, while the reference stays right."""

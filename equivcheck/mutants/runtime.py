@@ -10,13 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from equivcheck.mutants.comm_hooks import Unawaited, reduce_by
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, reduces_by_hooks, within
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Replicate
 from equivcheck.training.setup import Setup
-
-_RANK_ONE = "the second rank is the one that differs"
 
 
 def _is_odd_one_out() -> bool:
@@ -24,12 +22,7 @@ def _is_odd_one_out() -> bool:
     return dist.get_rank() == 1
 
 
-@fault(
-    layouts=within(DDP.tag),
-    applies=has_data_ranks,
-    causes=(Cause.CALLS_DIFFER,),
-    minimum=Minimum(because=_RANK_ONE),
-)
+@fault(layouts=within(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
 def rank_skips_reduction(setup: Setup) -> None:
     """Rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
@@ -37,24 +30,14 @@ def rank_skips_reduction(setup: Setup) -> None:
         setup.accumulation = lambda _last: module.no_sync()
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=has_ranks,
-    causes=(Cause.CALLS_DIFFER,),
-    minimum=Minimum(because=_RANK_ONE),
-)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
 def rank_reduces_once_more(setup: Setup) -> None:
     """Rank 1 takes a branch that issues one extra collective."""
     if _is_odd_one_out():
         setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=has_ranks,
-    causes=(Cause.CALLS_DIFFER,),
-    minimum=Minimum(because=_RANK_ONE),
-)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
 def rank_swaps_calls(setup: Setup) -> None:
     """Rank 1 issues two collectives in the opposite order."""
     values = torch.zeros(1), torch.zeros(2)
@@ -73,7 +56,7 @@ def rank_swaps_calls(setup: Setup) -> None:
     layouts=within(DDP.tag, Replicate.tag),
     applies=all_of(is_eager, reduces_by_hooks),
     causes=(Cause.READ_BEFORE_DONE,),
-    minimum=Minimum(because="one rank has nothing to wait for"),
+    minimum=TWO_RANKS,
 )
 def read_before_done(setup: Setup) -> None:
     """Averaged gradients are read before their asynchronous all-reduce has finished."""
@@ -88,12 +71,7 @@ def read_before_done(setup: Setup) -> None:
     setup.update = wait_and_update
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=has_ranks,
-    causes=(Cause.RANK_FAILED,),
-    minimum=Minimum(because=_RANK_ONE),
-)
+@fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.RANK_FAILED,), minimum=TWO_RANKS)
 def rank_raises(setup: Setup) -> None:
     """Rank 1 raises, and the other ranks wait for it."""
     if _is_odd_one_out():
@@ -105,10 +83,7 @@ def _raise(_optimizer: Optimizer, step: int) -> None:
 
 
 @fault(
-    layouts=EVERYWHERE,
-    applies=has_ranks,
-    causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE, Cause.CALLS_DIFFER),
-    minimum=Minimum(because=_RANK_ONE),
+    layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE, Cause.CALLS_DIFFER), minimum=TWO_RANKS
 )
 def rank_skips_update(setup: Setup) -> None:
     """Rank 1 skips its optimizer updates."""

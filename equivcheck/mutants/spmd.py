@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from equivcheck.layouts.base.distribute import distribute_batch
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, has_ranks, is_eager, within
 from equivcheck.mutants.parameter_use import unreduced, use_through
 from equivcheck.mutants.rank import mesh_of
@@ -25,12 +25,7 @@ def _sums(scenario: Scenario) -> bool:
     return has_ranks(scenario) and not scenario.training.loss.is_mean
 
 
-@fault(
-    layouts=within(SPMD.tag),
-    applies=_sums,
-    causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="the rows of one rank are the whole batch"),
-)
+@fault(layouts=within(SPMD.tag), applies=_sums, causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def whole_batch_on_every_rank(setup: Setup) -> None:
     """Every rank gets the full batch as if it were the rank's own rows."""
     if _is_propagated(setup):
@@ -41,7 +36,7 @@ def whole_batch_on_every_rank(setup: Setup) -> None:
     layouts=within(SPMD.tag),
     applies=all_of(is_eager, has_ranks),
     causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="over one rank there is nothing to sum"),
+    minimum=TWO_RANKS,
 )
 def partial_gradients_taken_for_whole(setup: Setup) -> None:
     """Partial gradients are used as if they had been summed over ranks."""

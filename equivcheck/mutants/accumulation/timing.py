@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from equivcheck.mutants.accumulation.weights import ACCUMULATES, TWO_MICROBATCHES, has_microbatches_of_ranks
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.accumulation.weights import ACCUMULATES, has_microbatches_of_ranks
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
@@ -28,12 +28,7 @@ def _waits_for_last(scenario: Scenario) -> bool:
     return has_microbatches_of_ranks(scenario) and waits and not sharded
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def same_microbatch(setup: Setup) -> None:
     """The first microbatch is used for all, as if the data loader never advanced."""
     inner = setup.compute
@@ -44,7 +39,7 @@ def same_microbatch(setup: Setup) -> None:
     layouts=("ddp", "replicate", "fsdp1", "fsdp2"),
     applies=_sums_over_ranks,
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="one rank divides by one; two halve the first loss and gradient"),
+    minimum=TWO_RANKS,
 )
 def sum_averaged_over_ranks(setup: Setup) -> None:
     """A sum loss is not multiplied by the number of ranks, although gradients are averaged."""
@@ -56,7 +51,7 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
     applies=_waits_for_last,
     # Where parameters are sharded, what has not been reduced has not come to any shard.
     causes=(Cause.NOT_REDUCED, Cause.MICROBATCH_LOST),
-    minimum=Minimum(because="two ranks differ in what the second of two microbatches adds"),
+    minimum=TWO_RANKS,
 )
 def reduced_after_first_microbatch(setup: Setup) -> None:
     """Gradients are reduced after the first microbatch, so later microbatches stay unreduced."""
@@ -72,10 +67,7 @@ def reduced_after_first_microbatch(setup: Setup) -> None:
 
 
 @fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.STEPPED_EACH_MICROBATCH, Cause.MICROBATCH_LOST),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
+    layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.STEPPED_EACH_MICROBATCH, Cause.MICROBATCH_LOST), minimum=ONE_RANK
 )
 def stepped_each_microbatch(setup: Setup) -> None:
     """The optimizer steps after each microbatch and zeroes its gradients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_rank, data_ranks, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
@@ -17,7 +17,6 @@ from equivcheck.worlds.trace.stage import Stage
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
 """Layouts whose ranks accumulate themselves; in a pipeline, the schedule does."""
-TWO_MICROBATCHES = "it takes two microbatches, and neither a second rank nor a second step"
 
 
 def _averages(scenario: Scenario) -> bool:
@@ -51,71 +50,41 @@ def _accumulate(weight: Callable[[int], float], setup: Setup, microbatches: Sequ
     return total
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=_averages,
-    causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=_averages, causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED), minimum=ONE_RANK)
 def microbatches_summed(setup: Setup) -> None:
     """Microbatch means are summed, but not divided by their number."""
     data = setup.training.data
     _weigh(setup, lambda number: data.batch / data.microbatches[number])
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.SCALED, Cause.AVERAGED_TWICE),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.SCALED, Cause.AVERAGED_TWICE), minimum=ONE_RANK)
 def microbatches_averaged_twice(setup: Setup) -> None:
     """Gradients are divided twice by the number of microbatches."""
     count = num_microbatches(setup)
     _weigh(setup, lambda _number: 1.0 / count)
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.RESCALED_EACH_MICROBATCH,),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.RESCALED_EACH_MICROBATCH,), minimum=ONE_RANK)
 def rescaled_each_microbatch(setup: Setup) -> None:
     """Accumulated gradients are divided by the number of microbatches after each one."""
     count = num_microbatches(setup)
     _weigh(setup, lambda number: float(count) ** (number + 1 - count))
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.MICROBATCH_LOST,),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def only_last_microbatch(setup: Setup) -> None:
     """Gradients are zeroed before each microbatch, so only the last one counts."""
     last = num_microbatches(setup) - 1
     _weigh(setup, lambda number: float(number == last))
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.MICROBATCH_LOST,),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def only_first_microbatch(setup: Setup) -> None:
     """Only the first microbatch's gradients count."""
     _weigh(setup, lambda number: float(number == 0))
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=has_microbatches,
-    causes=(Cause.MICROBATCH_LOST,),
-    minimum=Minimum(ranks=1, because=TWO_MICROBATCHES),
-)
+@fault(layouts=ACCUMULATES, applies=has_microbatches, causes=(Cause.MICROBATCH_LOST,), minimum=ONE_RANK)
 def last_microbatch_lost(setup: Setup) -> None:
     """The last microbatch counts in the loss, but not in the gradients."""
     last = num_microbatches(setup) - 1
@@ -123,10 +92,7 @@ def last_microbatch_lost(setup: Setup) -> None:
 
 
 @fault(
-    layouts=DATA_PARALLEL,
-    applies=has_microbatches_of_ranks,
-    causes=(Cause.ROWS_LOST, Cause.MICROBATCH_LOST),
-    minimum=Minimum(because="one rank that does it right and one that does not, and two microbatches"),
+    layouts=DATA_PARALLEL, applies=has_microbatches_of_ranks, causes=(Cause.ROWS_LOST, Cause.MICROBATCH_LOST), minimum=TWO_RANKS
 )
 def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
     """The last rank leaves out its last microbatch's gradients."""
@@ -134,12 +100,7 @@ def last_microbatch_lost_on_one_rank(setup: Setup) -> None:
         last_microbatch_lost(setup)
 
 
-@fault(
-    layouts=ACCUMULATES,
-    applies=_is_uneven,
-    causes=(Cause.MEAN_OF_MEANS,),
-    minimum=Minimum(ranks=1, because="it takes two microbatches of different sizes, and neither a second rank nor a second step"),
-)
+@fault(layouts=ACCUMULATES, applies=_is_uneven, causes=(Cause.MEAN_OF_MEANS,), minimum=ONE_RANK)
 def mean_of_means(setup: Setup) -> None:
     """Microbatch means are averaged with equal weights, although microbatches have different sizes."""
     data, count = setup.training.data, num_microbatches(setup)

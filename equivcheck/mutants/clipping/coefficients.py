@@ -11,15 +11,13 @@ from torch._C._distributed_c10d import GradBucket
 
 from equivcheck.mutants.clipping.norms import BY_NORM, BY_PARAMETERS, Clipping, clip_by, clips_by_norm, coefficient, shrink
 from equivcheck.mutants.comm_hooks import averaged, reduce_by
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
 from equivcheck.training.accumulate import whole
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
-
-ACTIVE = "one gradient with a norm above the largest shows it at the first step"
 
 
 def _sends_as_computed(scenario: Scenario) -> bool:
@@ -36,12 +34,7 @@ def _sends_by_value(scenario: Scenario) -> bool:
     return _sends_as_computed(scenario) and isinstance(scenario.training.clipping, ClipValue)
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=_sends_by_norm,
-    causes=(Cause.CLIPPED_BEFORE_REDUCTION,),
-    minimum=Minimum(because="on one rank there is nothing to come before; of two, one may clip and the other not"),
-)
+@fault(layouts=WRAPPED, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
 def clipped_before_reduction(setup: Setup) -> None:
     """Each rank clips its own gradients before they are averaged."""
     clipping = setup.training.clipping
@@ -55,12 +48,7 @@ def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGrou
     return averaged(bucket, group)
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=_sends_by_value,
-    causes=(Cause.CLIPPED_BEFORE_REDUCTION,),
-    minimum=Minimum(because="elements of two ranks' gradients are clamped, and not those of their mean"),
-)
+@fault(layouts=WRAPPED, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
 def clamped_before_reduction(setup: Setup) -> None:
     """Each rank clamps its own gradients before they are averaged."""
     clipping = setup.training.clipping
@@ -73,12 +61,7 @@ def _clamp_bucket(limit: float, bucket: GradBucket, group: dist.ProcessGroup) ->
     return averaged(bucket, group)
 
 
-@fault(
-    layouts=BY_PARAMETERS,
-    applies=clips_by_norm,
-    causes=(Cause.PART_OF_NORM,),
-    minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
-)
+@fault(layouts=BY_PARAMETERS, applies=clips_by_norm, causes=(Cause.PART_OF_NORM,), minimum=ONE_RANK)
 def clipped_by_own_norms(setup: Setup) -> None:
     """Each parameter is clipped by its own norm instead of the total norm."""
     clip_by(setup, _clip_each)
@@ -91,12 +74,7 @@ def _clip_each(clipping: Clipping) -> torch.Tensor:
     return clipping.right
 
 
-@fault(
-    layouts=BY_NORM,
-    applies=clips_by_norm,
-    causes=(Cause.NORM_MISREPORTED,),
-    minimum=Minimum(ranks=1, because=f"{ACTIVE}, and the norm alone does"),
-)
+@fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.NORM_MISREPORTED,), minimum=ONE_RANK)
 def norm_after_clipping_returned(setup: Setup) -> None:
     """Clipping returns the norm after clipping instead of the norm before."""
     inner = setup.clip_norm
@@ -109,23 +87,13 @@ def norm_after_clipping_returned(setup: Setup) -> None:
     setup.clip_norm = clip_norm
 
 
-@fault(
-    layouts=BY_NORM,
-    applies=clips_by_norm,
-    causes=(Cause.NOT_CLIPPED,),
-    minimum=Minimum(ranks=1, because=ACTIVE),
-)
+@fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.NOT_CLIPPED,), minimum=ONE_RANK)
 def not_clipped(setup: Setup) -> None:
     """The norm is returned, but gradients are not clipped."""
     clip_by(setup, lambda clip: clip.right)
 
 
-@fault(
-    layouts=BY_NORM,
-    applies=clips_by_norm,
-    causes=(Cause.SCALED,),
-    minimum=Minimum(ranks=1, because="one gradient with a norm below the largest shows it at the first step"),
-)
+@fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.SCALED,), minimum=ONE_RANK)
 def scaled_up_to_norm(setup: Setup) -> None:
     """Gradients are scaled up to `max_norm` if their norm is smaller."""
     clip_by(setup, _scale_to_norm)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import OVER_OTHERS, is_eager, is_wrapped
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -20,7 +20,6 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
-SPLIT = "two ranks hold different elements of one gradient"
 BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that can compute a norm over some parameters; `FullyShardedDataParallel` clips all it holds."""
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
@@ -132,7 +131,7 @@ def shrink(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
     layouts=("fsdp2", "fsdp1", "tensor_parallel", *OVER_OTHERS),
     applies=_clips_shards,
     causes=(Cause.LOCAL_NORM,),
-    minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
+    minimum=TWO_RANKS,
 )
 def local_norm(setup: Setup) -> None:
     """Each rank clips by the norm over its local shards."""
@@ -145,12 +144,7 @@ def _of_own_shard(clipping: Clipping) -> torch.Tensor:
     return nn.utils.get_total_norm([values for values in held if values.numel()], clipping.norm_type)
 
 
-@fault(
-    layouts=("fsdp2", "fsdp1"),
-    applies=_adds_norms,
-    causes=(Cause.ANOTHER_NORM,),
-    minimum=Minimum(because=f"{SPLIT}; one layer is enough"),
-)
+@fault(layouts=("fsdp2", "fsdp1"), applies=_adds_norms, causes=(Cause.ANOTHER_NORM,), minimum=TWO_RANKS)
 def norms_added_up(setup: Setup) -> None:
     """The shards' norms are added up instead of combined into one norm."""
     _clip_by_norm(setup, _added_up)
@@ -168,7 +162,7 @@ def _added_up(clipping: Clipping) -> torch.Tensor:
     layouts=("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel"),
     applies=_has_replicas,
     causes=(Cause.REPLICAS_IN_NORM,),
-    minimum=Minimum(because="two ranks hold one gradient alike"),
+    minimum=TWO_RANKS,
 )
 def replicas_in_norm(setup: Setup) -> None:
     """The norm counts replicated gradients once per replica."""
@@ -183,34 +177,19 @@ def _with_replicas(clipping: Clipping) -> torch.Tensor:
     return clipping.right * factor
 
 
-@fault(
-    layouts=BY_PARAMETERS,
-    applies=_clips_vectors,
-    causes=(Cause.PART_OF_NORM,),
-    minimum=Minimum(ranks=1, because="one layer has a weight and a bias"),
-)
+@fault(layouts=BY_PARAMETERS, applies=_clips_vectors, causes=(Cause.PART_OF_NORM,), minimum=ONE_RANK)
 def vectors_not_in_norm(setup: Setup) -> None:
     """Biases and norm weights are clipped, but do not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of([parameter for parameter in clip.parameters if parameter.dim() > 1]))
 
 
-@fault(
-    layouts=BY_PARAMETERS,
-    applies=clips_by_norm,
-    causes=(Cause.PART_OF_NORM, Cause.NOT_CLIPPED),
-    minimum=Minimum(ranks=1, because="what is left out may be all there is: then nothing is clipped"),
-)
+@fault(layouts=BY_PARAMETERS, applies=clips_by_norm, causes=(Cause.PART_OF_NORM, Cause.NOT_CLIPPED), minimum=ONE_RANK)
 def first_parameter_not_in_norm(setup: Setup) -> None:
     """The first parameter is clipped, but does not count in the norm."""
     _clip_by_norm(setup, lambda clip: clip.norm_of(clip.parameters[1:]))
 
 
-@fault(
-    layouts=BY_NORM,
-    applies=clips_by_norm,
-    causes=(Cause.ANOTHER_NORM,),
-    minimum=Minimum(ranks=1, because="a gradient of two elements has norms that differ"),
-)
+@fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.ANOTHER_NORM,), minimum=ONE_RANK)
 def another_norm_type(setup: Setup) -> None:
     """Gradients are clipped by another norm type than configured."""
     inner = setup.clip_norm

@@ -10,7 +10,6 @@ from torch import nn
 
 from equivcheck.mutants.context_parallel.sites import (
     BY_POSITIONS,
-    IN_PARTS,
     attentions,
     has_attention,
     is_causal,
@@ -18,7 +17,7 @@ from equivcheck.mutants.context_parallel.sites import (
     is_out_of_order,
     ranks_of,
 )
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.batches import compute_on
 from equivcheck.mutants.tokens.needs import loss_of_labels
@@ -28,8 +27,6 @@ from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-
-HEAD_AND_TAIL = Minimum(because="the first rank has the first and the last position, the second the two between")
 
 
 def _turns(layer: Attention) -> bool:
@@ -49,7 +46,7 @@ def _has_long_parts(scenario: Scenario) -> bool:
     return (scenario.training.model.length or 1) > scenario.layout.mesh.size(CP)
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
@@ -60,7 +57,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
     return turned(values, torch.arange(values.shape[-2]))
 
 
-@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _learns_positions), causes=(Cause.POSITIONS,), minimum=IN_PARTS)
+@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def learned_positions_of_own_part(setup: Setup) -> None:
     """Learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
@@ -72,7 +69,7 @@ def learned_positions_of_own_part(setup: Setup) -> None:
     layouts=BY_POSITIONS,
     applies=all_of(is_out_of_order, has_attention(is_causal)),
     causes=(Cause.ATTENTION_MASK,),
-    minimum=HEAD_AND_TAIL,
+    minimum=TWO_RANKS,
 )
 def causal_mask_by_order_of_ranks(setup: Setup) -> None:
     """The causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
@@ -90,12 +87,7 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
     module.attend = lambda query, key, value: attention(query, key, value, later)  # type: ignore[method-assign]
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=has_attention(is_causal, Exchange.GATHER),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=IN_PARTS,
-)
+@fault(layouts=BY_POSITIONS, applies=has_attention(is_causal, Exchange.GATHER), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
     """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
     for module in attentions(setup, is_causal):
@@ -106,12 +98,7 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return keys > torch.arange(len(queries))[:, None]
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=has_attention(is_causal, Exchange.RING),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=Minimum(because="two ranks have two positions each, of which the first sees one of every block"),
-)
+@fault(layouts=BY_POSITIONS, applies=has_attention(is_causal, Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def ring_blocks_masked_alike(setup: Setup) -> None:
     """Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
@@ -123,10 +110,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 @fault(
-    layouts=BY_POSITIONS,
-    applies=all_of(is_cut, _is_labelled, _has_long_parts),
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
+    layouts=BY_POSITIONS, applies=all_of(is_cut, _is_labelled, _has_long_parts), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS
 )
 def labels_shifted_after_cut(setup: Setup) -> None:
     """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
@@ -140,12 +124,7 @@ def labels_shifted_after_cut(setup: Setup) -> None:
         setup.take = take
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=all_of(is_out_of_order, _is_labelled),
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=HEAD_AND_TAIL,
-)
+@fault(layouts=BY_POSITIONS, applies=all_of(is_out_of_order, _is_labelled), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def labels_cut_in_a_row(setup: Setup) -> None:
     """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
 from equivcheck.layouts.parallelisms.context_parallel.sequences import PartOfSequence
-from equivcheck.mutants.mutant import Minimum
 from equivcheck.mutants.needs import is_eager, within
 from equivcheck.scenario import Attention, ContextParallel, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
@@ -17,7 +16,6 @@ from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
 
 BY_POSITIONS = within(ContextParallel.tag)
-IN_PARTS = Minimum(because="two ranks have a position each")
 
 Chosen = Callable[[Attention], bool]
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.layouts.base.positions import positions_of_ranks
-from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, IN_PARTS, is_cut, ranks_of
+from equivcheck.mutants.context_parallel.sites import BY_POSITIONS, is_cut, ranks_of
 from equivcheck.mutants.experts.gradients import keep_own_gradients
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, has_microbatches
 from equivcheck.mutants.rank import scale_gradients
 from equivcheck.mutants.tokens.batches import compute_on
@@ -23,7 +23,7 @@ from equivcheck.scenario.mesh import CP
 from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
 
-ALONE = (ContextParallel.tag,)
+_ONLY_CONTEXT_PARALLEL = (ContextParallel.tag,)
 
 
 def _lengths(scenario: Scenario) -> set[int]:
@@ -42,12 +42,7 @@ def _counts_labels(scenario: Scenario) -> bool:
     return loss is not None and not loss.summed
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=all_of(is_cut, _averages_unequal_parts),
-    causes=(Cause.MEAN_OF_MEANS,),
-    minimum=Minimum(because="of three positions the first rank has two"),
-)
+@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _averages_unequal_parts), causes=(Cause.MEAN_OF_MEANS,), minimum=TWO_RANKS)
 def means_of_unequal_parts_averaged(setup: Setup) -> None:
     """Each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
     ranks, inner = ranks_of(setup), setup.loss
@@ -56,12 +51,7 @@ def means_of_unequal_parts_averaged(setup: Setup) -> None:
         setup.loss = lambda *given: inner(*given) * factor
 
 
-@fault(
-    layouts=ALONE,
-    applies=all_of(is_cut, _counts_labels),
-    causes=(Cause.LABEL_COUNT,),
-    minimum=Minimum(because="one of two ranks has more labels that count"),
-)
+@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_cut, _counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
 def labels_counted_by_each_part(setup: Setup) -> None:
     """Each rank divides its loss by its own counted labels, and the losses are averaged."""
     ranks, training, take = ranks_of(setup), setup.training, setup.take
@@ -78,24 +68,14 @@ def labels_counted_by_each_part(setup: Setup) -> None:
     compute_on(setup, divided)
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=is_cut,
-    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
-    minimum=IN_PARTS,
-)
+@fault(layouts=BY_POSITIONS, applies=is_cut, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def gradients_of_own_positions(setup: Setup) -> None:
     """Gradients are not summed over context-parallel ranks."""
     if ranks_of(setup) is not None:
         keep_own_gradients(setup, lambda _name: True)
 
 
-@fault(
-    layouts=BY_POSITIONS,
-    applies=is_cut,
-    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="one rank divides by one"),
-)
+@fault(layouts=BY_POSITIONS, applies=is_cut, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
 def gradients_averaged_over_parts(setup: Setup) -> None:
     """Gradients are averaged over context-parallel ranks instead of summed."""
     ranks = ranks_of(setup)
@@ -104,10 +84,10 @@ def gradients_averaged_over_parts(setup: Setup) -> None:
 
 
 @fault(
-    layouts=ALONE,
+    layouts=_ONLY_CONTEXT_PARALLEL,
     applies=all_of(is_cut, has_microbatches),
     causes=(Cause.RESCALED_EACH_MICROBATCH,),
-    minimum=Minimum(because="two ranks, with two microbatches"),
+    minimum=TWO_RANKS,
 )
 def parts_summed_each_microbatch(setup: Setup) -> None:
     """Accumulated gradients are summed over context-parallel ranks after each microbatch, so earlier ones count repeatedly."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
 from equivcheck.mutants.needs import (
     DATA_PARALLEL,
     OVER_OTHERS,
@@ -24,12 +24,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=has_data_ranks,
-    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="one rank divides by one; two halve the first gradient"),
-)
+@fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
 def averaged_twice(setup: Setup) -> None:
     """Averaged gradients are divided again by the number of data-parallel ranks."""
     scale_gradients(setup, 1.0 / data_ranks(setup))
@@ -39,19 +34,14 @@ def averaged_twice(setup: Setup) -> None:
     layouts=OVER_OTHERS,
     applies=lambda scenario: is_eager(scenario) and scenario.layout.mesh.size(TP) > 1,
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="two ranks must split the model; one along the batch is enough, as the factor is that of the others"),
+    minimum=TWO_RANKS,
 )
 def averaged_over_all_ranks(setup: Setup) -> None:
     """Gradients are divided by the number of all ranks, including tensor-parallel ranks."""
     scale_gradients(setup, 1.0 / size_of(setup, TP))
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=reduces_by_hooks,
-    causes=(Cause.NOT_REDUCED,),
-    minimum=Minimum(because="two ranks have different rows; the parameter left out may be the only one"),
-)
+@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def parameter_left_out(setup: Setup) -> None:
     """One parameter's gradient is left out when gradients are reduced."""
     parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]
@@ -66,12 +56,7 @@ def _put_back(parameter: torch.Tensor, own: list[torch.Tensor], _optimizer: obje
     own.clear()
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=has_steps,
-    causes=(Cause.NOT_ZEROED,),
-    minimum=Minimum(ranks=1, steps=2, because="the first step finds no gradients; ranks have nothing to do with it"),
-)
+@fault(layouts=DATA_PARALLEL, applies=has_steps, causes=(Cause.NOT_ZEROED,), minimum=TWO_STEPS)
 def gradients_not_zeroed(setup: Setup) -> None:
     """Gradients are not zeroed between steps, so they add up."""
 
@@ -85,12 +70,7 @@ def _nothing(set_to_none: bool = True) -> None:
     """Keep gradients."""
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=has_steps,
-    causes=(Cause.STALE,),
-    minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
-)
+@fault(layouts=DATA_PARALLEL, applies=has_steps, causes=(Cause.STALE,), minimum=TWO_STEPS)
 def gradients_of_last_step(setup: Setup) -> None:
     """Each update uses the previous step's gradients, as if the reduction finished one step late."""
     kept: dict[torch.Tensor, torch.Tensor] = {}
@@ -111,7 +91,7 @@ def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tens
     layouts=DATA_PARALLEL,
     applies=all_of(is_eager, updates_exceed_rounding),
     causes=(Cause.GRADIENT_LOST, Cause.NOT_UPDATED),
-    minimum=Minimum(ranks=1, because="the first update shows it, and it alone: gradients are right"),
+    minimum=ONE_RANK,
 )
 def zeroed_before_update(setup: Setup) -> None:
     """Gradients are zeroed between clipping and the update."""

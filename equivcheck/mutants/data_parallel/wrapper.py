@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.mutants.comm_hooks import averaged, ddp_of, kept, lost, reduce_by, summed
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -26,45 +26,25 @@ def _looks_for_unused(scenario: Scenario) -> bool:
     return reduces_by_hooks(scenario) and looks and has_unused
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=reduces_by_hooks,
-    causes=(Cause.NOT_REDUCED,),
-    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient of any weight"),
-)
+@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def reduction_missing(setup: Setup) -> None:
     """The gradient all-reduce never runs, so each rank updates with its own gradients."""
     reduce_by(setup, kept)
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=reduces_by_hooks,
-    causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
-)
+@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def gradients_summed(setup: Setup) -> None:
     """Gradients are summed over ranks, but not divided by their number."""
     reduce_by(setup, summed)
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=reduces_by_hooks,
-    causes=(Cause.NOT_REDUCED,),
-    minimum=Minimum(because="the only bucket is the last one; two ranks have different rows"),
-)
+@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def last_bucket_kept(setup: Setup) -> None:
     """The last gradient bucket is not reduced."""
     reduce_by(setup, lambda bucket, group: (kept if bucket.is_last() else averaged)(bucket, group))
 
 
-@fault(
-    layouts=WRAPPED,
-    applies=reduces_by_hooks,
-    causes=(Cause.GRADIENT_LOST,),
-    minimum=Minimum(because="the only bucket is the last one"),
-)
+@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,), minimum=TWO_RANKS)
 def last_bucket_lost(setup: Setup) -> None:
     """The last gradient bucket is replaced with zeros."""
     reduce_by(setup, lambda bucket, group: lost(bucket, group) if bucket.is_last() else averaged(bucket, group))
@@ -75,7 +55,7 @@ def last_bucket_lost(setup: Setup) -> None:
     applies=reduces_by_hooks,
     # Where the shards of ranks are not of one size, their buckets are not either, and the ranks wait for each other.
     causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED, Cause.CALLS_DIFFER),
-    minimum=Minimum(because="two ranks that split the batch do not average; along the other axis one is enough"),
+    minimum=TWO_RANKS,
 )
 def reduced_over_other_axis(setup: Setup) -> None:
     """Gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
@@ -83,12 +63,7 @@ def reduced_over_other_axis(setup: Setup) -> None:
     reduce_by(setup, lambda bucket, _group: averaged(bucket, group))
 
 
-@fault(
-    layouts=("ddp", "ddp x tensor_parallel"),
-    applies=reduces_by_hooks,
-    causes=(Cause.NOT_REDUCED,),
-    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
-)
+@fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def forward_without_sync(setup: Setup) -> None:
     """Forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
     module, inner = ddp_of(setup), setup.around_forward
@@ -103,12 +78,7 @@ def forward_without_sync(setup: Setup) -> None:
     setup.around_forward = around
 
 
-@fault(
-    layouts=("ddp",),
-    applies=reduces_by_hooks,
-    causes=(Cause.NOT_REDUCED,),
-    minimum=Minimum(because="one rank has nobody to average with; two disagree in the first gradient"),
-)
+@fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def inner_module_called(setup: Setup) -> None:
     """The wrapped module is called instead of the DDP wrapper, so its hooks never run."""
     if isinstance(setup.module, DistributedDataParallel):
@@ -120,9 +90,7 @@ def inner_module_called(setup: Setup) -> None:
     applies=_looks_for_unused,
     # A step later the wrapper raises.
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
-    minimum=Minimum(
-        because="a layer can have an auxiliary linear that never runs, in one bucket with all others; two ranks then disagree"
-    ),
+    minimum=TWO_RANKS,
 )
 def unused_not_looked_for(setup: Setup) -> None:
     """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from equivcheck.layouts.base.data_rows import sum_counts
 from equivcheck.layouts.base.expected_calls.counted_units import AXES
-from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.experts.sites import ROUTED, experts_of, has_experts
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, within
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -60,12 +60,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
     return len(set(scenario.training.data.microbatches)) == 1
 
 
-@fault(
-    layouts=COUNTED,
-    applies=all_of(has_experts(_balances), _is_counted),
-    causes=CAUSES,
-    minimum=Minimum(because="one rank has all rows"),
-)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES, minimum=TWO_RANKS)
 def balance_of_own_rows(setup: Setup) -> None:
     """The load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
     setup.whole_counts = own_counts
@@ -75,7 +70,7 @@ def balance_of_own_rows(setup: Setup) -> None:
     layouts=COUNTED,
     applies=all_of(has_experts(_balances), _is_counted_elsewhere),
     causes=CAUSES,
-    minimum=Minimum(ranks=4, because="there are two axes of two ranks"),
+    minimum=Minimum(ranks=4, because="it takes two axes with two ranks each"),
 )
 def balance_counted_along_last_axis(setup: Setup) -> None:
     """The load-balancing loss uses expert counts summed over the last mesh axis only."""
@@ -102,23 +97,13 @@ def _changed(
     return change(load_of(scores, chosen))
 
 
-@fault(
-    layouts=COUNTED,
-    applies=all_of(has_experts(_balances), _is_counted),
-    causes=CAUSES,
-    minimum=Minimum(because="one rank divides by one"),
-)
+@fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES, minimum=TWO_RANKS)
 def balance_divided_by_ranks(setup: Setup) -> None:
     """The load-balancing loss is divided by the number of ranks, although it is already averaged."""
     _reweigh(setup, 1 / size_of(setup, *AXES))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_balances),
-    causes=CAUSES,
-    minimum=Minimum(ranks=1, because=ONE_RANK),
-)
+@fault(layouts=ROUTED, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_counted_twice(setup: Setup) -> None:
     """The load-balancing loss is added twice, as if recomputation in backward added it again."""
     _reweigh(setup, 2)
@@ -128,31 +113,21 @@ def balance_counted_twice(setup: Setup) -> None:
     layouts=ROUTED,
     applies=all_of(has_experts(_balances), has_microbatches, _has_equal_microbatches),
     causes=CAUSES,
-    minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
+    minimum=ONE_RANK,
 )
 def balance_summed_over_microbatches(setup: Setup) -> None:
     """The load-balancing loss is summed over microbatches, not averaged."""
     _reweigh(setup, num_microbatches(setup))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_balances),
-    causes=CAUSES,
-    minimum=Minimum(ranks=1, because=ONE_RANK),
-)
+@fault(layouts=ROUTED, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_without_gradient(setup: Setup) -> None:
     """The load-balancing loss has no gradient, because scores are detached."""
     for module in experts_of(setup, _balances):
         _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=all_of(has_experts(_balances), has_microbatches),
-    causes=CAUSES,
-    minimum=Minimum(ranks=1, because="one rank accumulates as well: two microbatches"),
-)
+@fault(layouts=ROUTED, applies=all_of(has_experts(_balances), has_microbatches), causes=CAUSES, minimum=ONE_RANK)
 def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
     """The load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
     inner, kept = setup.whole_counts, list[torch.Tensor]()

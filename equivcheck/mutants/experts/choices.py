@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, experts_of, has_experts
-from equivcheck.mutants.experts.weights import ALONE, Routed, reroute
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.experts.sites import ROUTED, experts_of, has_experts
+from equivcheck.mutants.experts.weights import Routed, reroute
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, FSDP1, FSDP2, ExpertParallel, Experts, Replicate
 from equivcheck.training.layers.experts.module import ExpertsModule, Router
@@ -32,18 +32,13 @@ def _shares_beside_two(layer: Experts) -> bool:
     return layer.shared and layer.top_k > 1
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ALONE)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_given_to_next_expert(setup: Setup) -> None:
     """Each row is computed by the expert after the chosen one, with the chosen one's weight."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_chooses_two),
-    causes=(Cause.EXPERT_CHOICE,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
-)
+@fault(layouts=ROUTED, applies=has_experts(_chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def second_expert_left_out(setup: Setup) -> None:
     """The chosen expert with the lower score computes nothing."""
 
@@ -54,12 +49,7 @@ def second_expert_left_out(setup: Setup) -> None:
     reroute(setup, first, _chooses_two)
 
 
-@fault(
-    layouts=BY_ROWS,
-    applies=has_experts(),
-    causes=(Cause.EXPERT_CHOICE,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}; some experts are chosen more often than others"),
-)
+@fault(layouts=BY_ROWS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_beyond_capacity_dropped(setup: Setup) -> None:
     """Rows over an expert's capacity are dropped on each rank."""
 
@@ -72,12 +62,7 @@ def rows_beyond_capacity_dropped(setup: Setup) -> None:
     reroute(setup, kept)
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_shares_weighted),
-    causes=(Cause.SHARED_EXPERT,),
-    minimum=ALONE,
-)
+@fault(layouts=ROUTED, applies=has_experts(_shares_weighted), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_weighted(setup: Setup) -> None:
     """The shared expert's output is multiplied by the routing weights."""
     for module in experts_of(setup, _shares_weighted):
@@ -95,12 +80,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
     module.shared.register_forward_hook(lambda _module, _inputs, made: made * sums[0])
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_shares_beside_two),
-    causes=(Cause.SHARED_EXPERT,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
-)
+@fault(layouts=ROUTED, applies=has_experts(_shares_beside_two), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_added_for_each_choice(setup: Setup) -> None:
     """The shared expert's output is added once per chosen expert."""
     for module in experts_of(setup, _shares_beside_two):

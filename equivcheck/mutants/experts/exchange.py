@@ -12,7 +12,7 @@ from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.parallelisms.expert_parallel.exchange import Exchange
 from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, within
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -21,7 +21,6 @@ from equivcheck.scenario.mesh import EP
 from equivcheck.training.setup import Setup
 
 SHARED_OUT = within(ExpertParallel.tag)
-OVER_ONE = Minimum(because="over one rank no row is sent")
 
 
 def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]:
@@ -68,13 +67,13 @@ class _AsComputed(Exchange):
         return made
 
 
-@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
+@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
 def rows_not_put_back_in_order(setup: Setup) -> None:
     """Expert outputs are sent back in expert order instead of arrival order."""
     _exchange_by(setup, _AsComputed)
 
 
-@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=OVER_ONE)
+@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
 def rows_split_by_counts_in_another_order(setup: Setup) -> None:
     """Each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
     for module in experts_of(setup):
@@ -97,7 +96,7 @@ class _OfSent(Exchange):
     layouts=SHARED_OUT,
     applies=all_of(_sends(_is_any), are_even),
     causes=(Cause.CALLS_DIFFER, Cause.EXPERT_ROWS),
-    minimum=Minimum(because="one rank gets what it has sent"),
+    minimum=TWO_RANKS,
 )
 def counts_sent_taken_for_counts_received(setup: Setup) -> None:
     """Each rank expects as many rows as it sends, because counts are not exchanged."""
@@ -113,14 +112,14 @@ class _Skipping(Exchange):
     layouts=SHARED_OUT,
     applies=_sends(_leaves_one_out),
     causes=(Cause.CALLS_DIFFER,),
-    minimum=Minimum(ranks=3, because="there are two experts at least, and a rank that has none"),
+    minimum=Minimum(ranks=3, because="there are at least two experts, and one rank must have none"),
 )
 def rank_without_experts_skips_exchange(setup: Setup) -> None:
     """A rank without experts skips the all-to-all."""
     _exchange_by(setup, _Skipping)
 
 
-@fault(layouts=SHARED_OUT, applies=all_of(_sends(_is_any), are_even), causes=(Cause.EXPERT_CHOICE,), minimum=OVER_ONE)
+@fault(layouts=SHARED_OUT, applies=all_of(_sends(_is_any), are_even), causes=(Cause.EXPERT_CHOICE,), minimum=TWO_RANKS)
 def rows_sent_to_next_rank(setup: Setup) -> None:
     """Rows are sent to the rank after the one with the chosen expert."""
     ranks = size_of(setup, EP)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from equivcheck.mutants.experts.exchange import SHARED_OUT, are_even
 from equivcheck.mutants.experts.sites import experts_of, has_experts
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -19,8 +19,6 @@ from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
 Named = Callable[[str], bool]
-SUM_OVER_ONE = Minimum(because="the sum over one rank is the mean")
-OWN_OF_ONE = Minimum(because="one rank has all rows")
 OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
 """Right diagnoses for gradients not reduced over expert-parallel ranks, with or without data parallelism around them."""
 
@@ -70,17 +68,14 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
     setup.before_update.append(put_back)
 
 
-@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
+@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def expert_gradients_summed(setup: Setup) -> None:
     """Expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
 @fault(
-    layouts=SHARED_OUT,
-    applies=all_of(has_experts(), _has_ranks),
-    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="one rank divides by one"),
+    layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS
 )
 def expert_gradients_averaged_twice(setup: Setup) -> None:
     """Expert gradients are divided twice by the number of expert-parallel ranks."""
@@ -91,7 +86,7 @@ def expert_gradients_averaged_twice(setup: Setup) -> None:
     layouts=SHARED_OUT,
     applies=all_of(has_experts(), _has_ranks, are_even),
     causes=(Cause.REDUCED_OVER_OTHERS,),
-    minimum=Minimum(because="two ranks hold an expert each"),
+    minimum=TWO_RANKS,
 )
 def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     """Expert gradients are averaged over ranks with different experts, as if the experts were replicated."""
@@ -107,30 +102,20 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     setup.before_update.append(average)
 
 
-@fault(
-    layouts=SHARED_OUT,
-    applies=all_of(has_experts(), _has_ranks),
-    causes=OWN_ROWS,
-    minimum=OWN_OF_ONE,
-)
+@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS, minimum=TWO_RANKS)
 def router_gradient_of_own_rows(setup: Setup) -> None:
     """Router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
-@fault(
-    layouts=SHARED_OUT,
-    applies=_has_ranks,
-    causes=OWN_ROWS,
-    minimum=OWN_OF_ONE,
-)
+@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=OWN_ROWS, minimum=TWO_RANKS)
 def only_experts_reduced(setup: Setup) -> None:
     """Only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)
     keep_own_gradients(setup, lambda name: name not in names)
 
 
-@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=SUM_OVER_ONE)
+@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def all_but_experts_summed(setup: Setup) -> None:
     """All gradients except the experts' are summed over expert-parallel ranks, not averaged."""
     names = _names_of_experts(setup)

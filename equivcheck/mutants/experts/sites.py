@@ -11,7 +11,6 @@ from equivcheck.training.setup import Setup
 
 Chosen = Callable[[Experts], bool]
 
-ONE_RANK = "one rank routes as well"
 ROUTED = tuple(name for name in EVERYWHERE if name != SPMD.tag)
 """Layouts whose routers return plain tensors."""
 

@@ -6,7 +6,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -15,7 +15,6 @@ from equivcheck.scenario.mesh import EP
 from equivcheck.training.setup import Setup
 
 SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
-ONE_DIVIDES_BY_ONE = Minimum(because="over one rank experts are divided by as much as all else")
 
 
 def _divides_units(scenario: Scenario) -> bool:
@@ -25,7 +24,7 @@ def _divides_units(scenario: Scenario) -> bool:
     return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def expert_units_without_divide_factor(setup: Setup) -> None:
     """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     assert setup.layout is not None, "a mutant is planted into a rank"
@@ -35,7 +34,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
         unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
 
 
-@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=ONE_DIVIDES_BY_ONE)
+@fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
 def expert_units_divided_by_hand_too(setup: Setup) -> None:
     """Expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)

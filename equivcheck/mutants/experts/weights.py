@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from equivcheck.mutants.experts.sites import ONE_RANK, ROUTED, Chosen, any_experts, experts_of, has_experts
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.experts.sites import ROUTED, Chosen, any_experts, experts_of, has_experts
+from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
 from equivcheck.training.layers.experts.module import Router
@@ -19,8 +19,6 @@ Routed = tuple[torch.Tensor, torch.Tensor]
 """Chosen experts (bool) and their weights, both (..., experts)."""
 Change = Callable[[Router, torch.Tensor, Routed], Routed]
 """Replaces a router's output, given the router, its input and its output."""
-
-ALONE = Minimum(ranks=1, because=ONE_RANK)
 
 
 def reroute(setup: Setup, change: Change, chosen: Chosen = any_experts) -> None:
@@ -51,24 +49,19 @@ def _normalises_some(layer: Experts) -> bool:
     return layer.normalised and layer.num_experts > layer.top_k
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_applied_twice(setup: Setup) -> None:
     """Routing weights are applied twice."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].square()))
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_applied(setup: Setup) -> None:
     """Routing weights are not applied."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_chooses_two),
-    causes=(Cause.ROUTER_WEIGHTS,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
-)
+@fault(layouts=ROUTED, applies=has_experts(_chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_swapped(setup: Setup) -> None:
     """The two chosen experts' weights are swapped."""
 
@@ -79,12 +72,7 @@ def router_weights_swapped(setup: Setup) -> None:
     reroute(setup, swapped, _chooses_two)
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_normalises_some),
-    causes=(Cause.ROUTER_WEIGHTS,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts"),
-)
+@fault(layouts=ROUTED, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_normalised(setup: Setup) -> None:
     """Routing weights are not normalised."""
 
@@ -94,12 +82,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
     reroute(setup, unnormalised, _normalises)
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(_normalises_some),
-    causes=(Cause.ROUTER_WEIGHTS,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: to two experts of three"),
-)
+@fault(layouts=ROUTED, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_normalised_before_choice(setup: Setup) -> None:
     """Routing weights are normalised over all experts instead of the chosen ones."""
 
@@ -110,25 +93,20 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
     reroute(setup, normalised, _normalises)
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ALONE)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weighs_other_side(setup: Setup) -> None:
     """Routing weights multiply the experts' input instead of their output, or vice versa."""
     for module in experts_of(setup):
         module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ALONE)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ONE_RANK)
 def router_scores_detached(setup: Setup) -> None:
     """Routing weights are detached, so they have no gradient."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].detach() + routed[1] * 0))
 
 
-@fault(
-    layouts=ROUTED,
-    applies=has_experts(),
-    causes=(Cause.EXPERT_GRADIENT,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}, and a norm learns from what experts read"),
-)
+@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT,), minimum=ONE_RANK)
 def experts_input_detached(setup: Setup) -> None:
     """The experts' input is detached, as if a dispatch without backward had sent it."""
     for module in experts_of(setup):

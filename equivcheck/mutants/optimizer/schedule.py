@@ -5,14 +5,12 @@ from __future__ import annotations
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_STEPS, Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
 from equivcheck.training.setup import Setup
-
-_SECOND_STEP = "the first step has the first rate in any case"
 
 
 def _has_schedule(scenario: Scenario) -> bool:
@@ -27,19 +25,14 @@ def _has_microbatches(scenario: Scenario) -> bool:
     layouts=EVERYWHERE,
     applies=_has_schedule,
     causes=(Cause.SCHEDULE,),
-    minimum=Minimum(ranks=2, steps=2, because=f"one rank advances it once; {_SECOND_STEP}"),
+    minimum=Minimum(ranks=2, steps=2, because="with one rank the schedule is right, and so is the first step"),
 )
 def schedule_stepped_each_rank(setup: Setup) -> None:
     """The schedule advances once per rank in each step."""
     _step_schedule(setup, mesh_of(setup).size())
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_has_microbatches,
-    causes=(Cause.SCHEDULE,),
-    minimum=Minimum(ranks=1, steps=2, because=_SECOND_STEP),
-)
+@fault(layouts=EVERYWHERE, applies=_has_microbatches, causes=(Cause.SCHEDULE,), minimum=TWO_STEPS)
 def schedule_stepped_each_microbatch(setup: Setup) -> None:
     """The schedule advances once per microbatch."""
     _step_schedule(setup, num_microbatches(setup))
@@ -59,12 +52,7 @@ def _step_schedule(setup: Setup, times: int) -> None:
     setup.update = update_and_step
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_has_schedule,
-    causes=(Cause.SCHEDULE,),
-    minimum=Minimum(ranks=1, steps=2, because=_SECOND_STEP),
-)
+@fault(layouts=EVERYWHERE, applies=_has_schedule, causes=(Cause.SCHEDULE,), minimum=TWO_STEPS)
 def schedule_stuck(setup: Setup) -> None:
     """The schedule never advances."""
     rates: list[float] = []

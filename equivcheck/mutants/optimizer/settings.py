@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from equivcheck.layouts.composition.registry import rounds
-from equivcheck.mutants.mutant import Minimum, fault, register
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, Minimum, fault, register
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -16,7 +16,6 @@ from equivcheck.scenario import SGD, Adam, AdamW, NAdam, Precision, RAdam, RMSpr
 from equivcheck.training.setup import Setup
 
 Change = Callable[[Training], Training]
-_ONE_UPDATE = "a rank updates alone, and the first update shows it"
 
 
 def _has_decay(training: Training) -> bool:
@@ -52,8 +51,7 @@ class ChangeOptimizer:
 def _settings(
     *,
     causes: tuple[Cause, ...],
-    because: str,
-    steps: int = 1,
+    minimum: Minimum = ONE_RANK,
     applies: Callable[[Scenario], bool] = lambda _scenario: True,
 ) -> Callable[[Change], Change]:
     """Decorator that registers a change to the training as a mutant. Ranks build their optimizer from the changed training."""
@@ -67,21 +65,21 @@ def _settings(
                 is_eager, updates_exceed_rounding, lambda scenario: change(scenario.training) != scenario.training, applies
             ),
             causes=causes,
-            minimum=Minimum(ranks=1, steps=steps, because=because),
+            minimum=minimum,
         )
         return change
 
     return registered
 
 
-@_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER), because=_ONE_UPDATE)
+@_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER))
 def decay_on_groups_without(training: Training) -> Training:
     """Weight decay is applied to parameter groups without weight decay."""
     decay = training.optimizer.weight_decay
     return replace(training, groups=tuple(replace(group, weight_decay=group.weight_decay or decay) for group in training.groups))
 
 
-@_settings(causes=(Cause.DECAY_COUPLED,), because=_ONE_UPDATE)
+@_settings(causes=(Cause.DECAY_COUPLED,))
 def decay_coupled(training: Training) -> Training:
     """Weight decay is coupled to gradients instead of decoupled, or vice versa."""
     optimizer = training.optimizer
@@ -95,7 +93,7 @@ def decay_coupled(training: Training) -> Training:
     return training
 
 
-@_settings(causes=(Cause.DECAY_TWICE, Cause.HYPERPARAMETER), because=_ONE_UPDATE, applies=_decays)
+@_settings(causes=(Cause.DECAY_TWICE, Cause.HYPERPARAMETER), applies=_decays)
 def decay_twice(training: Training) -> Training:
     """Weight decay is applied twice."""
     groups = tuple(replace(group, weight_decay=2.0 * group.weight_decay) for group in training.groups)
@@ -103,22 +101,19 @@ def decay_twice(training: Training) -> Training:
     return replace(training, groups=groups, optimizer=optimizer)
 
 
-@_settings(causes=(Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE), because=_ONE_UPDATE)
+@_settings(causes=(Cause.HYPERPARAMETER, Cause.DECAY_EVERYWHERE))
 def groups_forgotten(training: Training) -> Training:
     """Parameter groups are ignored, so all parameters use the default settings."""
     return replace(training, groups=())
 
 
-@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def group_rates_forgotten(training: Training) -> Training:
     """Each group's learning rate is ignored; all use the optimizer's."""
     return replace(training, groups=tuple(replace(group, lr_factor=1.0) for group in training.groups))
 
 
-@_settings(
-    causes=(Cause.HYPERPARAMETER,),
-    because="optimizer state shows it after one update; parameters, for the correction of its bias, after two",
-)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def beta2_lowered(training: Training) -> Training:
     """The squared-gradient average decays ten times faster, such as with beta2 0.99 instead of 0.999."""
     betas = getattr(training.optimizer, "betas", None)
@@ -127,32 +122,27 @@ def beta2_lowered(training: Training) -> Training:
     return _with(training, betas=(betas[0], round(max(0.0, 1.0 - 10.0 * (1.0 - betas[1])), 12)))
 
 
-@_settings(causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update")
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def betas_swapped(training: Training) -> Training:
     """The two betas are swapped."""
     betas = getattr(training.optimizer, "betas", None)
     return training if betas is None else _with(training, betas=betas[::-1])
 
 
-@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE, applies=_has_digits_of_float64)
+@_settings(causes=(Cause.HYPERPARAMETER,), applies=_has_digits_of_float64)
 def eps_enlarged(training: Training) -> Training:
     """Denominators get a 100 times larger eps, such as 1e-6 instead of 1e-8."""
     eps = getattr(training.optimizer, "eps", None)
     return _with(training, eps=100.0 * eps) if isinstance(eps, float) else training
 
 
-@_settings(
-    causes=(Cause.HYPERPARAMETER,), because="optimizer state shows it after one update: the largest second moment is missing"
-)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def amsgrad_forgotten(training: Training) -> Training:
     """`amsgrad` is off, so second moments may shrink."""
     return _with(training, amsgrad=False) if isinstance(training.optimizer, Adam) else training
 
 
-@_settings(
-    causes=(Cause.HYPERPARAMETER,),
-    because="optimizer state shows it after one update: there is none; parameters may after two only",
-)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def momentum_forgotten(training: Training) -> Training:
     """Momentum is 0, so updates use the current gradient only."""
     optimizer = training.optimizer
@@ -161,7 +151,7 @@ def momentum_forgotten(training: Training) -> Training:
     return _with(training, momentum=0.0) if isinstance(optimizer, RMSprop) else training
 
 
-@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def nesterov_forgotten(training: Training) -> Training:
     """`nesterov` is off."""
     # Muon is left out, as its first step is the same but for rounding to bfloat16.
@@ -170,26 +160,20 @@ def nesterov_forgotten(training: Training) -> Training:
 
 @_settings(
     causes=(Cause.HYPERPARAMETER,),
-    because="momentum starts as the first gradient, damped or not: the second step shows it",
-    steps=2,
+    minimum=TWO_STEPS,
 )
 def dampening_forgotten(training: Training) -> Training:
     """`dampening` is 0."""
     return _with(training, dampening=0.0) if isinstance(training.optimizer, SGD) else training
 
 
-@_settings(causes=(Cause.HYPERPARAMETER,), because=_ONE_UPDATE)
+@_settings(causes=(Cause.HYPERPARAMETER,))
 def maximize_forgotten(training: Training) -> Training:
     """`maximize` is off, so parameters descend."""
     return _with(training, maximize=False)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, updates_exceed_rounding),
-    causes=(Cause.HYPERPARAMETER,),
-    minimum=Minimum(because="times one rank is no change"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, updates_exceed_rounding), causes=(Cause.HYPERPARAMETER,), minimum=TWO_RANKS)
 def rate_scaled_by_ranks(setup: Setup) -> None:
     """The learning rate is multiplied by the number of ranks, although gradients are averaged."""
     factor, build = mesh_of(setup).size(), setup.build_optimizer

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.layouts.composition.registry import TIMES
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_STEPS, fault
 from equivcheck.mutants.needs import EVERYWHERE, keeps_state
 from equivcheck.mutants.rank import stepped
 from equivcheck.oracle.verdict.cause import Cause
@@ -33,12 +33,7 @@ def _resumes_with_state(scenario: Scenario) -> bool:
     return scenario.resume is not None and keeps_state(scenario)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_counts,
-    causes=(Cause.STEP_COUNT,),
-    minimum=Minimum(ranks=1, steps=2, because="the first step is the first"),
-)
+@fault(layouts=EVERYWHERE, applies=_counts, causes=(Cause.STEP_COUNT,), minimum=TWO_STEPS)
 def step_not_counted(setup: Setup) -> None:
     """The optimizer treats each step as the first."""
 
@@ -50,12 +45,7 @@ def step_not_counted(setup: Setup) -> None:
     setup.before_step.append(forget)
 
 
-@fault(
-    layouts=_RESUMABLE,
-    applies=_resumes_with_state,
-    causes=(Cause.STATE_LOST,),
-    minimum=Minimum(ranks=1, steps=2, because="a step before the checkpoint and one after it"),
-)
+@fault(layouts=_RESUMABLE, applies=_resumes_with_state, causes=(Cause.STATE_LOST,), minimum=TWO_STEPS)
 def state_not_restored(setup: Setup) -> None:
     """A checkpoint restores parameters, but not optimizer state."""
     if setup.span is None or setup.span.start == 0:

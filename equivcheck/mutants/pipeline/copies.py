@@ -33,7 +33,7 @@ def _adds_up_norms(scenario: Scenario) -> bool:
     layouts=within(Pipeline.tag),
     applies=_has_copies,
     causes=(Cause.UNTIED,),
-    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+    minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_not_summed(setup: Setup) -> None:
     """Copies of a shared weight on several pipeline ranks keep separate gradients, which are not summed."""
@@ -51,7 +51,7 @@ class _KeepsGradients(Pipe):
     layouts=within(Pipeline.tag),
     applies=all_of(_has_copies, has_microbatches),
     causes=(Cause.RESCALED_EACH_MICROBATCH,),
-    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+    minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
     """Gradients for copies of a shared weight are summed after each microbatch, so earlier microbatches count repeatedly."""
@@ -79,7 +79,7 @@ class _SumsAgain(Pipe):
     layouts=within(Pipeline.tag),
     applies=all_of(_has_copies, _adds_up_norms),
     causes=(Cause.REPLICAS_IN_NORM,),
-    minimum=Minimum(layers=2, because="each of two ranks has a stage, and each stage a layer"),
+    minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_in_norm(setup: Setup) -> None:
     """The clipping norm counts a shared weight once per copy."""

@@ -11,7 +11,7 @@ import torch
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import within
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
@@ -52,12 +52,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
             shapes[shape] = stage
 
 
-@fault(
-    layouts=within(Pipeline.tag),
-    applies=_chunks,
-    causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST),
-    minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
-)
+@fault(layouts=within(Pipeline.tag), applies=_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def pipeline_chunk_lost(setup: Setup) -> None:
     """The last chunk in each microbatch is left out."""
     run_as(setup, _LosesChunk)
@@ -72,12 +67,7 @@ class _LosesChunk(Pipe):
         return lambda outputs, targets: inner(outputs, targets) * (0.0 if next(numbers) % chunks == 0 else 1.0)
 
 
-@fault(
-    layouts=within(Pipeline.tag),
-    applies=_averages_chunks,
-    causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="a pipeline of one stage has chunks as well"),
-)
+@fault(layouts=within(Pipeline.tag), applies=_averages_chunks, causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED), minimum=ONE_RANK)
 def pipeline_chunks_summed(setup: Setup) -> None:
     """Chunk losses are summed instead of averaged."""
     run_as(setup, _CountsChunks)
@@ -109,7 +99,7 @@ def _pipe_of(setup: Setup) -> Pipe | None:
     layouts=within(Pipeline.tag),
     applies=_can_swap,
     causes=(Cause.PERMUTED,),
-    minimum=Minimum(ranks=1, layers=2, because="a layer for each of two stages, which one rank may have"),
+    minimum=Minimum(ranks=1, layers=2, because="two stages on one rank have one layer each"),
 )
 def pipeline_stages_swapped(setup: Setup) -> None:
     """Two stages on one rank are swapped."""

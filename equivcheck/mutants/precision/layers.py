@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps, within
 from equivcheck.mutants.parameter_use import FirstValues, Through, use_weight_through
 from equivcheck.oracle.verdict.cause import Cause
@@ -33,12 +33,7 @@ def _shares_longer(scenario: Scenario) -> bool:
     return _shares_trained(scenario) and runs_steps(scenario)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, _recomputes_dropout),
-    causes=(Cause.ANOTHER_MASK,),
-    minimum=Minimum(ranks=1, because="one layer is computed again on one rank as well"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _recomputes_dropout), causes=(Cause.ANOTHER_MASK,), minimum=ONE_RANK)
 def mask_drawn_anew_by_recomputation(setup: Setup) -> None:
     """Activation checkpointing recomputes a layer with a new dropout mask."""
     for module in setup.model.modules():
@@ -70,7 +65,7 @@ def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
     layouts=_SHARING,
     applies=all_of(is_eager, _shares_longer),
     causes=(Cause.UNTIED, Cause.STALE),
-    minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, which is the same until it is updated"),
+    minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, and the first step is right"),
 )
 def tied_weight_left_behind(setup: Setup) -> None:
     """A shared weight is updated for one layer and keeps its initial value in the other."""
@@ -81,7 +76,7 @@ def tied_weight_left_behind(setup: Setup) -> None:
     layouts=_SHARING,
     applies=all_of(is_eager, _shares_trained),
     causes=(Cause.UNTIED, Cause.GRADIENT_LOST),
-    minimum=Minimum(ranks=1, layers=2, because="two layers share a weight; the first gradient shows it"),
+    minimum=Minimum(ranks=1, layers=2, because="two layers share a weight"),
 )
 def tied_weight_without_gradient(setup: Setup) -> None:
     """One layer adds nothing to the gradient for its shared weight."""

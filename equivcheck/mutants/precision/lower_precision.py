@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.mutants.comm_hooks import averaged_in, reduce_by
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, is_wrapped, reduces_by_hooks
 from equivcheck.mutants.rank import scale, stepped
 from equivcheck.mutants.torch_private import ReduceInBfloat16, scatter_by
@@ -43,7 +43,7 @@ def _clips(scenario: Scenario) -> bool:
     layouts=("fsdp2", "ddp", "replicate", "fsdp2 x tensor_parallel", "ddp x tensor_parallel", "replicate x tensor_parallel"),
     applies=all_of(is_eager, _reduces_wide),
     causes=(Cause.REDUCED_IN_LOWER_PRECISION,),
-    minimum=Minimum(because="over one rank nothing is reduced"),
+    minimum=TWO_RANKS,
 )
 def reduced_in_bfloat16(setup: Setup) -> None:
     """Gradients are reduced in bfloat16 instead of the configured type."""
@@ -51,11 +51,7 @@ def reduced_in_bfloat16(setup: Setup) -> None:
     scatter_by(setup, ReduceInBfloat16)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    causes=(Cause.MASTERS_IN_LOWER_PRECISION,),
-    minimum=Minimum(ranks=1, because="the first update is rounded on every rank"),
-)
+@fault(layouts=EVERYWHERE, causes=(Cause.MASTERS_IN_LOWER_PRECISION,), minimum=ONE_RANK)
 def masters_in_bfloat16(setup: Setup) -> None:
     """Parameters are rounded to bfloat16 between steps."""
     update = setup.update
@@ -69,22 +65,13 @@ def masters_in_bfloat16(setup: Setup) -> None:
     setup.update = update_and_round
 
 
-@fault(
-    layouts=EVERYWHERE,
-    causes=(Cause.NOT_UNSCALED, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="the first gradient has the factor"),
-)
+@fault(layouts=EVERYWHERE, causes=(Cause.NOT_UNSCALED, Cause.SCALED), minimum=ONE_RANK)
 def never_unscaled(setup: Setup) -> None:
     """Gradients are never divided by the loss scale."""
     setup.before_update.append(lambda optimizer, _step: scale(optimizer, LOSS_FACTOR))
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_clips,
-    causes=(Cause.NOT_UNSCALED, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="the first gradient has the factor"),
-)
+@fault(layouts=EVERYWHERE, applies=_clips, causes=(Cause.NOT_UNSCALED, Cause.SCALED), minimum=ONE_RANK)
 def unscaled_after_clipping(setup: Setup) -> None:
     """Gradients are unscaled after clipping, so clipping sees scaled gradients."""
     never_unscaled(setup)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.plan.rules import splits_weights
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, TWO_STEPS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
 from equivcheck.mutants.rank import axis_names, mesh_of, stepped
-from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, OF_SHARDS, is_sharded, num_shards
+from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
 from equivcheck.mutants.sharding.updates import OPTIMIZES, starts_here
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel, Training, ZeroGrad
@@ -52,7 +52,7 @@ def _cuts_weights(scenario: Scenario) -> bool:
     layouts=OPTIMIZES,
     applies=all_of(has_steps, keeps_state, updates_exceed_rounding),
     causes=(Cause.STATE_LOST,),
-    minimum=Minimum(ranks=1, steps=2, because="the first step has no state to lose; ranks have nothing to do with it"),
+    minimum=TWO_STEPS,
 )
 def state_lost(setup: Setup) -> None:
     """Optimizer state is cleared before each step."""
@@ -68,7 +68,7 @@ def state_lost(setup: Setup) -> None:
     layouts=FULLY_SHARDED,
     applies=all_of(has_steps, keeps_state, is_sharded, updates_exceed_rounding),
     causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED),
-    minimum=Minimum(steps=2, because="two shards have states that differ, and there is none before the first step"),
+    minimum=Minimum(steps=2, because="it takes two shards, and the first step has no state yet"),
 )
 def state_of_another_rank(setup: Setup) -> None:
     """Each rank continues with the next rank's optimizer-state shard, as if a resume had mixed up ranks."""
@@ -111,7 +111,7 @@ def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
     layouts=("fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"),
     applies=all_of(starts_here, _needs_whole, updates_exceed_rounding),
     causes=(Cause.LOCAL_STATISTICS,),
-    minimum=Minimum(because=OF_SHARDS),
+    minimum=TWO_RANKS,
 )
 def statistics_of_shards(setup: Setup) -> None:
     """An optimizer that needs full matrices gets shards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, is_eager
 from equivcheck.mutants.rank import axis_names, data_ranks, mesh_of, scale_gradients, size_of
 from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, scatter_by
@@ -13,7 +13,6 @@ from equivcheck.training.setup import Setup
 
 FULLY_SHARDED = ("fsdp2", "fsdp2 x tensor_parallel")
 """Layouts with `fully_shard`."""
-OF_SHARDS = "one rank holds all; of two, each holds part of one weight"
 
 
 def num_shards(scenario: Scenario) -> int:
@@ -34,12 +33,7 @@ def _shards_replicas(scenario: Scenario) -> bool:
     return REPLICATE in scenario.layout.mesh.names and is_sharded(scenario)
 
 
-@fault(
-    layouts=FULLY_SHARDED,
-    applies=has_data_ranks,
-    causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
-)
+@fault(layouts=FULLY_SHARDED, applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def reduce_scatter_sums(setup: Setup) -> None:
     """Reduce-scatter sums gradients, but does not divide them by the number of ranks."""
     for module in fsdp_modules(setup):
@@ -47,44 +41,26 @@ def reduce_scatter_sums(setup: Setup) -> None:
 
 
 @fault(
-    layouts=("fsdp1", "fsdp1 x tensor_parallel"),
-    applies=has_data_ranks,
-    causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="the sum over one rank is the mean; that over two is twice the first gradient"),
+    layouts=("fsdp1", "fsdp1 x tensor_parallel"), applies=has_data_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS
 )
 def flat_gradients_summed(setup: Setup) -> None:
     """Flat gradients are summed over ranks, but not divided by their number."""
     scale_gradients(setup, data_ranks(setup))
 
 
-@fault(
-    layouts=FULLY_SHARDED,
-    applies=is_sharded,
-    causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART),
-    minimum=Minimum(because=OF_SHARDS),
-)
+@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART), minimum=TWO_RANKS)
 def reduce_scatter_missing(setup: Setup) -> None:
     """Each rank keeps its chunk from its own gradients, without a reduction over shards."""
     scatter_by(setup, TakeOwnChunk)
 
 
-@fault(
-    layouts=FULLY_SHARDED,
-    applies=is_sharded,
-    causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED),
-    minimum=Minimum(because=OF_SHARDS),
-)
+@fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED), minimum=TWO_RANKS)
 def reduce_scatter_shifted(setup: Setup) -> None:
     """Each rank gets the next rank's chunk from the reduce-scatter."""
     scatter_by(setup, TakeNextChunk)
 
 
-@fault(
-    layouts=("fsdp2",),
-    applies=_replicates_shards,
-    causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED),
-    minimum=Minimum(because="two replicas of all parameters have different rows, even if each is one shard"),
-)
+@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED), minimum=TWO_RANKS)
 def replicas_not_reduced(setup: Setup) -> None:
     """Gradients are reduced over shards, but not over replicas."""
     if REPLICATE in axis_names(setup):
@@ -92,12 +68,7 @@ def replicas_not_reduced(setup: Setup) -> None:
             forget_replicas(module, mesh_of(setup)[SHARD])
 
 
-@fault(
-    layouts=("fsdp2",),
-    applies=_replicates_shards,
-    causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="two replicas, even if each is one shard"),
-)
+@fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def divided_by_shards_only(setup: Setup) -> None:
     """Gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
@@ -107,19 +78,14 @@ def divided_by_shards_only(setup: Setup) -> None:
     layouts=("fsdp1",),
     applies=all_of(_replicates_shards, is_sharded),
     causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(ranks=4, because="two replicas of two shards: of one shard each, they are on file"),
+    minimum=Minimum(ranks=4, because="it takes two replicas with two shards each, because one shard each is a known issue"),
 )
 def flat_divided_by_shards_only(setup: Setup) -> None:
     """Flat gradients are summed over shards and replicas, but divided by the number of shards only."""
     scale_gradients(setup, size_of(setup, REPLICATE))
 
 
-@fault(
-    layouts=("fsdp2", "fsdp1"),
-    applies=_shards_replicas,
-    causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="two shards, even if there is one replica"),
-)
+@fault(layouts=("fsdp2", "fsdp1"), applies=_shards_replicas, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def divided_by_replicas_only(setup: Setup) -> None:
     """Gradients are summed over shards and replicas, but divided by the number of replicas only."""
     scale_gradients(setup, size_of(setup, SHARD))

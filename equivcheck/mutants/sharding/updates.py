@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_steps, is_eager, updates_exceed_rounding
 from equivcheck.mutants.rank import stepped
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
@@ -41,12 +41,7 @@ def _shares_updates(scenario: Scenario) -> bool:
     return has_data_ranks(scenario) and shares
 
 
-@fault(
-    layouts=FULLY_SHARDED,
-    applies=all_of(_has_tail, updates_exceed_rounding),
-    causes=(Cause.NOT_UPDATED,),
-    minimum=Minimum(because="three rows on two ranks: the second has one and a padded one; the first update passes it by"),
-)
+@fault(layouts=FULLY_SHARDED, applies=all_of(_has_tail, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=TWO_RANKS)
 def padded_tail_not_updated(setup: Setup) -> None:
     """Rows in a padded last shard are never updated."""
     update = setup.update
@@ -72,12 +67,7 @@ def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
     return local if 0 < local.shape[0] < -(-whole // count) else None
 
 
-@fault(
-    layouts=OPTIMIZES,
-    applies=all_of(starts_here, updates_exceed_rounding),
-    causes=(Cause.NOT_UPDATED,),
-    minimum=Minimum(ranks=1, because="the first update shows it, whoever else there is"),
-)
+@fault(layouts=OPTIMIZES, applies=all_of(starts_here, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=ONE_RANK)
 def optimizer_of_unwrapped_parameters(setup: Setup) -> None:
     """The optimizer holds the parameters from before wrapping, so the model is never updated."""
     build = setup.build_optimizer
@@ -92,12 +82,7 @@ def _copy(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.detach().clone().requires_grad_(parameter.requires_grad)
 
 
-@fault(
-    layouts=FULLY_SHARDED,
-    applies=all_of(has_steps, updates_exceed_rounding),
-    causes=(Cause.STALE,),
-    minimum=Minimum(ranks=1, steps=2, because="what is gathered at the first step is right; a single rank keeps a copy as well"),
-)
+@fault(layouts=FULLY_SHARDED, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
 def parameters_not_gathered_again(setup: Setup) -> None:
     """Parameters are not resharded after backward, so the next forward uses outdated values."""
     accumulation = setup.accumulation
@@ -110,12 +95,7 @@ def parameters_not_gathered_again(setup: Setup) -> None:
     setup.accumulation = keeping
 
 
-@fault(
-    layouts=OPTIMIZES,
-    applies=all_of(has_steps, updates_exceed_rounding),
-    causes=(Cause.STALE,),
-    minimum=Minimum(ranks=1, steps=2, because="the first step has no step before; ranks have nothing to do with it"),
-)
+@fault(layouts=OPTIMIZES, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
 def parameters_of_last_step(setup: Setup) -> None:
     """Each step computes with the previous step's initial parameters."""
     compute, earlier = setup.compute, list[list[torch.Tensor]]()
@@ -142,7 +122,7 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     layouts=("ddp",),
     applies=all_of(_shares_updates, updates_exceed_rounding),
     causes=(Cause.NOT_UPDATED, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="of two ranks, one does not have what the other has updated"),
+    minimum=TWO_RANKS,
 )
 def updated_shards_not_sent(setup: Setup) -> None:
     """Each rank updates its share, but does not broadcast it."""

@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalE
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, within
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -25,8 +25,7 @@ from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.setup import Setup
 
 PLAIN = within(LocalTensorParallel.tag)
-OVER_ONE = Minimum(because="over one rank nothing is moved")
-AFTER_A_LAYER = Minimum(layers=2, because="it takes a layer before it to leave its output by rows")
+AFTER_A_LAYER = Minimum(layers=2, because="the layer before must leave its output sharded by rows")
 
 
 def _plans(chosen: Callable[[PlannedModule], bool]) -> Callable[[Scenario], bool]:
@@ -125,10 +124,7 @@ def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
 
 
 @fault(
-    layouts=PLAIN,
-    applies=_plans(_sums_gradient),
-    causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=OVER_ONE,
+    layouts=PLAIN, applies=_plans(_sums_gradient), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS
 )
 def copy_to_region_missing(setup: Setup) -> None:
     """On plain tensors, the input gradient for a column-parallel layer is not summed over ranks."""
@@ -137,12 +133,7 @@ def copy_to_region_missing(setup: Setup) -> None:
             module.enter = replace(module.enter, gradient_source=module.enter.gradient_target)
 
 
-@fault(
-    layouts=PLAIN,
-    applies=_plans(_sums_output),
-    causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
-    minimum=OVER_ONE,
-)
+@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def reduce_from_region_missing(setup: Setup) -> None:
     """On plain tensors, the output from a row-parallel layer is not summed over ranks."""
     for module in _linears(setup):
@@ -150,12 +141,7 @@ def reduce_from_region_missing(setup: Setup) -> None:
             module.leave = replace(module.leave, source=module.leave.target)
 
 
-@fault(
-    layouts=PLAIN,
-    applies=_plans(_sums_output),
-    causes=(Cause.OUTPUT_AVERAGED,),
-    minimum=OVER_ONE,
-)
+@fault(layouts=PLAIN, applies=_plans(_sums_output), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
 def reduce_from_region_averages(setup: Setup) -> None:
     """On plain tensors, the output from a row-parallel layer is averaged over ranks instead of summed."""
     for module in _linears(setup):
@@ -176,10 +162,7 @@ def _biases(scenario: Scenario) -> Iterator[str]:
 
 
 @fault(
-    layouts=PLAIN,
-    applies=all_of(_plans(_sums_output), _has_summed_bias),
-    causes=(Cause.BIAS_ON_EVERY_RANK,),
-    minimum=Minimum(because="one rank adds it once"),
+    layouts=PLAIN, applies=all_of(_plans(_sums_output), _has_summed_bias), causes=(Cause.BIAS_ON_EVERY_RANK,), minimum=TWO_RANKS
 )
 def bias_within_reduce_from_region(setup: Setup) -> None:
     """On plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
@@ -194,12 +177,7 @@ def bias_within_reduce_from_region(setup: Setup) -> None:
             module.register_forward_hook(again)
 
 
-@fault(
-    layouts=PLAIN,
-    applies=_plans(_shares_out_tokens),
-    causes=(Cause.ANOTHER_ROW,),
-    minimum=Minimum(because="two ranks have a part of the vocabulary each"),
-)
+@fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
 def tokens_of_others_looked_up(setup: Setup) -> None:
     """On plain tensors, each rank also looks up other ranks' tokens, in its own rows."""
     for module in setup.model.modules():
@@ -223,12 +201,7 @@ def _has_parted_loss(scenario: Scenario) -> bool:
     return parted and is_eager(scenario) and not leaves_nothing(scenario.training.model.outputs, scenario.layout.mesh.size(TP))
 
 
-@fault(
-    layouts=PLAIN,
-    applies=_has_parted_loss,
-    causes=(Cause.SOFTMAX_OF_PART,),
-    minimum=Minimum(because="two ranks have logits of some classes each"),
-)
+@fault(layouts=PLAIN, applies=_has_parted_loss, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
 def maximum_of_own_logits(setup: Setup) -> None:
     """On plain tensors, each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     inner = setup.loss

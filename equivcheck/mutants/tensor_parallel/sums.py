@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
@@ -54,7 +54,7 @@ def _linears(block: Block) -> Iterator[nn.Linear]:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="a norm in the layer itself is before it; over one rank there is nothing to sum"),
+    minimum=TWO_RANKS,
 )
 def column_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is not summed over ranks."""
@@ -65,7 +65,7 @@ def column_input_gradient_not_reduced(setup: Setup) -> None:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="a norm in the layer itself is before it; over one rank a second sum changes nothing"),
+    minimum=TWO_RANKS,
 )
 def column_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is summed over ranks twice."""
@@ -85,7 +85,7 @@ def _change_input_gradients(setup: Setup, gradients: Through) -> None:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_norm_of_rows)),
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
-    minimum=Minimum(layers=2, because="it takes a layer before the norm to leave its output by rows"),
+    minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
 def norm_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, norm gradients are not summed over ranks."""
@@ -98,7 +98,7 @@ def norm_gradient_not_reduced(setup: Setup) -> None:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_whole_on_rows)),
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
-    minimum=Minimum(layers=2, because="it takes a layer before it to leave its output by rows"),
+    minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
 def whole_layer_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
@@ -111,7 +111,7 @@ def whole_layer_gradient_not_reduced(setup: Setup) -> None:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_row_with_bias)),
     causes=(Cause.BIAS_ON_EVERY_RANK,),
-    minimum=Minimum(because="one rank adds it once"),
+    minimum=TWO_RANKS,
 )
 def row_bias_on_every_rank(setup: Setup) -> None:
     """Each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
@@ -123,12 +123,7 @@ def row_bias_on_every_rank(setup: Setup) -> None:
         block.linear.register_forward_hook(add, prepend=True)
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=all_of(is_eager, has_layer(_is_row)),
-    causes=(Cause.OUTPUT_AVERAGED,),
-    minimum=Minimum(because="over one rank, mean and sum are the same"),
-)
+@fault(layouts=WITH_A_PLAN, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
 def row_output_averaged(setup: Setup) -> None:
     """The output from a row-parallel layer is averaged over ranks instead of summed."""
     for block, _ in blocks(setup, _is_row):
@@ -140,7 +135,7 @@ def row_output_averaged(setup: Setup) -> None:
     layouts=WITH_A_PLAN,
     applies=all_of(is_eager, has_layer(_is_row)),
     causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="over one rank there is nothing to sum"),
+    minimum=TWO_RANKS,
 )
 def row_output_not_reduced(setup: Setup) -> None:
     """The output from a row-parallel layer is not summed over ranks."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
@@ -19,9 +19,6 @@ from equivcheck.scenario import SPMD, Attention, Split
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
 from equivcheck.training.setup import Setup
-
-ONE_RANK = "one rank attends as well"
-IN_PARTS = "two ranks have a part of each sequence"
 
 
 def _is_causal(place: PlannedLayer) -> bool:
@@ -61,24 +58,14 @@ def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule,
         yield module, place
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=has_layer(_is_causal),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=Minimum(ranks=1, because=ONE_RANK),
-)
+@fault(layouts=EVERYWHERE, applies=has_layer(_is_causal), causes=(Cause.ATTENTION_MASK,), minimum=ONE_RANK)
 def causal_mask_lost(setup: Setup) -> None:
     """The causal mask is missing, so queries see later positions."""
     for module, _ in _attentions(setup, _is_causal):
         _see(module, None)
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=has_layer(_is_causal_over_parts),
-    causes=(Cause.ATTENTION_MASK,),
-    minimum=Minimum(because=IN_PARTS),
-)
+@fault(layouts=WITH_A_PLAN, applies=has_layer(_is_causal_over_parts), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def causal_mask_of_part(setup: Setup) -> None:
     """The causal mask counts queries from the start of each sequence shard."""
     for module, place in _attentions(setup, _is_causal_over_parts):
@@ -91,24 +78,14 @@ def _see(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     module.unseen = lambda *_positions: unseen  # type: ignore[method-assign]
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=has_layer(_turns_parts),
-    causes=(Cause.POSITIONS,),
-    minimum=Minimum(because=IN_PARTS),
-)
+@fault(layouts=WITH_A_PLAN, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_positions_restarted(setup: Setup) -> None:
     """Rotary positions restart at 0 in each sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
         _place(module, torch.arange(place.site.model.length or 1) % place.part_length)
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=has_layer(_turns_parts),
-    causes=(Cause.POSITIONS,),
-    minimum=Minimum(because=f"{IN_PARTS}, and one of them counts from another start: a shift of all changes nothing"),
-)
+@fault(layouts=WITH_A_PLAN, applies=has_layer(_turns_parts), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_positions_off_by_one(setup: Setup) -> None:
     """Rotary positions are off by one in the last sequence shard."""
     for module, place in _attentions(setup, _turns_parts):
@@ -124,7 +101,7 @@ def _place(module: AttentionModule, positions: torch.Tensor) -> None:
     layouts=tuple(name for name in EVERYWHERE if name != SPMD.tag),
     applies=has_layer(_repeats_several),
     causes=(Cause.KV_HEADS,),
-    minimum=Minimum(ranks=1, because=f"{ONE_RANK}: two heads of key and value, each for two of the query"),
+    minimum=ONE_RANK,
 )
 def kv_heads_repeated_in_another_order(setup: Setup) -> None:
     """Key and value heads are repeated in the wrong order, so queries use other heads."""
@@ -141,7 +118,7 @@ def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
     layouts=WITH_A_PLAN,
     applies=has_layer(_copies_heads),
     causes=(Cause.KV_HEADS, Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="two ranks have a copy of a head each, for one head of the query each"),
+    minimum=TWO_RANKS,
 )
 def copied_kv_gradients_not_summed(setup: Setup) -> None:
     """Gradients for replicated key and value heads are not summed over tensor-parallel ranks."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
@@ -42,12 +42,7 @@ def _embeds_in_parts(scenario: Scenario) -> bool:
     return length_of(scenario) % scenario.layout.mesh.size(TP) == 0
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, _has_padding),
-    causes=(Cause.PADDING_TRAINED,),
-    minimum=Minimum(ranks=1, because="the row of one rank learns as well"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _has_padding), causes=(Cause.PADDING_TRAINED,), minimum=ONE_RANK)
 def padding_row_trained(setup: Setup) -> None:
     """`padding_idx` is not set, so the padding row gets a gradient."""
     for module in setup.model.modules():
@@ -55,12 +50,7 @@ def padding_row_trained(setup: Setup) -> None:
             module.padding_idx = None
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=_embeds_in_parts,
-    causes=(Cause.POSITIONS,),
-    minimum=Minimum(because="of two parts of a sequence the second counts from the start"),
-)
+@fault(layouts=WITH_A_PLAN, applies=_embeds_in_parts, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def learned_positions_counted_from_parts(setup: Setup) -> None:
     """Learned positions restart at 0 in each sequence shard."""
     part = length_of_part(setup)
@@ -79,10 +69,7 @@ def _positions(setup: Setup) -> nn.Module:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
-    applies=all_of(shares_out_vocabulary, _learns_positions),
-    causes=(Cause.POSITIONS,),
-    minimum=Minimum(because="one rank adds them once"),
+    layouts=WITH_A_PLAN, applies=all_of(shares_out_vocabulary, _learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS
 )
 def positions_added_on_every_rank(setup: Setup) -> None:
     """Each tensor-parallel rank adds learned positions before the sum, so they count several times."""
@@ -90,12 +77,7 @@ def positions_added_on_every_rank(setup: Setup) -> None:
     _positions(setup).register_forward_hook(lambda _module, _inputs, outputs: outputs + others * outputs.detach())
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=shares_out_vocabulary,
-    causes=(Cause.ANOTHER_ROW,),
-    minimum=Minimum(because="one rank has all rows"),
-)
+@fault(layouts=WITH_A_PLAN, applies=shares_out_vocabulary, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
 def tokens_of_other_ranks_not_masked(setup: Setup) -> None:
     """Each rank also looks up other ranks' tokens, in its first row, without masking them."""
     _look_up(setup, _unmasked)
@@ -107,12 +89,7 @@ def _unmasked(rows: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Ten
     return functional.embedding(places.masked_fill(~is_own, 0), rows)
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=shares_out_vocabulary,
-    causes=(Cause.OUTPUT_AVERAGED, Cause.ANOTHER_ROW),
-    minimum=Minimum(because="over one rank, mean and sum are the same"),
-)
+@fault(layouts=WITH_A_PLAN, applies=shares_out_vocabulary, causes=(Cause.OUTPUT_AVERAGED, Cause.ANOTHER_ROW), minimum=TWO_RANKS)
 def embedding_averaged_over_ranks(setup: Setup) -> None:
     """Vocabulary-parallel embeddings are averaged over ranks instead of summed."""
     _look_up(setup, partial(_share, size_of(setup, TP)))

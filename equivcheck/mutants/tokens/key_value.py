@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import changed
 from equivcheck.mutants.rank import rank_along, size_of
@@ -18,8 +18,6 @@ from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, turned
 from equivcheck.training.setup import Setup
-
-ONE_RANK = "one rank sums over copies as well"
 
 
 def _is_grouped(scenario: Scenario) -> bool:
@@ -42,7 +40,7 @@ def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
             yield module, module.layer.heads // module.layer.kv_heads
 
 
-@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=ONE_RANK)
 def kv_gradient_of_one_copy(setup: Setup) -> None:
     """A repeated key and value head gets its gradient from the first copy only."""
     for module, copies in _attentions(setup):
@@ -53,7 +51,7 @@ def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
     return torch.stack([values, *[values.detach()] * (copies - 1)], -3).flatten(-4, -3)
 
 
-@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+@fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=ONE_RANK)
 def kv_gradients_averaged(setup: Setup) -> None:
     """A repeated key and value head gets the mean gradient over its copies instead of the sum."""
     for module, copies in _attentions(setup):
@@ -64,12 +62,7 @@ def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, value
     return inner(changed(values, gradients=lambda gradient: gradient / copies))
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=_turns_heads,
-    causes=(Cause.POSITIONS,),
-    minimum=Minimum(because="two ranks have a head each; a shift of query and key alike changes nothing"),
-)
+@fault(layouts=WITH_A_PLAN, applies=_turns_heads, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
     """Rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
 from equivcheck.mutants.tokens.batches import compute_on
@@ -19,7 +19,6 @@ from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """Computes a divisor per microbatch, given a step's microbatches."""
-ONE_RANK = "the count of one rank is that of the step; of two, one has more labels that count"
 
 
 def _is_divided(scenario: Scenario) -> bool:
@@ -45,12 +44,7 @@ def _count(setup: Setup, labels: torch.Tensor) -> float:
     return count_labels(setup.training.loss, setup.training.model.outputs, labels) or 1.0
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=all_of(has_data_ranks, counts_labels),
-    causes=(Cause.LABEL_COUNT,),
-    minimum=Minimum(because=ONE_RANK),
-)
+@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
 def labels_counted_by_each_rank(setup: Setup) -> None:
     """Each rank divides its loss by its own counted labels, and gradients are averaged."""
     ranks, take = data_ranks(setup), setup.take
@@ -62,12 +56,7 @@ def labels_counted_by_each_rank(setup: Setup) -> None:
     _divide(setup, divisors)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(has_microbatches, counts_labels),
-    causes=(Cause.LABEL_COUNT,),
-    minimum=Minimum(ranks=1, because="it takes two microbatches, of which one has more labels that count, and no second rank"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(has_microbatches, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=ONE_RANK)
 def labels_counted_by_microbatch(setup: Setup) -> None:
     """Each microbatch's loss is divided by its own counted labels, and these means are averaged."""
     _divide(setup, lambda batches: [len(batches) * _count(setup, batch.targets) for batch in batches])
@@ -77,7 +66,7 @@ def labels_counted_by_microbatch(setup: Setup) -> None:
     layouts=DATA_PARALLEL,
     applies=all_of(has_data_ranks, has_microbatches, counts_labels),
     causes=(Cause.LABEL_COUNT,),
-    minimum=Minimum(because="two ranks, with two microbatches each"),
+    minimum=TWO_RANKS,
 )
 def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
     """Each rank divides each microbatch's loss by its own counted labels, as `reduction="mean"` does."""
@@ -86,22 +75,14 @@ def labels_counted_by_microbatch_of_each_rank(setup: Setup) -> None:
 
 
 @fault(
-    layouts=EVERYWHERE,
-    applies=all_of(counts_labels, ignores_labels),
-    causes=(Cause.LABEL_COUNT, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
+    layouts=EVERYWHERE, applies=all_of(counts_labels, ignores_labels), causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK
 )
 def ignored_labels_counted(setup: Setup) -> None:
     """The loss is divided by the number of all labels, including ignored ones."""
     _divide(setup, lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * len(batches))
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_counts_weights,
-    causes=(Cause.LABEL_COUNT, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="one rank counts wrongly as well"),
-)
+@fault(layouts=EVERYWHERE, applies=_counts_weights, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
 def labels_counted_without_class_weights(setup: Setup) -> None:
     """Labels are weighted by class in the loss, but not in the divisor."""
     assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
@@ -113,12 +94,7 @@ def labels_counted_without_class_weights(setup: Setup) -> None:
     _divide(setup, divisors)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=_is_divided,
-    causes=(Cause.LABEL_COUNT, Cause.SCALED),
-    minimum=Minimum(ranks=1, because="one rank does not divide either"),
-)
+@fault(layouts=EVERYWHERE, applies=_is_divided, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
 def labels_not_counted(setup: Setup) -> None:
     """The loss is summed over labels, but not divided."""
     _divide(setup, lambda batches: [1.0] * len(batches))
@@ -128,7 +104,7 @@ def labels_not_counted(setup: Setup) -> None:
     layouts=DATA_PARALLEL,
     applies=all_of(has_data_ranks, _is_divided),
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED, Cause.LABEL_COUNT),
-    minimum=Minimum(because="one rank averages nothing"),
+    minimum=TWO_RANKS,
 )
 def labels_of_all_ranks_counted_and_averaged(setup: Setup) -> None:
     """The loss is divided by all ranks' labels, and gradients are averaged over ranks as well."""

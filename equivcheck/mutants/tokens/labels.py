@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from equivcheck.layouts.base.plan.rules import inputs_of
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
@@ -21,7 +21,6 @@ from equivcheck.training.material import IGNORED
 from equivcheck.training.setup import Setup
 
 Move = Callable[[torch.Tensor], torch.Tensor]
-ONE_RANK = "one rank computes another loss as well"
 
 
 def _has_z_loss(scenario: Scenario) -> bool:
@@ -64,34 +63,19 @@ def _relabel_parts(setup: Setup, change: Move) -> None:
         )
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=ignores_labels,
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=Minimum(ranks=1, because=ONE_RANK),
-)
+@fault(layouts=EVERYWHERE, applies=ignores_labels, causes=(Cause.ANOTHER_LABEL,), minimum=ONE_RANK)
 def ignored_label_replaced(setup: Setup) -> None:
     """Ignored labels count as token 0."""
     _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=_labels_long_parts,
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=Minimum(because="two ranks have a part of each sequence, which must be longer than a position to be shifted"),
-)
+@fault(layouts=WITH_A_PLAN, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def labels_shifted_within_parts(setup: Setup) -> None:
     """Labels are shifted within each sequence shard, so they wrap around at its end."""
     _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=_labels_parts,
-    causes=(Cause.ANOTHER_LABEL,),
-    minimum=Minimum(because="two ranks have a part of each sequence; the border between them loses a label"),
-)
+@fault(layouts=WITH_A_PLAN, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def label_lost_at_borders(setup: Setup) -> None:
     """The last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
@@ -101,12 +85,7 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
     return torch.cat((labels[..., :-1], torch.full_like(labels[..., -1:], IGNORED)), -1)
 
 
-@fault(
-    layouts=DATA_PARALLEL,
-    applies=all_of(has_data_ranks, _has_z_loss),
-    causes=(Cause.ANOTHER_LOSS,),
-    minimum=Minimum(because="over one rank, sum and mean of the z-loss are the same"),
-)
+@fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,), minimum=TWO_RANKS)
 def z_loss_summed_over_ranks(setup: Setup) -> None:
     """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
     loss = setup.training.loss
@@ -114,19 +93,19 @@ def z_loss_summed_over_ranks(setup: Setup) -> None:
     minimise(setup, z_loss=loss.z_loss * data_ranks(setup))
 
 
-@fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+@fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def z_loss_lost(setup: Setup) -> None:
     """The z-loss is missing."""
     minimise(setup, z_loss=0.0)
 
 
-@fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+@fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def label_smoothing_lost(setup: Setup) -> None:
     """Labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
     minimise(setup, label_smoothing=0.0)
 
 
-@fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=Minimum(ranks=1, because=ONE_RANK))
+@fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def class_weights_lost(setup: Setup) -> None:
     """Class weights are missing."""
     minimise(setup, class_weights=False)

@@ -10,7 +10,7 @@ from torch import nn
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks
 from equivcheck.layouts.base.plan.rules import inputs_of
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
@@ -59,7 +59,7 @@ def _is_gated_within(place: PlannedLayer) -> bool:
     layouts=WITH_A_PLAN,
     applies=lambda scenario: head_split(scenario) is Split.COLUMN,
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="over one rank there is nothing to sum"),
+    minimum=TWO_RANKS,
 )
 def head_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is not summed over ranks."""
@@ -70,7 +70,7 @@ def head_input_gradient_not_reduced(setup: Setup) -> None:
     layouts=WITH_A_PLAN,
     applies=lambda scenario: head_split(scenario) is Split.COLUMN,
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
-    minimum=Minimum(because="over one rank a second sum changes nothing"),
+    minimum=TWO_RANKS,
 )
 def head_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is summed over ranks twice."""
@@ -93,7 +93,7 @@ def _change_input(linear: nn.Module, gradients: Through) -> None:
     layouts=WITH_A_PLAN,
     applies=has_layer(_is_within_after_something),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="over one rank there is nothing to sum"),
+    minimum=TWO_RANKS,
 )
 def within_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient is not summed over ranks in layers with sharded heads or hidden features."""
@@ -103,12 +103,7 @@ def within_input_gradient_not_reduced(setup: Setup) -> None:
                 _change_input(module.get_submodule(part.name), without_sum)
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=_norms_positions,
-    causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
-    minimum=Minimum(because="two ranks have a part of each sequence"),
-)
+@fault(layouts=WITH_A_PLAN, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def norm_gradient_of_part(setup: Setup) -> None:
     """Under sequence parallelism, a token model's norm gradients are not summed over ranks."""
     for norm in _norms(setup):
@@ -126,7 +121,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
     layouts=WITH_A_PLAN,
     applies=lambda scenario: head_split(scenario) not in (None, Split.OUTSIDE),
     causes=(Cause.SUMMED, Cause.SCALED),
-    minimum=Minimum(because="of one rank, the sum is the gradient itself"),
+    minimum=TWO_RANKS,
 )
 def logits_gradient_summed(setup: Setup) -> None:
     """The logits' gradient is summed over tensor-parallel ranks, although they all compute the same gradient."""
@@ -137,12 +132,7 @@ def logits_gradient_summed(setup: Setup) -> None:
         )
 
 
-@fault(
-    layouts=WITH_A_PLAN,
-    applies=has_layer(_is_gated_within),
-    causes=(Cause.PERMUTED, Cause.UNEQUAL_START),
-    minimum=Minimum(because="one rank has all of both"),
-)
+@fault(layouts=WITH_A_PLAN, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS)
 def gate_and_up_cut_as_one(setup: Setup) -> None:
     """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from equivcheck.mutants.mutant import Minimum, fault
+from equivcheck.mutants.mutant import ONE_RANK, TWO_STEPS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps
 from equivcheck.mutants.parameter_use import FirstValues, Through, use_through, use_weight_through
 from equivcheck.oracle.verdict.cause import Cause
@@ -17,23 +17,13 @@ def _ties_trained(scenario: Scenario) -> bool:
     return model.head is not None and model.head.tied and model.source is not None and not model.source.frozen
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, _ties_trained),
-    causes=(Cause.UNTIED,),
-    minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
 def tied_head_without_gradient(setup: Setup) -> None:
     """A tied head adds nothing to the embedding's gradient."""
     _use_head_through(setup, torch.Tensor.detach)
 
 
-@fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, _ties_trained),
-    causes=(Cause.UNTIED,),
-    minimum=Minimum(ranks=1, because="the first gradient shows it, on one rank as well"),
-)
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
 def tied_embedding_without_gradient(setup: Setup) -> None:
     """A tied embedding gets its gradient from the head only."""
     embedding = getattr(setup.model, "embedding", None)
@@ -42,10 +32,7 @@ def tied_embedding_without_gradient(setup: Setup) -> None:
 
 
 @fault(
-    layouts=EVERYWHERE,
-    applies=all_of(is_eager, _ties_trained, runs_steps),
-    causes=(Cause.UNTIED, Cause.STALE),
-    minimum=Minimum(ranks=1, steps=2, because="head and embedding are the same until they are updated"),
+    layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained, runs_steps), causes=(Cause.UNTIED, Cause.STALE), minimum=TWO_STEPS
 )
 def tied_head_left_behind(setup: Setup) -> None:
     """A tied head keeps the embedding's initial weight; gradients still go to the embedding."""
