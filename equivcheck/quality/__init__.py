@@ -1,1 +1,1 @@
-"""How good the checker is: on mutants, on other versions of torch, on this machine."""
+"""Measurements for the checker itself: mutants, other torch versions, this machine."""

@@ -1,4 +1,4 @@
-"""What works here: every layout in every world, really run on two ranks, and programs whose answer is known."""
+"""Doctor: train under each layout in each world on two ranks, and run programs with known answers."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ _NUM_RANKS = 2
 _DEADLINE = 30.0
 
 Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
-"""A program that says what is right, and the arguments that it is run with."""
+"""A program with boolean results, and the arguments for its runs."""
 
 PROGRAMS: dict[str, Runs] = {
     "redistributed tensors": (probes.redistributed, tuple((seed,) for seed in range(12))),
     "parameters cut twice": (probes.sharded_twice, (("linear", 5), ("embedding", 7))),
     "loss_parallel": (probes.in_loss_parallel, ((),)),
 }
-"""What goes wrong first where ranks as threads share what torch keeps for a process: sim must be right where gloo is."""
+"""Programs that fail first if simulated ranks share torch's per-process state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One subject in one world."""
+    """A layout or program, tried in one world."""
 
     world: str
-    """Name of the world."""
+    """World of the ranks."""
     subject: str
-    """Tag of a parallelism, or what a program tries whose answer is known."""
+    """Tag of a parallelism, or a program's name."""
     works: bool
-    """Whether the smallest training, or the program, ran, and nothing was wrong with it that is not on file."""
+    """Whether the run succeeded, except for known issues."""
     reason: str
-    """Why not; empty if it works."""
+    """Reason for the failure; empty if it works."""
     known: str
-    """The known upstream issue that it shows; empty if none."""
+    """Known upstream issue; empty if none."""
     seconds: float
-    """Time of the check, the start of the world included."""
+    """Duration with the world's start."""
 
 
 def probe_everything() -> Iterator[Probe]:
-    """Each layout and each program in each world, one after the other."""
+    """Try each layout and each program in each world, one after another."""
     for world in COMPARABLE:
         for tag, kind in layout_kinds().items():
             yield probe(world, tag, kind.parallelism)
@@ -61,19 +61,19 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """What this torch keeps for the process and nobody has looked at yet, as on a version that is newer than this checker."""
+    """State of this torch version that the audit has not classified. A newer torch may have some."""
     return list(unclassified(search.names()))
 
 
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
-    """Train the smallest model once on two ranks; whatever goes wrong is the reason."""
+    """Train the smallest model for one step on two ranks."""
     start = time.perf_counter()
     reason, known = _result(world, parallelism)
     return Probe(world=world, subject=tag, works=not reason, reason=reason, known=known, seconds=time.perf_counter() - start)
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run a program with each of some arguments; what it finds wrong, or raises, is the reason."""
+    """Run a program once per entry in its arguments."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch warns of there is no news about this machine
@@ -100,7 +100,6 @@ def _line(error: Exception) -> str:
 
 
 def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
-    """Why it does not work, and what is known about it."""
     try:
         from equivcheck.checking.check import check
 
@@ -113,7 +112,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
 
 
 def smallest(parallelism: type[Parallelism]) -> Scenario:
-    """One layer (or as many as the layout needs), one step, two ranks along the parallelism's first axis and one along others."""
+    """The smallest scenario: one layer or as many as the layout needs, one step, two ranks on the parallelism's first axis."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))

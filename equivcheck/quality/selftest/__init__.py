@@ -1,1 +1,1 @@
-"""How good the checker is: generated scenarios against trainings that are wrong on purpose."""
+"""Selftest: generated scenarios with mutants, which are planted bugs."""

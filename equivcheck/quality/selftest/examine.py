@@ -1,4 +1,4 @@
-"""One mutant: in how many scenarios it changes anything, in how many it is caught, and what is left of a catch."""
+"""Examination of one mutant: in how many scenarios does it have an effect, in how many is it caught, and how small is a catch?"""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from equivcheck.strategies.scenario import MORE_RESUMES
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[Row], None]
-"""Told of a row as it grows."""
+"""Receives the growing row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """The budget of one mutant; the first that is used up ends the drawing of scenarios."""
+    """Budget for one mutant. Drawing ends when the first limit is reached. Raises `UsageError` for an invalid field."""
 
     seed: int = 0
-    """With the name of a mutant it decides everything that is drawn; at least 0."""
+    """Decides, with the mutant's name, all that is drawn; at least 0."""
     examples: int = 200
-    """Scenarios drawn at most, 1 to 500."""
+    """Most scenarios to draw, 1 to 500."""
     seconds: float = 120.0
-    """For drawing and checking, above 0, of work (`WorkClock`); shrinking and explaining come after it."""
+    """Seconds of work (`WorkClock`) for drawing and checking, above 0. Shrinking and the diagnosis come on top."""
     reached_after_catch: int = 5
-    """Further scenarios in which the mutant changes something, once one has been caught."""
+    """After the first catch, draw until the mutant has an effect in this many more scenarios."""
     shrink_seconds: float = 20.0
-    """Limit for shrinking, of work."""
+    """Seconds spent on shrinking at most, in work."""
     deadline: float = 10.0
     """Limit for one run of the ranks, in seconds."""
 
@@ -54,7 +54,7 @@ class Effort:
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
-    """Draw scenarios of the mutant's layouts, unfiltered, until enough is known of it; then shrink a catch and explain it."""
+    """Draw scenarios with the mutant's layouts within the budget, then shrink the best catch and diagnose it."""
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
     row = drawing.row
@@ -77,7 +77,7 @@ def _seed(mutant: Mutant, effort: Effort) -> int:
 
 
 class _Drawing:
-    """Counts what comes of the scenarios that are drawn."""
+    """Counts the results for drawn scenarios."""
 
     def __init__(self, mutant: Mutant, effort: Effort, tell: Tell) -> None:
         self._mutant, self._effort, self._tell = mutant, effort, tell
@@ -86,11 +86,12 @@ class _Drawing:
         self._reached_after_catch = 0
         self.row = Row.of(mutant)
         self.smallest: Verdict | None = None
-        """Of the catches; rather one of which the honest training is equivalent, and steps are not traced, which is slow."""
+        """Best catch to shrink: if possible, one that is equivalent without the mutant, and not traced, because tracing is slow.
+        """
         self._rank: tuple[int, ...] | None = None
 
     def take(self, scenario: Scenario) -> None:
-        """One scenario that was drawn; raises `EndBatch` after the last."""
+        """Count one drawn scenario. Raises `EndBatch` after the last."""
         if self._is_enough():
             raise EndBatch
         if scenario in self._seen:
@@ -113,7 +114,7 @@ class _Drawing:
         )
 
     def _count(self, scenario: Scenario) -> None:
-        """Judge a reachable scenario, and count it to its layout."""
+        """Judge a scenario in which the mutant has an effect."""
         before = self.row
         self._judge(scenario)
         caught, undecided = self.row.caught - before.caught, self.row.undecided - before.undecided
@@ -140,17 +141,18 @@ class _Drawing:
 
 @dataclass(slots=True)
 class _Judge:
-    """Checks scenarios in which a mutant is planted, while they shrink.
+    """Checks scenarios with a planted mutant while they shrink.
 
-    In full, only what is equivalent without the mutant counts: else it might shrink to what nobody could compute.
+    A full check also requires the scenario to be equivalent without the mutant. Otherwise it could shrink to one that is wrong by
+    itself.
     """
 
     mutant: Mutant
-    """What is planted."""
+    """Mutant to plant."""
     deadline: float
     """Limit for one run of the ranks, in seconds."""
     checks: int = 0
-    """How many so far."""
+    """Checks so far."""
 
     def __call__(self, scenario: Scenario, *, coarse: bool) -> Verdict:
         if not self.mutant.applies(scenario) or scenario.layout.name not in self.mutant.layouts:
@@ -164,7 +166,7 @@ class _Judge:
 
 
 def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
-    """The smallest scenario with the same outcome: Hypothesis draws the same ones again, and shrinks the one that was caught."""
+    """Find the smallest scenario with the same outcome. Hypothesis draws the same scenarios again, and shrinks the caught one."""
     clock, judge = WorkClock(), _Judge(mutant, effort.deadline)
     search = Shrinking(first, judge, same=lambda verdict: verdict.outcome is first.outcome, seconds=effort.shrink_seconds)
     has_begun = False

@@ -1,4 +1,4 @@
-"""Jobs over several processes, none of which is left behind: what an interruption, or the death of a process, leaves is kept."""
+"""Jobs on several processes. Interruptions and dying processes keep the results so far, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from equivcheck.worlds.workers.process import Ended, WorkerProcess
 from equivcheck.worlds.workers.supervision import Interruption, Pool, Stuck
 
 _TELL_SECONDS = 0.2
-"""How often a result is sent while it grows."""
+"""Seconds between two messages about a growing result."""
 
 
 class Result(Protocol):
-    """What comes of a job; a frozen dataclass."""
+    """A job's result; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def broken(self) -> str:
-        """Why the job ended early; empty if it did not."""
+        """Reason why the job ended early; empty if it did not."""
 
 
 J = TypeVar("J")
@@ -35,67 +35,67 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work(Generic[J, R]):
-    """What processes are to do with jobs."""
+    """Instructions for the processes."""
 
     module: str
-    """Its `main` is run by each process, and serves with `equivcheck.quality.selftest.jobs.serve`."""
+    """Module whose `main` runs in each process, and calls `serve`."""
     effort: object
-    """The same for all jobs; picklable."""
+    """Budget, the same for all jobs; picklable."""
     blank: Callable[[J], R]
-    """The result of a job of which nothing is known yet."""
+    """Returns an empty result for a job."""
     limit: float
-    """Seconds for which a process may be idle, or work, without a word (`Patience`)."""
+    """Seconds for which a process may be idle, or work, without a message (`Patience`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Generic[R]):
-    """What came of all jobs."""
+    """Results from all jobs."""
 
     results: tuple[R, ...]
-    """In the order of the jobs; those not begun before an interruption are left out."""
+    """Results in the order of the jobs, without jobs that an interruption left out."""
     seconds: float
-    """Time of all."""
+    """Total duration."""
     interrupted: bool
-    """Whether it was stopped before the end."""
+    """Whether a signal ended it early."""
 
 
 def run_jobs(jobs: Sequence[J], work: Work[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> Outcome[R]:
-    """Do all jobs; `listener` gets each complete result, and how many there are with it.
+    """Run all jobs. `listener` gets each complete result and the number of results so far.
 
-    The first SIGINT or SIGTERM ends it with what is known by then, the second raises `KeyboardInterrupt`.
+    The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
     """
     with Interruption() as interruption:
         return _Supervisor(jobs, work, listener, interruption).run(num_workers)
 
 
 class _Process(WorkerProcess, Generic[J, R]):
-    """One process; it is given one job after the other."""
+    """Runs one job after another."""
 
     def __init__(self, work: Work[J, R]) -> None:
         super().__init__(work.module, work.effort)
         self._work = work
         self.number = -1
-        """Of its job."""
+        """Current job's index."""
         self.result: R
-        """What is known of it so far."""
+        """Result so far."""
         self.num_told = 0
-        """How often it has said how far it is."""
+        """Messages about the result."""
         self._watch()
 
     def begin(self, number: int, job: J) -> None:
-        """Let it do a job."""
+        """Start a job."""
         self.number, self.result = number, self._work.blank(job)
         self._watch()
         self.send(job)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its job takes too long, by what the process does."""
+        """Whether its job takes too long."""
         return bool(self.why_stuck)
 
     @property
     def why_stuck(self) -> str:
-        """Why it counts as stuck; empty if it does not."""
+        """Reason why it counts as stuck; empty if it does not."""
         return self._patience.exhausted()
 
     def _watch(self) -> None:
@@ -127,7 +127,7 @@ class _Supervisor(Generic[J, R]):
         )
 
     def _employ(self) -> None:
-        """A new process for the next job, if there is one."""
+        """Start a process for the next job, if there is one."""
         if self._waiting:
             process = _Process(self._work)
             self._pool.workers.append(process)
@@ -164,22 +164,22 @@ class _Supervisor(Generic[J, R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
-    """From the process: the answer to a job. Results that it sends before are not yet complete."""
+    """Sent by the process: final answer to a job."""
 
     result: Any
-    """Complete, or with the reason why it is not."""
+    """Final result; `broken` says why if it is incomplete."""
     is_spent: bool = False
-    """Whether a rank that could not be stopped still runs in the process, so that it is of no use any more."""
+    """Whether the process is unusable, because an unstoppable rank still runs there."""
 
 
 class _Job:
-    """Remembers the result of one job as it grows, and tells the supervisor of it."""
+    """Keeps the growing result of a job, and sends it to the supervisor."""
 
     def __init__(self, result: Any, link: Link) -> None:
         self._result, self._link, self._told = result, link, 0.0
 
     def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
-        """The whole result, or what is known of it when the job raises."""
+        """Run the job. If it raises, return the result so far."""
         try:
             return do(self._tell)
         except Exception as error:
@@ -193,7 +193,7 @@ class _Job:
 
 
 def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
-    """Answer the supervisor at the other end of `fd` until it ends: `do` gets a job, the effort, and whom to tell."""
+    """Serve the supervisor at the other end of `fd`: call `do(job, effort, tell)` for each job."""
     link = Link(fd)
     while True:
         job = link.next()

@@ -1,4 +1,4 @@
-"""Whether a fault changes anything that the ranks of a scenario leave."""
+"""Test for an effect of a mutant on a scenario's ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
-    """Whether any bit of any rank's trace is another than without the mutant, or ranks fail only with it.
+    """Whether the mutant changes any bit in any rank's trace, or only its ranks fail.
 
-    Of a mutant that changes communication alone calls count as well.
+    If the mutant changes only communication, changed calls count too.
     """
     try:
         honest = Runner(world="sim", deadline=deadline).run(scenario)
@@ -36,7 +36,6 @@ def _traces(result: RanksResult) -> tuple[Trace, ...]:
 
 
 def _alike(first: Sequence[Trace], second: Sequence[Trace]) -> bool:
-    """Whether two runs left the same bits."""
     left, right = _moments(first), _moments(second)
     return len(left) == len(right) and all(map(_same_bits, left, right))
 

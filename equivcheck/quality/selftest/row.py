@@ -1,4 +1,4 @@
-"""What a selftest says of each mutant, and of all."""
+"""Results of a selftest, per mutant and in total."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Scenario
 
 SLACK = 1
-"""Ranks, layers and steps that a shrunk scenario may have more than the known minimum."""
+"""Ranks, layers and steps that a shrunk scenario may have beyond the known minimum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """What is left of a scenario in which a mutant was caught."""
+    """Smallest scenario found for a caught mutant."""
 
     scenario: Scenario
-    """The smallest that was found."""
+    """The scenario."""
     outcome: Outcome
-    """What the full judgement says of it."""
+    """Outcome from a full check."""
     minimum: Minimum
-    """What is known to be the least."""
+    """Smallest size known to show the mutant."""
     options: tuple[str, ...]
-    """Settings that are not at their default, in words."""
+    """Settings not at default, as text."""
     seconds: float
-    """Time that it took."""
+    """Seconds spent on shrinking."""
     checks: int
-    """Checks that it took."""
+    """Checks spent on shrinking."""
 
     @property
     def ranks(self) -> int:
-        """Ranks left."""
+        """Rank count."""
         return self.scenario.layout.mesh.num_ranks
 
     @property
     def layers(self) -> int:
-        """Layers left."""
+        """Layer count."""
         return len(self.scenario.training.model.layers)
 
     @property
     def steps(self) -> int:
-        """Steps left."""
+        """Step count."""
         return self.scenario.training.steps
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features, then the width of each layer."""
+        """Features, then each layer's width."""
         return self.scenario.training.model.widths
 
     @property
     def is_small(self) -> bool:
-        """Whether there is at most one rank, one layer and one step more than it takes."""
+        """Whether it has at most one rank, one layer and one step beyond the minimum."""
         least = self.minimum
         return all(
             left <= needed + SLACK
@@ -63,58 +63,58 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfLayout:
-    """Reachable scenarios of one layout."""
+    """Scenarios of one layout in which the mutant has an effect."""
 
     name: str
-    """Of the layout."""
+    """Layout name."""
     reachable: int = 0
-    """How many."""
+    """Scenarios with an effect."""
     caught: int = 0
-    """Those with a finding."""
+    """Scenarios with a finding."""
     undecided: int = 0
-    """As `Row.undecided`."""
+    """See `Row.undecided`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What came of one mutant."""
+    """Result for one mutant."""
 
     name: str
-    """The mutant's."""
+    """Mutant name."""
     family: Family
-    """What part of a training is wrong."""
+    """Training part with the mistake."""
     drawn: int = 0
     """Scenarios drawn."""
     reachable: int = 0
-    """Those in which the mutant changes a bit of what any rank leaves, or makes ranks fail."""
+    """Scenarios in which the mutant changes a bit in any rank's trace, or makes ranks fail."""
     caught: int = 0
-    """Reachable ones with a finding."""
+    """Scenarios with an effect and a finding."""
     undecided: int = 0
-    """Reachable ones without, of which the honest training is not known to be right either: inconclusive, known, unsupported."""
+    """Scenarios with an effect but no finding, and no clear verdict without the mutant: inconclusive, known or unsupported."""
     layouts: tuple[OfLayout, ...] = ()
-    """The same of each layout that came up, in the order of coming up."""
+    """Results per layout, as they appeared."""
     examples: int = 0
-    """Scenarios drawn until the first catch, that one included; 0 without a catch."""
+    """Scenarios drawn up to and including the first catch; 0 without a catch."""
     seconds: float = 0.0
-    """Of work until the first catch; of all drawing without a catch."""
+    """Seconds of work up to the first catch; for all drawing if there is none."""
     survivor: Scenario | None = None
-    """The smallest reachable scenario in which an equivalent training was broken and nothing found; None if there is none."""
+    """Smallest scenario in which the mutant had an effect and was missed; None if there is none."""
     shrunk: Shrunk | None = None
-    """What is left of a catch; None without one."""
+    """Shrunk catch; None without a catch."""
     expected: tuple[Cause, ...] = ()
-    """Right diagnoses, the first the best."""
+    """Correct diagnoses, best first."""
     given: Diagnosis | None = None
-    """The diagnosis of the shrunk scenario."""
+    """Diagnosis for the shrunk scenario."""
     broken: str = ""
-    """Why the examination ended early; empty if it did not."""
+    """Reason why the examination ended early; empty if it did not."""
 
     @classmethod
     def of(cls, mutant: Mutant) -> Row:
-        """That of a mutant of which nothing is known yet."""
+        """Empty result for a mutant."""
         return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
 
     def with_scenario(self, layout: str, *, caught: int, undecided: int) -> Row:
-        """With one more reachable scenario of a layout, which was caught, or left undecided, or neither."""
+        """Add a scenario in which the mutant has an effect; `caught` and `undecided` are 0 or 1."""
         of = {each.name: each for each in self.layouts}
         before = of.get(layout, OfLayout(name=layout))
         of[layout] = OfLayout(
@@ -127,7 +127,7 @@ class Row:
 
     @property
     def survived(self) -> int:
-        """Reachable scenarios in which the mutant should have been caught, and was not."""
+        """Scenarios in which the mutant had an effect and was missed."""
         return self.reachable - self.caught - self.undecided
 
     @property
@@ -137,77 +137,76 @@ class Row:
 
     @property
     def is_explained(self) -> bool:
-        """Whether the diagnosis given is a right one."""
+        """Whether the diagnosis is correct."""
         return self.given is not None and self.given.cause in self.expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selftest:
-    """What came of all mutants asked for."""
+    """Results for all chosen mutants."""
 
     rows: tuple[Row, ...]
-    """One a mutant, in the order asked for; those not begun before an interruption are left out."""
+    """One row per mutant, in the chosen order. An interruption leaves out mutants that were not begun."""
     asked: int
-    """Mutants asked for."""
+    """How many mutants were chosen."""
     seed: int
-    """What was drawn by."""
+    """Seed for drawing."""
     seconds: float
-    """Time of all."""
+    """Total duration."""
     interrupted: bool = False
-    """Whether it was stopped before the end."""
+    """Whether a signal ended it early."""
 
     @property
     def num_reached(self) -> int:
-        """Mutants that changed something in a scenario."""
+        """How many mutants had an effect in a scenario."""
         return sum(row.reachable > 0 for row in self.rows)
 
     @property
     def num_killed(self) -> int:
-        """Mutants that were caught."""
+        """How many mutants were caught."""
         return sum(row.is_killed for row in self.rows)
 
     @property
     def reached_rate(self) -> float:
-        """Mutants reached over mutants examined; a mutant never reached is a failure of the generator."""
+        """Share with an effect. A mutant without any effect is the generator's failure."""
         return _share(self.num_reached, len(self.rows))
 
     @property
     def kill_rate(self) -> float:
-        """Mutants caught over mutants reached; one reached and not caught is a failure of the oracle."""
+        """Share of those that were caught. A missed mutant is the oracle's failure."""
         return _share(self.num_killed, self.num_reached)
 
     @property
     def caught_rate(self) -> float:
-        """Scenarios caught over scenarios reached, those left out that are undecided."""
+        """Share of scenarios with an effect that were caught, without undecided ones."""
         return _share(sum(row.caught for row in self.rows), sum(row.reachable - row.undecided for row in self.rows))
 
     @property
     def diagnosis_rate(self) -> float:
-        """Mutants with a right diagnosis over mutants caught."""
+        """Share with a correct diagnosis among caught mutants."""
         return _share(sum(row.is_explained for row in self.rows), self.num_killed)
 
     @property
     def num_small(self) -> int:
-        """Shrunk scenarios within one rank, one layer and one step of the least."""
+        """Caught mutants with a small shrunk scenario (`Shrunk.is_small`)."""
         return sum(row.shrunk is not None and row.shrunk.is_small for row in self.rows)
 
     @property
     def median_examples(self) -> float:
-        """Of the examples until the first catch; 0 without a catch."""
+        """Median number of examples up to the first catch; 0 without a catch."""
         found = [row.examples for row in self.rows if row.is_killed]
         return statistics.median(found) if found else 0.0
 
     @property
     def worst_examples(self) -> int:
-        """The most examples until a first catch; 0 without a catch."""
+        """Most examples up to a first catch; 0 without a catch."""
         return max((row.examples for row in self.rows), default=0)
 
     @property
     def is_passed(self) -> bool:
-        """Whether every mutant asked for was reached and killed."""
+        """Whether all chosen mutants had an effect and were caught."""
         return self.num_killed == self.asked and not any(row.broken for row in self.rows)
 
 
 def _share(part: int, whole: int) -> float:
-    """A share from 0 to 1; 0 of nothing."""
     return part / whole if whole else 0.0

@@ -1,4 +1,4 @@
-"""The selftest: every mutant asked for, over several processes."""
+"""Selftest over several processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from equivcheck.quality.selftest.jobs import Work, run_jobs, serve
 from equivcheck.quality.selftest.row import Row, Selftest
 
 _GRACE_SECONDS = 120.0
-"""Beyond what drawing and shrinking may take, for imports and explaining."""
+"""Allowance for imports and the diagnosis, on top of drawing and shrinking."""
 
 Listener = Callable[[Row, int], None]
-"""Called with each complete row, and how many there are with it."""
+"""Receives each complete row, and the number of rows so far."""
 
 
 def selftest(
     mutants: Sequence[Mutant], effort: Effort, *, num_workers: int = 1, listener: Listener = lambda _row, _count: None
 ) -> Selftest:
-    """Examine mutants; the first SIGINT or SIGTERM ends it with what is known by then, the second raises `KeyboardInterrupt`."""
+    """Examine mutants on several processes.
+
+    The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
+    """
     by_name = {mutant.name: mutant for mutant in mutants}
     work: Work[str, Row] = Work(
         module=__name__,
@@ -35,5 +38,5 @@ def selftest(
 
 
 def main(fd: int) -> None:
-    """Serve the supervisor at the other end of `fd`; jobs are names of mutants."""
+    """Serve the supervisor at the other end of `fd`; jobs are mutant names."""
     serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: Row.of(mutant(name)))

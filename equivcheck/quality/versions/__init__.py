@@ -1,1 +1,1 @@
-"""Other versions of torch beside this equivcheck: environments that have them, and in which of them a finding shows."""
+"""Other torch versions: their environments, and the search for versions with a finding."""

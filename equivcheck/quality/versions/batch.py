@@ -1,4 +1,4 @@
-"""Many things done by one process of another interpreter, of which each that ends the process costs only itself."""
+"""Many tasks for one process with another interpreter. A task that ends the process loses only its own result."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from equivcheck.system.commands import Ran
 from equivcheck.system.temporary_folder import temporary_folder
 
 _START_SECONDS = 120.0
-"""Limit for a process to start."""
+"""Limit for starting a process."""
 _MOST_ENDS = 3
-"""Processes that end before their time after which nothing more is tried."""
+"""Processes that may end early. Later tasks are not run."""
 _NAMES = "tasks.jsonl", "results.jsonl"
 
 
 def done_by(
     installation: Installation, module: str, tasks: Sequence[str], *, seconds: float, ended: Callable[[str], Any]
 ) -> list[Any]:
-    """The results of tasks, each a line, by the ``main()`` of a module, which calls `do_each`; all of them JSON.
+    """Run tasks with another interpreter, and return their JSON results in order.
 
-    `seconds` is the limit for each task, on average. `ended` makes the result of one in which the process ended, of a sentence.
+    The interpreter calls the module's `main()`, which calls `do_each`. `seconds` is the average limit per task. If a task ends
+    the process, `ended(reason)` returns its result.
     """
     with temporary_folder() as folder:
         results = _start(Path(folder), tasks)
@@ -43,14 +44,13 @@ def done_by(
 
 
 def do_each(do: Callable[[str], Any]) -> None:
-    """By the other interpreter: do the tasks of its folder that have no result yet."""
+    """Run the remaining tasks. The other interpreter calls it."""
     tasks, results = (Path(sys.argv[1], name) for name in _NAMES)
     for task in tasks.read_text("utf-8").splitlines()[_num_lines(results) :]:
         _write(results, do(task))
 
 
 def _start(folder: Path, tasks: Sequence[str]) -> Path:
-    """Write the tasks; the file of results, empty."""
     first, results = (Path(folder, name) for name in _NAMES)
     first.write_text("".join(f"{task}\n" for task in tasks), encoding="utf-8")
     results.touch()

@@ -1,4 +1,4 @@
-"""In which of a row of versions something begins and ends to show, by measuring few of them."""
+"""Bisection: find the versions in which a fault begins and ends with few measurements."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from equivcheck.campaign.findings.versions import Measured
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 
 Measure = Callable[[Version], Showing]
-"""Tells whether something shows on a version."""
+"""Returns whether something shows on a version."""
 
 
 def bisected(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[Measured, ...]:
-    """Measure both ends and some `first`, then between versions whose answers differ, until every change is between neighbours.
+    """Measure both ends and the versions in `first`, then bisect between versions with different answers.
 
-    While it shows nowhere, any version that is left may be the one that it shows in. A change and its undoing between two
-    versions that agree are not seen.
+    If it shows in no measured version, all versions are measured. A fault that appears and disappears between two versions with
+    the same answer is missed.
     """
     found = {version: measure(version) for version in dict.fromkeys([versions[0], versions[-1], *first])}
     while (following := _next(versions, found)) is not None:
@@ -27,7 +27,7 @@ def bisected(versions: Sequence[Version], measure: Measure, first: Iterable[Vers
 
 
 def _next(versions: Sequence[Version], found: dict[Version, Showing]) -> Version | None:
-    """The middle of the widest gap that a change may be in."""
+    """Middle of the widest gap that may contain a change; None if there is no such gap."""
     shows_somewhere = any(showing.shows is Shows.SHOWS for showing in found.values())
     measured = [place for place, version in enumerate(versions) if version in found]
     gaps = [

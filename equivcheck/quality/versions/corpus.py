@@ -1,4 +1,4 @@
-"""The same scenarios on every version of torch: drawn here, checked by the other interpreter."""
+"""Corpus: the same scenarios for all torch versions. They are drawn here and checked by the other interpreter."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, to_json
 
 _DEADLINE = 60.0
-"""Limit for one run of the ranks, in seconds, and for each scenario on average."""
+"""Limit for one run of the ranks, in seconds; also the average limit per scenario."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What a check of a scenario found on a version of torch."""
+    """Check result on one torch version."""
 
     outcome: Outcome
-    """The verdict's."""
+    """The verdict's outcome."""
     known: str = ""
-    """The known issue that it shows."""
+    """Known issue; empty if none."""
     reason: str = ""
-    """One sentence, empty when equivalent."""
+    """Reason in one sentence; empty if equivalent."""
 
 
 def drawn(count: int, seed: int) -> tuple[Scenario, ...]:
-    """So many different scenarios, none compiled, as the seed decides; what the torch here cannot run is not among them."""
+    """Draw `count` different scenarios by seed. None is compiled, and the installed torch supports all."""
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES
 
@@ -48,14 +48,14 @@ def drawn(count: int, seed: int) -> tuple[Scenario, ...]:
 
 
 def checked(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[Checked, ...]:
-    """What each scenario gives in sim; one in which the process ends has crashed."""
+    """Check each scenario in sim with another torch. `crashed` if its process ends."""
     tasks = [to_json(scenario) for scenario in scenarios]
     results = done_by(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
     return tuple(decode(Checked, result, where="corpus") for result in results)
 
 
 def main() -> None:
-    """By the other interpreter."""
+    """Run in the other interpreter."""
     do_each(_check)
 
 

@@ -1,4 +1,4 @@
-"""Environments with another version of torch: those that a user has, and those that are made in a cache folder."""
+"""Python environments with other torch versions: the user's own, and some made in a cache folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from equivcheck.quality.versions.releases import RELEASED, asks_for_newer, chose
 from equivcheck.system.commands import run
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-"""PyTorch's own index of builds for CPU, which torch alone is installed from: others have builds for CUDA, of several GB."""
+"""PyTorch's index of CPU builds. Other indexes have CUDA builds with several GB."""
 OWN_INDEX = "default"
-"""Stands for the index that pip or uv is configured with."""
+"""Means the index from the pip or uv configuration."""
 _COMPLETE, _CONSTRAINTS = "complete.json", "constraints.txt"
 _NOT_HERE = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
-"""Settings of the environment that this process is in, which may hold torch at its own version."""
+"""Variables that may pin torch to this environment's version."""
 _ASK_SECONDS = 60.0
 _ASK = (
     "import importlib.metadata as m, json, sys\n"
@@ -36,49 +36,49 @@ _ASK = (
 
 
 class NoEnvironment(EquivCheckError):
-    """An environment with a version of torch cannot be made."""
+    """No environment with this torch version can be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """An interpreter beside which a version of torch is installed."""
+    """Interpreter with an installed torch version."""
 
     torch: str
-    """Its version, as installed: ``2.13.0+cpu``."""
+    """Installed version: ``2.13.0+cpu``."""
     python: Path
-    """The interpreter."""
+    """Path to the interpreter."""
 
     @property
     def version(self) -> Version:
-        """Its version without what tells builds of one version apart."""
+        """Version without its local part, such as ``+cpu``."""
         return Version(Version(self.torch).public)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environments:
-    """Where installations come from."""
+    """Gives installations: the user's own, or new ones."""
 
     given: Mapping[Version, Installation]
-    """Those that the user has."""
+    """Installations that the user has named."""
     cache: Path
-    """Folder of those that are made, one a version."""
+    """Folder for new environments, one per version."""
     index_url: str = CPU_INDEX
-    """Index that torch is installed from; `OWN_INDEX` for the one that pip or uv is configured with."""
+    """Index for torch; `OWN_INDEX` for the pip or uv configuration."""
     tell: Callable[[str], None]
-    """Takes a line about what is being made."""
+    """Receives progress lines."""
 
     def installation(self, release: Version) -> Installation:
-        """The one that was given with this version, or else one in the cache, made if need be. Raises `NoEnvironment`."""
+        """Installation of a release: the user's own, or one in the cache, which is made if needed. Raises `NoEnvironment`."""
         found = self.given.get(release)
         return self._made(release) if found is None else found
 
     @property
     def index_arguments(self) -> tuple[str, ...]:
-        """What tells pip and uv where torch is."""
+        """Options that name the index for pip and uv."""
         return () if self.index_url == OWN_INDEX else ("--index-url", self.index_url)
 
     def _made(self, release: Version) -> Installation:
-        """An environment is complete once a file in it says so; one that was interrupted is made anew."""
+        """Make an environment. A file in it marks it as complete; an interrupted one is made again."""
         name = f"{release}-python{sys.version_info.major}.{sys.version_info.minor}"
         try:
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class Environments:
         self._run(release, (*install, "--constraint", str(constraints), *wanted))
 
     def named(self, text: str) -> tuple[Version, ...]:
-        """The versions that a text such as ``2.9..2.15`` names; the index is asked which are out if that matters."""
+        """Versions named by a text such as ``2.9..2.15``. It asks the index if newer releases matter."""
         if not asks_for_newer(text):
             return chosen(text, RELEASED, self.given)
         nightlies = ("--pre",) if names_nightlies(text) else ()
@@ -129,12 +129,12 @@ class Environments:
 
 
 def default_cache() -> Path:
-    """The folder of environments below the user's cache folder."""
+    """Environments' folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equivcheck" / "torch"
 
 
 def given(text: str) -> Installation:
-    """The environment that a user names, as ``2.15.0=/path/to/python``. Raises `UsageError` if it is not what the text says."""
+    """Parse ``2.15.0=/path/to/python``. Raises `UsageError` if the interpreter lacks this torch or another dependency."""
     named, _, path = text.partition("=")
     try:
         wanted, python = Version(named), Path(path).absolute()
@@ -152,7 +152,10 @@ def given(text: str) -> Installation:
 
 
 def dependencies() -> dict[str, str]:
-    """What equivcheck needs but torch, at the versions installed here. Raises `NoEnvironment` where nothing says it."""
+    """Dependencies of equivcheck except torch, with their installed versions.
+
+    Raises `NoEnvironment` if equivcheck is not installed.
+    """
     try:
         needed = [Requirement(text) for text in requires("equivcheck") or ()]
     except PackageNotFoundError:
@@ -162,7 +165,7 @@ def dependencies() -> dict[str, str]:
 
 
 def ask(python: Path, names: tuple[str, ...]) -> dict[str, str | None]:
-    """The versions of packages that an interpreter has beside it, None where it has none. Raises `UsageError`."""
+    """Ask an interpreter for package versions; None for a missing package. Raises `UsageError` if it cannot run."""
     ran = run_python(python, ("-c", _ASK, *names), seconds=_ASK_SECONDS)
     if ran.code != 0:
         raise UsageError(f"interpreter {python} cannot be asked for its packages: {ran.last_line or f'exit code {ran.code}'}")

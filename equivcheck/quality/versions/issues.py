@@ -1,4 +1,4 @@
-"""The scripts of known issues on a version of torch, all by one process that has imported it."""
+"""Scripts for known issues, run on another torch version by one process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from equivcheck.system.temporary_folder import temporary_folder
 
 
 def shown(installation: Installation, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-    """What the script of each issue does there, by the issue's id."""
+    """Run the scripts, and return the results by issue id."""
     ids = [issue.id for issue in issues]
     results = done_by(installation, __name__, ids, seconds=SECONDS, ended=_cannot_run)
     return {name: decode(Showing, result, where="scripts") for name, result in zip(ids, results, strict=True)}
 
 
 def main() -> None:
-    """By the other interpreter."""
+    """Run in the other interpreter."""
     issues = {issue.id: issue for issue in issues_on_file()}
     do_each(lambda name: encode(_tried(issues[name])))
 
 
 def _tried(issue: KnownIssue) -> Showing:
-    """One that cannot run is run once more, as a machine under load may be why."""
+    """Run a script, and again if it cannot run, because a machine under load may be the reason."""
     found = _run(issue)
     return _run(issue) if found.shows is Shows.CANNOT_RUN else found
 

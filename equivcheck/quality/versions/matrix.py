@@ -1,4 +1,4 @@
-"""What works on each version of torch: the doctor's probes, a corpus of scenarios, and the scripts of known issues."""
+"""Torch version matrix: the doctor's probes, a corpus of scenarios, and the scripts for known issues."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _DOCTOR_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfVersion:
-    """What one version of torch does."""
+    """Results for one torch version."""
 
     torch: str
-    """The version, as installed: ``2.13.0+cpu``."""
+    """Installed version: ``2.13.0+cpu``."""
     probes: tuple[Probe, ...]
-    """What the doctor tried."""
+    """The doctor's results."""
     corpus: tuple[Checked, ...]
-    """What each scenario of the corpus gave."""
+    """One result per scenario in the corpus."""
     scripts: dict[str, Showing]
-    """What the script of each known issue did, by the issue's id."""
+    """Script results by issue id."""
 
     def counts(self) -> Counter[Outcome]:
-        """How many scenarios had each outcome."""
+        """Scenario count per outcome."""
         return Counter(result.outcome for result in self.corpus)
 
     def disagreements(self, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
-        """What scripts did that is not what the versions of their issues say."""
+        """Script results that contradict the versions on file."""
         return {
             issue.id: self.scripts[issue.id]
             for issue in issues
@@ -57,37 +57,37 @@ class OfVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """What versions of torch do, all with the same code and the same scenarios."""
+    """Results for several torch versions, with the same code and scenarios."""
 
     code: str
-    """Stands for the code of equivcheck that was run."""
+    """Digest that identifies equivcheck's code."""
     seed: int
-    """What the scenarios were drawn by."""
+    """Seed for the scenarios."""
     scenarios: tuple[Scenario, ...]
-    """The corpus."""
+    """Scenarios in the corpus."""
     issues: tuple[str, ...]
-    """Known issues whose scripts were run."""
+    """Known issues with scripts in this matrix, by id."""
     versions: dict[str, OfVersion]
-    """By version, oldest first."""
+    """Results by version, oldest first."""
 
     def with_version(self, version: Version, found: OfVersion) -> Matrix:
-        """The same with what one more version does."""
+        """Add a version's results."""
         versions = self.versions | {str(version): found}
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
 
     def is_bad(self, issues: Iterable[KnownIssue]) -> bool:
-        """Whether any scenario is a finding, or any script disagrees with the versions of its issue."""
+        """Whether a scenario is a finding, or a script contradicts the versions on file."""
         issues = tuple(issues)
         each = self.versions.values()
         return any(found.disagreements(issues) or any(one.outcome.is_finding for one in found.corpus) for found in each)
 
     def save(self, file: Path) -> None:
-        """Write it at once."""
+        """Write to a file atomically."""
         replace_text(file, dump(encode(self)) + "\n")
 
 
 def continued(file: Path, new: Matrix) -> Matrix:
-    """The matrix in a file if it has the same code, scenarios and issues, else the new one; also where there is no such file."""
+    """Load results to continue with. Returns `new` if the file is missing, or has other code, scenarios or issues."""
     try:
         found = decode(Matrix, json.loads(read_text(file)), where=str(file))
     except (ValueError, RecursionError, EquivCheckError):
@@ -98,7 +98,7 @@ def continued(file: Path, new: Matrix) -> Matrix:
 def measured_on(
     installation: Installation, scenarios: tuple[Scenario, ...], issues: Iterable[KnownIssue], tell: Callable[[str], None]
 ) -> OfVersion:
-    """Run everything on a version; `tell` takes a line about each part."""
+    """Run the doctor, the corpus and the scripts on a version; `tell` receives progress lines."""
     name = f"torch {installation.version}"
     tell(f"{name}: doctor ...")
     probes = probed(installation)
@@ -112,7 +112,7 @@ def measured_on(
 
 
 def probed(installation: Installation) -> tuple[Probe, ...]:
-    """What `equivcheck doctor` finds there; where it does not even run, that is the one probe."""
+    """Run `equivcheck doctor`. If it fails, the result is one failed probe."""
     ran = run_python(installation.python, ("-m", "equivcheck", "doctor", "--json"), seconds=_DOCTOR_SECONDS)
     try:
         probes = json.loads(ran.printed)["probes"]
@@ -123,7 +123,7 @@ def probed(installation: Installation) -> tuple[Probe, ...]:
 
 
 def code_of_equivcheck() -> str:
-    """A digest of the files of this package, but for the table that is measured with it."""
+    """Digest of equivcheck's files, except for the table that is measured with them."""
     package = Path(equivcheck.__path__[0])
     folders = (package, package / "strategies")  # a link in a checkout, which is not followed
     paths = {path for folder in folders for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")}
@@ -134,5 +134,5 @@ def code_of_equivcheck() -> str:
 
 
 def shows_of(matrix: Matrix) -> Mapping[str, Mapping[str, Showing]]:
-    """What the scripts did, by issue and version."""
+    """Script results by issue and version."""
     return {issue: {version: found.scripts[issue] for version, found in matrix.versions.items()} for issue in matrix.issues}

@@ -1,4 +1,4 @@
-"""In which versions of torch a finding or a known issue shows, each version beside this equivcheck."""
+"""Search for the torch versions in which a finding or known issue shows."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from equivcheck.quality.versions.process import run_python
 from equivcheck.quality.versions.scripts import Script, of_finding, of_issue
 
 Try = Callable[[Installation, float], Showing]
-"""Tells whether something shows on an installation, in a limited number of seconds."""
+"""Returns whether something shows on an installation, within a limit in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What versions are searched, and how."""
+    """Versions to search, and how."""
 
     versions: tuple[Version, ...]
-    """The versions, oldest first."""
+    """Versions, oldest first."""
     environments: Environments
-    """Where they are taken from."""
+    """Gives the installations."""
     seconds: float
-    """Limit for each version."""
+    """Limit per version."""
     every: bool = False
-    """Whether all versions are measured, and not only those that bisection needs."""
+    """Whether to measure all versions instead of bisecting."""
 
     def of_issue(self, issue: KnownIssue) -> ShownIn:
-        """Where the script of a known issue shows it."""
+        """Find the versions in which a known issue's script shows it."""
         return self._result(Method.SCRIPT, self._measure(of_issue(issue).run), ())
 
     def of_finding(self, finding: Finding) -> ShownIn:
-        """Where a finding shows: by a script, or by replay where none can be written or it does not show where it was found."""
+        """Find the versions in which a finding shows. A replay decides if no script shows it."""
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()
         script = self._script(finding)
@@ -65,7 +65,7 @@ class Search:
         return ShownIn(by=by, versions=tuple(map(str, self.versions)), measured=measured)
 
     def _measure(self, attempt: Try) -> Measure:
-        """The answer of each version, had once, and told."""
+        """Measure a version once, and report progress."""
 
         @cache
         def measure(version: Version) -> Showing:
@@ -86,7 +86,6 @@ def _shows_in(measure: Measure, versions: Sequence[Version]) -> bool:
 
 
 def _replayed(finding: Finding, installation: Installation, seconds: float) -> Showing:
-    """What a replay finds; one that cannot start, or is not done in time, cannot run."""
     command = ("-m", "equivcheck", "replay", str(finding.path.absolute()), "--json")
     ran = run_python(installation.python, command, seconds=seconds)
     if ran.code is None:

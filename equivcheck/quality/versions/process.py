@@ -1,4 +1,4 @@
-"""Processes of another interpreter: this equivcheck or a script on the torch that is installed there."""
+"""Processes with another interpreter and its torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from equivcheck.system.commands import Ran, run
 from equivcheck.system.temporary_folder import temporary_folder
 
 _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Environment variables that speak of this interpreter."""
+"""Variables for this interpreter only."""
 
 
 def run_python(python: Path, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None) -> Ran:
-    """Run an interpreter that finds this equivcheck, whatever is installed beside it, and nothing else of this environment.
+    """Run an interpreter with this equivcheck on its path, and nothing else from this environment.
 
-    Past the limit in seconds, and when this process is interrupted, it is ended with all that it started.
+    The process and its children end after `seconds`, or if this process is interrupted.
     """
     with temporary_folder() as folder:
         Path(folder, "equivcheck").symlink_to(Path(equivcheck.__path__[0]).resolve(), target_is_directory=True)

@@ -1,4 +1,4 @@
-"""Which versions of torch there are, and which of them a text such as ``2.9..2.15`` names."""
+"""Torch releases, and texts that name them, such as ``2.9..2.15``."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from equivcheck.errors import UsageError
 from equivcheck.system.torch_version import OLDEST
 
 RELEASED = tuple(map(Version, ("2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0", "2.14.0", "2.14.1", "2.15.0")))
-"""The releases that were out when this version of equivcheck was; what an index adds is asked for where it matters."""
+"""Releases known to this version of equivcheck. An index is asked for newer ones."""
 _INDEX_SECONDS = 30.0
-"""Limit for asking an index for its versions."""
+"""Limit for an index to list its versions."""
 
 
 def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = ()) -> tuple[Version, ...]:
-    """The versions that a text names, oldest first: a list (``2.9.1,2.13``) of versions and ranges (``2.9..2.15``, ``2.9..``).
+    """Versions named by a text, oldest first: a list (``2.9.1,2.13``) with ranges (``2.9..2.15``, ``2.9..``).
 
-    A version without a patch number is that of its minor version which is at hand, else the last released; of a range, so is each
-    minor version between its ends. Between two nightly builds a range has all. Raises `UsageError` for what is no version, or one
-    that is not there.
+    A version without patch number means the one at hand, else the latest release. A range contains one version per minor version;
+    between two nightly builds, it contains all. Raises `UsageError` for an invalid or missing version.
     """
     here = frozenset(at_hand)
     there = sorted(version for version in here.union(released) if not version.base_version.startswith("0") and version >= OLDEST)
@@ -31,17 +30,17 @@ def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = 
 
 
 def asks_for_newer(text: str) -> bool:
-    """Whether what a text names depends on which versions are out."""
+    """Whether the answer for a text depends on the latest releases."""
     return any(".." in part or part.count(".") != 2 for part in text.split(","))
 
 
 def names_nightlies(text: str) -> bool:
-    """Whether a text such as ``2.16.0.dev20261120`` names builds that are no releases."""
+    """Whether a text such as ``2.16.0.dev20261120`` names nightly builds."""
     return "dev" in text
 
 
 def listed(pip_arguments: Iterable[str]) -> tuple[Version, ...]:
-    """The versions of torch that an index has by pip, called with these arguments; none where it cannot be asked."""
+    """Ask pip which torch versions an index has; empty if that fails."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check", *pip_arguments]
     try:
         ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_INDEX_SECONDS)

@@ -1,4 +1,4 @@
-"""Scripts of torch alone, and what they do on the torch of an installation."""
+"""Torch-only scripts, and their results on another torch version."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _RUN = (
     "print(printed); sys.exit(code)"
 )
 _OF_STATEMENT = re.compile(r"^.*StatementFailed: [^:]*: ")
-"""What is said of an error of a tensor program before what torch raised."""
+"""Prefix of a tensor program's error, before torch's own error."""
 _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase.UPDATE: "parameter"}
-"""What a script calls the parts of a step in which parameters are compared."""
+"""Names that scripts use for the parts of a step with parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A script that shows something."""
+    """A script for one fault."""
 
     text: str
-    """Its lines."""
+    """Source code."""
     ranks: int
-    """Processes that it runs on."""
+    """Process count."""
     judge: Callable[[int, str], Showing]
-    """Tells by its exit code and by what it printed whether it shows that."""
+    """Judges exit code and output."""
 
     def run(self, installation: Installation, seconds: float) -> Showing:
-        """Run it to its end, or to a limit in seconds."""
+        """Run it with an installation, for at most `seconds`."""
         with temporary_folder() as folder:
             path = Path(folder, _NAME)
             path.write_text(self.text, encoding="utf-8")
@@ -59,13 +59,13 @@ class Script:
 
 
 def of_issue(issue: KnownIssue) -> Script:
-    """The script on file of a known issue."""
+    """Script on file for a known issue."""
     text = script_path(issue.id).read_text("utf-8")
     return Script(text=text, ranks=issue.ranks, judge=lambda code, printed: showing(issue, code, printed))
 
 
 def of_finding(finding: Finding) -> Script | None:
-    """A script that reproduces a finding with its own numbers; None where a script cannot, or nothing tells what it shows."""
+    """Script for a finding, with its exact numbers. None if no script can show it, or its output cannot tell."""
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):
         return _of_program(finding)
@@ -119,7 +119,7 @@ def _of_failure(verdict: CaseVerdict) -> Callable[[str], bool] | None:
 
 
 def _place(verdict: Verdict) -> str:
-    """What a script calls the first tensor that differs: ``step 0 gradient 0.weight``."""
+    """Script's name for the first tensor that differs: ``step 0 gradient 0.weight``."""
     divergence = verdict.divergence
     assert divergence is not None
     if divergence.phase not in _PHASES or divergence.tensor == "norm":

@@ -1,4 +1,4 @@
-"""The matrix of versions for people."""
+"""Torch version matrix as a terminal table."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from equivcheck.quality.versions.matrix import Matrix, OfVersion
 from equivcheck.worlds.pool import COMPARABLE
 
 _REASON = 200
-"""Characters of a reason that are shown."""
+"""Longest reason that is shown, in characters."""
 
 
 def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue]) -> None:
-    """A line a version, and below it what is wrong."""
+    """Print a line per version, then all that is wrong."""
     issues = tuple(issues)
     worlds = [f"doctor {world}" for world in COMPARABLE]
     table = Table("torch", *worlds, *(outcome.value for outcome in Outcome), "scripts", box=None, header_style="bold")
@@ -43,7 +43,7 @@ def _cells(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
 
 
 def wrong_in(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
-    """What is wrong on a version, a line each."""
+    """Yield a line for each failure on a version."""
     for probe in found.probes:
         if not probe.works:
             yield f"doctor {probe.world} {probe.subject}: {probe.reason[:_REASON]}"
