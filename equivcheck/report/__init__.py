@@ -1,1 +1,1 @@
-"""What people and programs read of a campaign: listeners of its events."""
+"""Reports on campaigns and checks, for people and programs."""

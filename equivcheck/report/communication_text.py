@@ -1,4 +1,4 @@
-"""What the ranks of a check communicated, for people: a table, and a lane for each rank."""
+"""Communication in a check, as text: a table, and a lane per rank."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from equivcheck.worlds.call import BEFORE_STEPS
 from equivcheck.worlds.trace.stage import Stage
 
 _MAX_COLUMNS = 60
-"""Calls of a step shown in a lane."""
+"""Most calls per step in a lane."""
 _STEPLESS = (Stage.SETUP, Stage.READING)
-"""Stages of which no calls are predicted, as they are no part of training."""
+"""Stages outside the training, for which no calls are predicted."""
 
 
 def print_communication(console: Console, verdict: Verdict) -> None:
-    """Calls and bytes by step beside what was expected, for ranks that are alike at once, then lanes."""
+    """Print actual and expected calls and bytes by step, once for ranks with the same numbers, then lanes."""
     if not verdict.calls:
         console.print(Text(f"no calls to show: {verdict.unmodelled or 'the ranks did not finish'}"), soft_wrap=True)
         return
@@ -35,11 +35,11 @@ def print_communication(console: Console, verdict: Verdict) -> None:
 
 
 Rows = tuple[tuple[Key, tuple[int, int], tuple[int, int]], ...]
-"""Each kind of calls with what was counted and what was expected."""
+"""Actual and expected number and bytes for each kind of call."""
 
 
 def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
-    """Ranks by what they communicate."""
+    """Ranks grouped by their rows."""
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
         actual = totals(calls, scenario.layout.mesh)

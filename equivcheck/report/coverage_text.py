@@ -1,4 +1,4 @@
-"""Which pairs of features were drawn, for people and as JSON values."""
+"""Coverage of feature pairs, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _MAX_FEATURES, _MAX_PAIRS = 12, 20
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Measured:
-    """What was drawn, and how."""
+    """Coverage with its circumstances."""
 
     reach: Reach
-    """What came together."""
+    """Drawn pairs."""
     plan: Plan
-    """What was drawn from."""
+    """Plan with the strategies."""
     seconds: float
-    """How long it took."""
+    """Duration."""
 
 
 def print_coverage(console: Console, measured: Measured) -> None:
-    """Pairs by parts of a scenario, the features whose pairs are missing most, and some of those pairs."""
+    """Print pairs by part of the scenario, the features with the most missing pairs, and some missing pairs."""
     reach = measured.reach
     console.print(_table(reach))
     for line in _lines(measured):
@@ -47,14 +47,14 @@ def pairs_line(reach: Reach) -> str:
 
 
 def signatures_line(signatures: Collection[str]) -> str:
-    """One line: ``what ranks did: 420 calls after others, 1,300 operations of DTensor by the placements of their arguments``."""
+    """One line: ``signatures: 420 pairs of consecutive calls, 1,300 DTensor operations with placements``."""
     calls = sum(AFTER in each for each in signatures)
     operations = f"{len(signatures) - calls:,} operations of DTensor by the placements of their arguments"
     return f"what ranks did: {calls:,} calls after others, {operations}"
 
 
 def families_line(reach: Reach) -> str:
-    """One line: ``of tokens 20,000 of 22,000 (90.9 %), of sequences ..., of rows ...``."""
+    """One line: ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...``."""
     return ", ".join(
         f"of {each['family']} {each['drawn']:,} of {each['legal']:,} ({100 * each['drawn'] / max(1, each['legal']):.1f} %)"
         for each in _families(reach)
@@ -62,7 +62,7 @@ def families_line(reach: Reach) -> str:
 
 
 def coverage_object(measured: Measured) -> dict[str, Any]:
-    """One object; `missing` has every legal pair that was never drawn, those of the features that lack most first."""
+    """One object. `missing` lists the legal pairs not drawn, beginning with the features that lack most."""
     reach = measured.reach
     return {
         "scenarios": reach.num_scenarios,
@@ -83,19 +83,19 @@ def coverage_object(measured: Measured) -> dict[str, Any]:
 
 
 def reach_object(reach: Reach) -> dict[str, Any]:
-    """The figures alone, for the summary of a campaign."""
+    """Only the figures, for a campaign's summary."""
     figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
     return figures | {"families": _families(reach), "parts": _parts(reach)}
 
 
 def programs_line(reach: ProgramReach) -> str:
-    """One line: ``operations of tensor programs reached: 250 of 254, 3,120 with placements of an argument``."""
+    """One line: ``operations in tensor programs: 250 of 254, 3,120 with an argument's placements``."""
     reached, places = len(reach.operations), f"{len(reach.places):,}"
     return f"operations of tensor programs reached: {reached} of {len(OPERATIONS)}, {places} with placements of an argument"
 
 
 def programs_object(reach: ProgramReach) -> dict[str, Any]:
-    """The same as values, with what was not reached, and what all ranks refused."""
+    """Figures, operations not reached, and statements that all ranks refused."""
     return {
         "programs": reach.num_programs,
         "operations": len(OPERATIONS),
@@ -151,7 +151,7 @@ def _names(reach: Reach) -> str:
 
 
 def _lacking(reach: Reach) -> list[tuple[str, int, int]]:
-    """Features with how many of their legal pairs were never drawn, and how many there are; those that lack most first."""
+    """Features with their missing and legal pair counts, beginning with those that lack most."""
     legal, missing = reach.legal, reach.missing
     rows = [
         (str(feature), gone.bit_count(), there.bit_count())

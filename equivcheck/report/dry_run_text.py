@@ -1,4 +1,4 @@
-"""A dry run, for people."""
+"""Dry run, as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def print_dry_run(console: Console, found: DryRun) -> None:
-    """What ranks hold, what the first of them sends, and whether it is as it should be."""
+    """Print the ranks' shards, the first rank's calls, and differences from the expected ones."""
     for part in _parts(found):
         console.print(part, soft_wrap=isinstance(part, Text))
 
@@ -78,7 +78,7 @@ def _totals(plans: tuple[RankPlan, ...]) -> Table:
 
 
 def _traffic(entries: tuple[Traffic, ...]) -> Table:
-    """The calls of the setup and of the last step, which is like all that follow."""
+    """Calls in the setup and in the last step; later steps repeat the last one."""
     table = Table("when", "call", "over", box=None, pad_edge=False, header_style="bold")
     for heading in ("calls", "bytes"):
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""Findings that have one cause, told together."""
+"""Findings grouped by cause."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 
 _UNFINISHED = "unfinished"
-"""Group of the findings that were neither shrunk nor explained before the campaign was over."""
+"""Group for findings that were neither shrunk nor explained before the campaign was over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingGroup:
-    """Findings of one cause, in one layout or several."""
+    """Findings with one cause, in one or several layouts."""
 
     findings: tuple[KeptFinding, ...]
-    """At least one, the best example first: explained exactly if any is, then with the smallest case."""
+    """At least one, best example first: explained exactly, then smallest."""
 
     @property
     def example(self) -> KeptFinding:
-        """The finding that is shown."""
+        """The finding to show."""
         return self.findings[0]
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Names of the layouts that show it, each once."""
+        """Names of its layouts, each once."""
         return tuple(dict.fromkeys(finding.verdict.case.counted_by[0] for finding in self.findings))
 
 
 def groups_of(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
-    """Findings by cause, in the order in which each cause was met first."""
+    """Group findings by cause, in order of discovery."""
     found: dict[Hashable, list[KeptFinding]] = {}
     for finding in findings:
         found.setdefault(_cause_of(finding.verdict), []).append(finding)
@@ -42,7 +42,7 @@ def groups_of(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
 
 
 def _cause_of(verdict: CaseVerdict) -> Hashable:
-    """The diagnosed cause. Crashes and hangs have one cause if they say the same, and so have divergences without a diagnosis."""
+    """The diagnosed cause. Without a diagnosis, findings with the same error or difference share a cause."""
     if verdict.outcome is Outcome.DIVERGED and verdict.diagnosis is not None:
         return verdict.diagnosis.cause
     return what_is_wrong(verdict) if is_shrunk(verdict) else _UNFINISHED

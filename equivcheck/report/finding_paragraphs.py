@@ -1,4 +1,4 @@
-"""Findings of a campaign on one screen: a paragraph for each cause."""
+"""Findings on the summary screen: one paragraph per cause."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from equivcheck.worlds.trace.differences import Divergence
 KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
 _SECTIONS = {False: "trainings", True: "tensor programs"}
 _LABEL = "  first: "
-"""The widest label of a line; the lines below it are indented by as much."""
+"""Widest label. Continuation lines have the same indent."""
 _LONGEST_IN_SHORT = 150
 _NAMED_LAYOUTS = 3
 
 
 def finding_lines(summary: Summary, room: int) -> list[str]:
-    """Findings in trainings, then those in tensor programs, in `room` lines if possible.
+    """Findings in trainings, then in tensor programs, in `room` lines if possible.
 
-    Paragraphs are shortened from the last one on. If they are still too many, the last ones are only counted.
+    If there are too many, paragraphs are shortened, beginning with the last. If that is not enough, the last ones are only
+    counted.
     """
     groups = sorted(groups_of(summary.findings), key=_is_of_program)
     if not groups:
@@ -83,7 +84,7 @@ def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
 
 
 def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
-    """Why it failed, what was found, and what was not done about it, each with its label."""
+    """Yield labels and texts: why it failed, what was found, and what is missing."""
     if verdict.diagnosis is not None:
         yield "why", shortened(verdict.diagnosis.sentence)
     elif verdict.drift:
@@ -105,7 +106,7 @@ def _first(first: Divergence) -> str:
 
 
 def _in_few_digits(*values: str) -> Sequence[str]:
-    """Six digits of each number; the values as they are if they are no numbers, or the same in six digits."""
+    """Six digits per number. Texts, and numbers that differ only in later digits, stay unchanged."""
     try:
         short = [f"{float(value):.6g}" for value in values]
     except ValueError:
@@ -127,12 +128,12 @@ def _layouts(group: FindingGroup) -> str:
 
 
 def _more(summary: Summary, finding: KeptFinding) -> str:
-    """The command that shows more; for a finding that is nowhere else, its case."""
+    """Command that shows more, or the case itself if the store does not have it."""
     if finding.kept is Kept.UNKEPT:
         return f"  case:  {to_json(finding.verdict.case)}"
     return f"  more:  {own_command('replay', finding.fingerprint, *store_option(summary))}"
 
 
 def store_option(summary: Summary) -> tuple[str, ...]:
-    """``--store PATH``, unless the findings are where commands look for them."""
+    """``--store PATH``, unless the findings are in the default folder."""
     return () if summary.store == DEFAULT_STORE else ("--store", str(summary.store))

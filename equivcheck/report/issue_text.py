@@ -1,4 +1,4 @@
-"""A run that failed, as the title and the text of an issue: Markdown that can be read without anything else."""
+"""Title and text for an issue about a failed run, in Markdown that stands alone."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from equivcheck.system.printable import printable
 
 _LONGEST_TITLE = 200
 _LONGEST_TEXT = 65_000
-"""Characters: GitHub refuses an issue of more than 65,536."""
+"""Most characters. GitHub refuses issues with more than 65,536."""
 _BACKTICKS = re.compile(r"`{3,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A finding of the run, with what its readers need."""
+    """A finding in the run, with its script."""
 
     record: Record
-    """How it stands over all runs."""
+    """Standing over all runs."""
     finding: Finding
-    """What is kept of it."""
+    """Finding from the store."""
     script: str = ""
-    """That reproduces it with torch alone; empty where there is none."""
+    """Torch-only script that reproduces it; empty if there is none."""
     why_no_script: str = ""
-    """Why there is none."""
+    """Reason why there is no script."""
 
 
 def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
@@ -43,9 +43,9 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 
 
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """Where and how it was found, and for each finding its text, its versions, a script, and its scenario as JSON.
+    """Circumstances, then for each finding its text, versions, script, and scenario as JSON.
 
-    Where there is no room for all, some findings lack script and scenario; where there is not for that, the text as well.
+    If there is not enough room, some findings lack script and scenario, then also their text.
     """
     head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
     room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)
@@ -74,7 +74,7 @@ def _built(run: Run) -> str:
 
 
 def _in_a_row(values: Iterable[str]) -> str:
-    """Those that differ, and that are not empty."""
+    """Different values that are not empty."""
     return ", ".join(filter(None, dict.fromkeys(values)))
 
 
@@ -106,7 +106,7 @@ def _of_finding(each: Reported) -> Iterator[str]:
 
 
 def _of_case(each: Reported) -> Iterator[str]:
-    """What runs it again: a script, and the scenario as JSON."""
+    """Script, and the scenario as JSON."""
     verdict = each.finding.verdict
     if each.script:
         yield _folded("A script that needs torch alone", _fenced(each.script, "python"))
@@ -124,7 +124,7 @@ def _versions(finding: Finding) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A block of code whose fence is longer than any in it."""
+    """Code block with a fence longer than any in the text."""
     fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(text))])
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 

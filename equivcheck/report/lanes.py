@@ -1,4 +1,4 @@
-"""Calls of all ranks side by side: what members of a group issue together is in one column."""
+"""Calls by rank in columns. Calls that a group issues together share a column."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ LETTERS = {
     "send": ">",
     "recv": "<",
 }
-"""How a kind of call is written; others are ``?``."""
+"""Letter per kind of call; ``?`` for others."""
 IDLE = " ."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """The calls of one step, or of several steps that are alike."""
+    """Calls in one step, or in several equal steps."""
 
     steps: tuple[int, ...]
-    """Which steps."""
+    """Steps with these calls."""
     ranks: tuple[tuple[str, ...], ...]
-    """Per rank, a cell of two characters for each column: a letter for the kind of call and one for the group, or `IDLE`."""
+    """Two characters per rank and column: letters for the kind of call and its group, or `IDLE`."""
 
 
 def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
-    """What groups are called over which ranks communicate, in the order of their first use."""
+    """Names of the groups that communicate, in order of first use."""
     return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
 
 
 def lanes(calls: Sequence[Sequence[Call]], mesh: Mesh) -> Iterator[Lanes]:
-    """The calls of each step, those before the first one first; consecutive steps that are alike are told once."""
+    """Calls per step, beginning with those before the first step. Consecutive equal steps share one entry."""
     letters = {name: chr(ord("a") + number % 26) for number, name in enumerate(group_names(calls, mesh))}
     found: Lanes | None = None
     for step in sorted({call.step for rank in calls for call in rank}):
@@ -75,7 +75,7 @@ def _cells(calls: list[list[Call]], cells: list[list[str]]) -> tuple[tuple[str, 
 
 
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
-    """A column for each call of each rank: calls that a group issues together wait for the member that comes last."""
+    """Column per call and rank. A group's common call waits for its last member."""
     found: list[list[int]] = [[] for _ in calls]
     while any(len(done) < len(issued) for done, issued in zip(found, calls, strict=True)):
         heads = {rank: calls[rank][len(done)] for rank, done in enumerate(found) if len(done) < len(calls[rank])}
@@ -87,7 +87,7 @@ def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:
 
 
 def _ready(heads: dict[int, Call]) -> list[int]:
-    """Ranks whose next calls are one: a whole group's, or else that of the first rank alone, as messages and faults are."""
+    """Ranks with the next call: a whole group, or else one rank, for messages and faults."""
     for call in heads.values():
         members = [rank for rank in call.ranks if rank in heads and heads[rank].ranks == call.ranks]
         if len(members) == len(call.ranks) and len({heads[rank].op for rank in members}) == 1:

@@ -1,4 +1,4 @@
-"""What each machine of a campaign does, in lines and as JSON values."""
+"""Work by cluster machines, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 _MOST_SHOWN = 8
-"""Machines in the progress of a campaign; the others are in its summary."""
+"""Most machines in the progress; the summary has all."""
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
-    """``node 10.0.0.2: 12.0 checks/s`` for each that was used, the first few of many; why one was lost has been told at once."""
+    """``node 10.0.0.2: 12.0 checks/s`` for the first few machines.
+
+    The reason for a loss has its own line, printed when it happens.
+    """
     used = [node for node in nodes if node.num_workers]
     for node in used[:_MOST_SHOWN]:
         yield f"node {node.name}: {'lost' if node.lost else f'{node.rate:.1f} checks/s'}"
@@ -23,7 +26,7 @@ def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
 
 
 def node_summary(node: NodeWork) -> str:
-    """``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``, and what became of it if it is lost."""
+    """``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``, and the reason for a loss."""
     lost = printable(node.lost)
     if not node.num_workers:
         return f"node {node.name}: {lost}"
@@ -32,7 +35,7 @@ def node_summary(node: NodeWork) -> str:
 
 
 def node_object(node: NodeWork) -> dict[str, Any]:
-    """The same as JSON values."""
+    """One machine as JSON values."""
     return {
         "name": node.name,
         "workers": node.num_workers,

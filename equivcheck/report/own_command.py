@@ -1,4 +1,4 @@
-"""Commands that a reader can copy."""
+"""Commands for readers to copy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def own_command(*arguments: str) -> str:
-    """A command of this program as it runs in the reader's shell: ``equivcheck replay 1a2b3c``.
+    """A command for the reader's shell: ``equivcheck replay 1a2b3c``.
 
-    Under tox it has the program's path, because the environment of tox is not on the reader's PATH.
+    Under tox, it has the program's path, because tox's environment is not on the reader's PATH.
     """
     return shlex.join([_program(), *arguments])
 

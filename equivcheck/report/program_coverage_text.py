@@ -1,4 +1,4 @@
-"""What tensor programs reach, for people and as JSON values."""
+"""Coverage by tensor programs, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_NAMES = 40
 
 
 def print_program_coverage(console: Console, reach: ProgramReach, found: Overloads, seed: int) -> None:
-    """Placements by how many operations had them, operations that were not drawn, and overloads."""
+    """Print placements with their operation counts, operations not drawn, and overloads."""
     console.print(_table(reach))
     for line in _lines(reach, found, seed):
         console.print(Text(line), soft_wrap=True)
 
 
 def program_coverage_object(reach: ProgramReach, found: Overloads) -> dict[str, Any]:
-    """One object, with every overload that is not reached."""
+    """One object, with all overloads that are not reached."""
     return {
         **programs_object(reach),
         "placements": dict(_placements(reach).most_common()),
@@ -39,7 +39,7 @@ def program_coverage_object(reach: ProgramReach, found: Overloads) -> dict[str, 
 
 
 def _placements(reach: ProgramReach) -> Counter[str]:
-    """How many operations had an argument that lies so."""
+    """Operation count per argument placement."""
     return Counter(lies for _, lies in {(operation, lies) for operation, _, lies in reach.places})
 
 

@@ -1,4 +1,4 @@
-"""How a running campaign is going: a line that changes on a terminal, a line now and then elsewhere, one for each machine."""
+"""Progress of a campaign: a live line on a terminal, occasional lines elsewhere, and one per cluster machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import printable
 
 _QUIET_SECONDS = 20.0
-"""Between two lines if there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
 class ProgressLine:
-    """Listens to a campaign and writes to a console; enter it around the campaign."""
+    """Listener that prints progress; enter it around the campaign."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -72,7 +72,7 @@ class ProgressLine:
 
 
 def progress_text(event: Ticked, plan: Plan) -> str:
-    """One line of at most 80 columns: time left, checks, findings, and checks that met a known problem."""
+    """One line with at most 80 columns: time left, checks, findings, and checks with a known problem."""
     if not event.seconds:
         return "starting"
     checks = event.tally.num_checks
@@ -86,10 +86,7 @@ def progress_text(event: Ticked, plan: Plan) -> str:
 
 
 def _left(event: Ticked, plan: Plan) -> str:
-    """How long the campaign is about to go on, to the end of its time, or of its checks at the rate so far.
-
-    Then it ends what has begun: a check, shrinking, or the control.
-    """
+    """Expected time left, by time and by the rate of checks. Afterwards, running checks, shrinking and the control finish."""
     seconds = plan.seconds - event.seconds
     if plan.num_checks is not None and event.tally.num_checks:
         missing = plan.num_checks - event.tally.num_checks
@@ -98,7 +95,7 @@ def _left(event: Ticked, plan: Plan) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` where nobody can tell."""
+    """``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` if unknown."""
     if seconds == math.inf:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

@@ -16,7 +16,7 @@ from equivcheck.scenario.scenario import count, in_words
 
 
 def print_selftest(console: Console, found: Selftest) -> None:
-    """A line for each mutant, what survived or was not reached, and the rates."""
+    """Print a line per mutant, then missed ones, those without effect, and the rates."""
     console.print(_table(found.rows))
     for line in (*(line for row in found.rows for line in _remarks(row)), *_totals(found)):
         console.print(line, soft_wrap=True)
@@ -64,7 +64,7 @@ def _diagnosis(row: Row) -> Text:
 
 
 def _remarks(row: Row) -> Iterator[Text]:
-    """What is wrong with the checker, for each mutant of which anything is."""
+    """Yield the checker's failures for one mutant."""
     if row.broken:
         yield Text(f"{row.name} was not completed: {row.broken}", style="red")
     elif not row.reachable:

@@ -1,4 +1,4 @@
-"""How findings stand over all runs, for people and as JSON values."""
+"""Findings over all runs, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLES = {
 
 
 def print_standings(console: Console, records: Sequence[Record], fails: Callable[[Record], bool]) -> None:
-    """A line of counts, and three for each finding; those that make a run fail are marked, and come first."""
+    """Print a line with counts, then three lines per finding. Findings that make a run fail are marked and come first."""
     counts = Counter(record.standing for record in records)
     shown = ", ".join(f"{counts[standing]} {standing.value}" for standing in Standing if counts[standing])
     console.print(Text(f"{count(len(records), 'finding')} over all runs{': ' if shown else ''}{shown}"), soft_wrap=True)
@@ -51,7 +51,7 @@ def _lines(record: Record, fails: bool) -> Iterator[Text]:
 
 
 def where_seen(sighting: Sighting) -> str:
-    """When and with what: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
+    """Time and versions: ``2026-01-31 with torch 2.14.0 (1a2b3c4d) at 9f8e7d6c``."""
     built = f" ({sighting.torch_commit[:8]})" if sighting.torch_commit else ""
     at = f" at {sighting.revision[:8]}" if sighting.revision else ""
     return f"{sighting.began[:10]} with torch {sighting.torch}{built}{at}"

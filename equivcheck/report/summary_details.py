@@ -1,4 +1,4 @@
-"""The end of a campaign at length: every layout, known problem, measurement and finding."""
+"""Long summary of a campaign: layouts, known problems, measurements and findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_REASONS = 8
 
 
 def print_details(console: Console, summary: Summary) -> None:
-    """Layouts by outcome with times, coverage, the slowest scenario, every known problem, and every finding by itself."""
+    """Print layouts by outcome with times, coverage, the slowest scenario, all known problems, and each finding."""
     for part in _parts(summary):
         console.print(part, soft_wrap=isinstance(part, Text))
 
@@ -67,7 +67,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
 
 
 def _beyond_text(tally: Tally) -> str:
-    """``beyond limits of torch: 12 checks, of which 4 equivalent, 8 unsupported (every rank raises)``."""
+    """``beyond limits of torch: 12 checks: 4 equivalent, 8 unsupported (every rank raises)``."""
     raises = {Outcome.UNSUPPORTED: " (every rank raises)"}
     shown = [f"{tally.beyond[each]} {each.value}{raises.get(each, '')}" for each in Outcome if tally.beyond[each]]
     return f"beyond limits of torch: {count(tally.beyond.total(), 'check')}, of which {', '.join(shown)}"
@@ -88,7 +88,7 @@ def _table(tally: Tally) -> Table:
 
 
 def _notes(tally: Tally) -> Iterator[Text]:
-    """How close what is equivalent came to a finding; known issues, and what was not decided, by frequency."""
+    """Yield errors relative to tolerance, known issues, and reasons for undecided checks by frequency."""
     if (errors := tally.errors_of()).count:
         median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
         yield Text(f"error of equivalent checks, relative to tolerance: median {median}, 99 % up to {p99}, largest {most}")
@@ -103,7 +103,7 @@ def _notes(tally: Tally) -> Iterator[Text]:
 
 
 def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
-    """Text that a terminal wraps where it likes: a path must stay whole to be copied."""
+    """Yield unwrapped text, because a wrapped path cannot be copied."""
     verdict = finding.verdict
     times = count(tally.fingerprints[finding.fingerprint], "check")
     yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.case)}")

@@ -1,4 +1,4 @@
-"""What a campaign leaves, as JSON values."""
+"""Summary of a campaign, as JSON values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equivcheck.scenario.scenario import in_words
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
-    """One object; every outcome is named, also those that never came up."""
+    """One object with all outcomes, including those with no checks."""
     tally, plan = summary.tally, summary.plan
     return {
         "checks": tally.num_checks,
@@ -83,7 +83,7 @@ def _control(control: Control) -> dict[str, Any]:
 
 
 def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
-    """One finding of a campaign."""
+    """One finding in a campaign."""
     verdict = finding.verdict
     return {
         "fingerprint": finding.fingerprint,
@@ -107,7 +107,7 @@ def _num(tally: Tally, outcome: Outcome) -> int:
 
 
 def _known(tally: Tally, issue: str) -> dict[str, int]:
-    """Checks that showed an issue, those that could tell whether it shows, and those of scenarios changed so that it cannot."""
+    """Checks that showed an issue, checks that could tell, and checks changed to avoid it."""
     return {"checks": tally.known[issue], "of": tally.told[issue], "avoided": tally.avoided[issue]}
 
 
@@ -121,21 +121,21 @@ def _layout(tally: Tally, layout: str) -> dict[str, Any]:
 
 
 def _errors(errors: Histogram) -> dict[str, float | None]:
-    """Quantiles of the largest errors of equivalent checks, in units of their tolerance."""
+    """Quantiles of the errors in equivalent checks, relative to tolerance."""
     shares = {"median": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
     return {"checks": errors.count} | {name: in_digits(errors.quantile(share)) for name, share in shares.items()}
 
 
 def in_digits(number: float) -> float | None:
-    """Three digits of it; None for what is not a number."""
+    """Three digits; None for NaN."""
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
 def _of_case(figure: str, number: float | None, case: Case | None) -> dict[str, Any] | None:
-    """What was measured of one case; None where there was none."""
+    """A figure with its case; None without a case."""
     return None if case is None else {figure: number, "words": in_words(case), "scenario": json.loads(to_json(case))}
 
 
 def milliseconds(seconds: float) -> float | None:
-    """Rounded to what is measured; None for what is not a number."""
+    """Rounded milliseconds; None for NaN."""
     return None if math.isnan(seconds) else round(seconds * 1000, 2)

@@ -1,4 +1,4 @@
-"""The end of a campaign on one screen: findings, parallelisms, known problems, the control, and what to try next."""
+"""Summary of a campaign on one screen: findings, parallelisms, known problems, the control, and next commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import in_short, printable
 
 _MOST_LINES = 36
-"""Lines of the whole, so that the command and its progress fit on the same screen. Findings that are not on disk take more."""
+"""Most lines in the summary, so that it shares a screen with the command and its progress. Findings not on disk may add lines."""
 _LEAST_FOR_FINDINGS = 8
 _UNDECIDED = (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED)
 _EXAMPLE = Path("examples/llama.py")
@@ -31,7 +31,7 @@ _OWN = "a case of your own", ["check", "--help"]
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """One screen of 80 columns."""
+    """Print one screen with 80 columns."""
     rest = [
         *_table(summary.tally),
         "",
@@ -46,7 +46,7 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 
 def _style(line: str) -> str:
-    """Colour by the first word of a line."""
+    """Color by the first word."""
     styles = {"DIVERGED": "bold red", "CRASHED": "bold red", "HUNG": "bold red", "parallelism": "bold", "the checker": "bold red"}
     return next((style for start, style in styles.items() if line.startswith(start)), "")
 
@@ -60,7 +60,7 @@ def _headline(summary: Summary) -> str:
 
 
 def _table(tally: Tally) -> Iterator[str]:
-    """A line for each parallelism, in which its compositions count as well; then one for tensor programs."""
+    """A line per parallelism with its compositions, then one for tensor programs."""
     yield _row("parallelism", *("checks", "equivalent", "known", "undecided", "failed", "median ms"))
     names = {part for layout in tally.durations for part in layout.split(TIMES)}
     for name in sorted(names, key=lambda name: (name == TensorProgram.tag, name)):
@@ -115,7 +115,7 @@ def _broken_lines(summary: Summary) -> list[str]:
 
 
 def _next(summary: Summary) -> Iterator[str]:
-    """Three commands for whoever has just seen the result."""
+    """Three commands to try next."""
     yield from ("", "next:")
     longer = "one layout, longer", ["fuzz", "--layout", "fsdp2", "--seconds", "300"]
     page = "findings as a page", ["report", *store_option(summary)]

@@ -1,4 +1,4 @@
-"""A sweep for people and as data."""
+"""Sweep, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from equivcheck.programs.sweep.sweep import Group, Swept
 from equivcheck.scenario.file_format.codec import encode
 
 MAX_REFUSED = 20
-"""Operations that ranks refuse, named before the rest is counted."""
+"""Most refused operations to name before the others are counted."""
 
 
 def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = ()) -> None:
-    """Counts, then a paragraph for each group of programs that end alike."""
+    """Print counts, then a paragraph per group of programs with the same result."""
     for part in coverage:
         console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
@@ -32,7 +32,7 @@ def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = (
 
 
 def sweep_object(found: Swept, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
-    """The same as data."""
+    """One object with all counts and groups."""
     return {
         "coverage": {each.name: {"covered": each.num_covered, "left": each.num_left} for each in coverage},
         "outcomes": {outcome.value: number for outcome, number in found.outcomes.items()},

@@ -1,4 +1,4 @@
-"""One verdict, for people: the lines that every face has, with colour."""
+"""A verdict in color."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STYLES = {
     Outcome.INCONCLUSIVE: "yellow",
     Outcome.UNSUPPORTED: "dim",
 }
-"""How an outcome is coloured where there is colour."""
+"""Color per outcome."""
 
 
 def print_verdict(console: Console, verdict: CaseVerdict) -> None:
-    """Outcome, case in words, evidence; of something new and wrong also the case as code."""
+    """Print outcome, case and evidence; for a finding also the case as code."""
     title = Text.assemble((verdict.outcome.value.upper(), f"bold {STYLES[verdict.outcome]}"), f": {verdict.heading()}")
     title.append(f", {verdict.seconds * 1000:.0f} ms")
     console.print(title, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Text in the columns of a screen."""
+"""Wrapping for the terminal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import textwrap
 from equivcheck.system.printable import printable
 
 WIDTH = 80
-"""Columns."""
+"""Columns on a screen."""
 
 
 def wrapped(text: str, indent: str = "") -> list[str]:
-    """Lines of at most `WIDTH` columns, all but the first indented. A longer word, such as a path, stays in one piece."""
+    """Wrap into lines of at most `WIDTH` columns, all but the first indented. Long words, such as paths, stay whole."""
     return textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

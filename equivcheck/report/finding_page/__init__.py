@@ -1,1 +1,1 @@
-"""A finding, or any verdict, as one HTML page with what its ranks leave in one more run."""
+"""HTML page about a finding, or any verdict, with values from one more run of its ranks."""

@@ -1,4 +1,4 @@
-"""A lane for each rank with its calls in order, those that a group issues together in one column; where ranks part is marked."""
+"""Lanes: each rank's calls in order. Calls that a group issues together share a column, and missing partners are marked."""
 
 from __future__ import annotations
 
@@ -12,77 +12,77 @@ from equivcheck.worlds.call import BEFORE_STEPS, Call
 
 LEFT, TOP, COLUMN, LANE = 62, 8, 30, 34
 MAX_COLUMNS = 60
-"""Of a step; later calls are counted."""
+"""Most columns per step. Later calls are counted."""
 MAX_CALLS = 900
-"""Over all steps: what a page has room for."""
+"""Most calls over all steps, because the page has no room for more."""
 _MESSAGES = ("send", "recv")
 """Calls between two ranks, which no group issues together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallBox:
-    """A call of a rank."""
+    """A rank's call as a box."""
 
     x: int
     """Left edge."""
     y: int
     """Upper edge."""
     letter: str
-    """What stands for its kind."""
+    """Letter for its kind."""
     group: int
-    """Number of its group, in the order of first use."""
+    """Group number, in order of first use."""
     is_alone: bool
-    """Whether other members of its group did not issue it too."""
+    """Whether other members of its group did not issue it."""
     words: str
-    """The call."""
+    """Description of the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBlock:
-    """The calls of a step, or of several that are alike."""
+    """Calls in one step, or in several equal steps."""
 
     title: str
-    """Which."""
+    """Title with its steps."""
     boxes: tuple[CallBox, ...]
-    """Of all ranks."""
+    """Boxes for all ranks."""
     links: tuple[tuple[int, int, int], ...]
-    """Lines between members of a group: where across, from, and to."""
+    """Lines between group members: x, first y, last y."""
     ranks: int
-    """Lanes."""
+    """Number of lanes."""
     width: int
-    """Of the drawing."""
+    """Width in SVG units."""
     left_out: int
-    """Calls for which there is no room."""
+    """Calls without room."""
 
     @property
     def height(self) -> int:
-        """Of the drawing."""
+        """Height in SVG units."""
         return TOP + self.ranks * LANE + 4
 
     @property
     def num_alone(self) -> int:
-        """Calls that not all of their group have issued."""
+        """Calls that only part of a group has issued."""
         return sum(box.is_alone for box in self.boxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A call in its column."""
+    """A call with its column."""
 
     rank: int
-    """Whose."""
+    """Rank that issued it."""
     column: int
-    """Where."""
+    """Column, from 0."""
     call: Call
-    """Which."""
+    """The call."""
     group: int
-    """Number of its group, in the order of first use."""
+    """Group number, in order of first use."""
     is_alone: bool
-    """Whether other members of its group did not issue it too."""
+    """Whether other members of its group did not issue it."""
 
 
 def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
-    """A block for each step, the setup first; consecutive steps that are alike are one."""
+    """A block per step, setup first. Consecutive equal steps share one."""
     names, found, room = group_names(calls, mesh), list[tuple[list[int], list[Placed]]](), MAX_CALLS
     for step in sorted({call.step for rank in calls for call in rank}):
         of_step = [[call for call in rank if call.step == step] for rank in calls]
@@ -100,13 +100,13 @@ def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
 
 
 def letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
-    """Letters with the kinds of calls that they stand for."""
+    """Letters with their kinds of calls."""
     used = dict.fromkeys(call.op.partition(".")[0] for rank in calls for call in rank)
     return [(LETTERS.get(op, "?"), op) for op in used]
 
 
 def _placed(calls: list[list[Call]], group_of: Callable[[Call], int]) -> Iterator[Placed]:
-    """In the order of columns."""
+    """Yield calls by column."""
     places = [
         (column, rank, call)
         for rank, (of_rank, numbers) in enumerate(zip(calls, columns(calls), strict=True))
@@ -147,7 +147,7 @@ def _block(title: str, placed: list[Placed], left_out: int, ranks: int) -> LaneB
 
 
 def _links(placed: list[Placed]) -> tuple[tuple[int, int, int], ...]:
-    """From the first to the last member of each group that issues a call together."""
+    """Lines from the first to the last member of each group with a common call."""
     ends: dict[tuple[int, tuple[int, ...], str], list[int]] = {}
     for one in placed:
         if one.call.op not in _MESSAGES and not one.is_alone:

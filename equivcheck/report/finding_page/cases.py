@@ -1,4 +1,4 @@
-"""The page of a finding, or of what was checked just now, for each kind of case."""
+"""Pages about verdicts, by kind of case."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 
 Again = Callable[[Any], SecondRun]
-"""Runs the ranks of a verdict on a scenario once more."""
+"""Runs a verdict's ranks once more."""
 
 
 @singledispatch
 def write_page(verdict: CaseVerdict, file: Path, told: Told, again: Again) -> None:  # noqa: ARG001
-    """Write the page. Raises `OSError` where the file cannot be written."""
+    """Write the page. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"{type(verdict).__name__} is no verdict on a case")
 
 

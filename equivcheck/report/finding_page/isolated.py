@@ -1,4 +1,4 @@
-"""The run that is drawn, in a process of its own: some findings end theirs."""
+"""The second run in its own process, because some findings end their process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from equivcheck.worlds.workers.link import Link
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 _START_SECONDS = 120.0
-"""For the start of the process, beside two runs of the ranks, in another world where the first shows nothing."""
+"""Allowance for the process's start, on top of two runs: in sim, and in the verdict's world if sim shows nothing."""
 _POLL_SECONDS = 1.0
 
 
 def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
-    """The same as `run_once_more`; the death of the process, or a run that never ends, is a note."""
+    """Call `run_once_more` in a new process. If the process dies or never ends, the result is a note."""
     worker = WorkerProcess(__name__, (verdict, deadline))
     patience = Patience(_START_SECONDS + 2 * deadline, lambda: cpu_seconds_of_family(worker.pid))
     try:
@@ -31,7 +31,7 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
 
 
 def main(fd: int) -> None:
-    """Run the verdict that is asked for."""
+    """Run the verdict's ranks."""
     link = Link(fd)
     verdict, deadline = link.task
     link.send(run_once_more(verdict, deadline=deadline))

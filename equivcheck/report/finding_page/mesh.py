@@ -1,4 +1,4 @@
-"""The mesh as a drawing, and what each parallelism makes of each parameter."""
+"""Drawing of the mesh, and each parameter's placement under the layout."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ WIDTH, HEIGHT, GAP, PANEL_GAP, LEFT, TOP, LETTER = 58, 44, 8, 26, 74, 26, 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBox:
-    """A rank of the drawing."""
+    """A rank as a box."""
 
     rank: int
-    """Which."""
+    """Global rank."""
     x: int
     """Left edge."""
     y: int
     """Upper edge."""
     is_wrong: bool
-    """Whether the first thing that differs or fails is on it."""
+    """Whether it has the first difference or failure."""
     words: str
-    """Where it was, where ranks failed; else empty."""
+    """State of a failed rank; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshDrawing:
-    """Ranks as rows of boxes: the last axis across, the one before it down, the outermost of three in panels."""
+    """Ranks as rows of boxes: the last axis runs across, the one before it down, and a third one makes panels."""
 
     boxes: tuple[RankBox, ...]
-    """In rank order."""
+    """Boxes in rank order."""
     across: str
     """Name and size of the axis across."""
     down: str
-    """Of the axis down; empty for one axis."""
+    """Name and size of the axis down; empty if there is one axis."""
     panels: str
-    """Of the axis of panels; empty for fewer than three."""
+    """Name and size of the axis for panels; empty if there are fewer than three."""
     width: int
-    """Of the drawing."""
+    """Width in SVG units."""
     height: int
-    """Of the drawing."""
+    """Height in SVG units."""
 
 
 def drawn_mesh(mesh: Mesh, wrong: Collection[int], failure: Failure | None) -> MeshDrawing:
-    """With some ranks marked as wrong, and where each was if they failed."""
+    """Draw the mesh with wrong ranks marked, and the states of failed ranks."""
     states = {} if failure is None else {report.rank: report.state.value for report in failure.reports}
     boxes = tuple(_box(mesh, rank, wrong, states) for rank in range(mesh.num_ranks))
     named = [f"{axis.name} {axis.size}" for axis in reversed(mesh.axes)]
@@ -84,15 +84,15 @@ class Placement:
     name: str
     """Canonical name."""
     shape: str
-    """Of the whole."""
+    """Full shape."""
     by: tuple[str, ...]
-    """What each parallelism makes of it, outermost first."""
+    """Placement by each parallelism, outermost first."""
     held: str
-    """What ranks hold of it; empty where that is not known."""
+    """Local shapes on ranks; empty if unknown."""
 
 
 def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]) -> list[Placement]:
-    """A row for each parameter; `held` has what each rank holds of it."""
+    """A row per parameter; `held` has each rank's local shape."""
     return [
         Placement(
             name=parameter.full_name,
@@ -114,7 +114,7 @@ def _cut(parallelism: Parallelism, parameter: Parameter) -> str:
 
 
 def _grouped(held: Sequence[str]) -> str:
-    """``ranks 0, 1: 2 x 3; rank 2: 1 x 3``, or only what all have."""
+    """``ranks 0, 1: 2 x 3; rank 2: 1 x 3``, or one shape ``on every rank``."""
     if len(set(held)) <= 1:
         return f"{held[0]} on every rank" if held else ""
     ranks: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ def _grouped(held: Sequence[str]) -> str:
 
 
 def options(layout: Layout) -> list[tuple[str, str]]:
-    """Each parallelism, outermost first, with the axes that it takes and what is not at its default."""
+    """Each parallelism, outermost first, with its axes and its options that differ from the default."""
     rows = []
     for parallelism in reversed(layout.parallelisms):
         axes = layout.axes_of(parallelism)

@@ -1,4 +1,4 @@
-"""The page of a finding, put together from its verdict and from what its ranks leave in one more run."""
+"""Page about a verdict, with values from one more run."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from equivcheck.worlds.trace.differences import Divergence
 
 _LONGEST_HEADLINE = 300
 _LONGEST_TEXT = 12_000
-"""Characters of a stack, or of the scenario as code."""
+"""Most characters in a stack, or in the scenario as code."""
 _LONGEST_SCRIPT = 80_000
 _MOST_STACKS = 60_000
-"""Characters of the stacks of all ranks together."""
+"""Most characters in all stacks together."""
 
 
 _SAID_ALREADY = "why:"
-"""The line of evidence that is the headline."""
+"""Evidence line that repeats the headline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a page says besides what was found."""
+    """Context for a page beyond the verdict."""
 
     script: str = ""
-    """That needs torch alone; empty where none can be written."""
+    """Torch-only script; empty if none can be written."""
     why_no_script: str = ""
-    """Why; empty where there is one."""
+    """Reason; empty if there is a script."""
     commands: tuple[str, ...] = ()
-    """That check it again, and write the script."""
+    """Commands that check the case again and write the script."""
     kept: Finding | None = None
-    """The finding in a store; None for a scenario that was checked just now."""
+    """Finding in a store; None for a scenario checked just now."""
 
 
 def write_page(file: Path, verdict: Verdict, again: SecondRun, told: Told) -> None:
-    """Write the page. Raises `OSError` where the file cannot be written."""
+    """Write the page. Raises `OSError` if the file cannot be written."""
     replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, told)))
 
 
@@ -94,7 +94,7 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
 
 
 def _sections(again: SecondRun) -> dict[str, str]:
-    """Names by id; without those that compare, where there is nothing to compare."""
+    """Section names by id. Comparing sections are left out if there is nothing to compare."""
     compared = {"tensors": "Tensors on ranks"} if again.moments else {}
     by_step = {"steps": "Losses and errors by step"} if again.moments else {}
     calls, last = {"calls": "Calls of each rank"}, {"again": "Run it again"}
@@ -102,14 +102,14 @@ def _sections(again: SecondRun) -> dict[str, str]:
 
 
 def headline(verdict: CaseVerdict) -> Headline:
-    """The outcome and why."""
+    """Outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=in_short(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
 
 
 def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[int]:
-    """The ranks on which the first thing is wrong."""
+    """Ranks with the first difference or failure."""
     first = verdict.divergence
     if first is None:
         culprit = verdict.failure.culprit if verdict.failure else None
@@ -135,7 +135,7 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
 
 
 def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
-    """What else is known of it."""
+    """Further facts, by name."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
         yield "fingerprint", fingerprint(verdict)
@@ -161,7 +161,7 @@ def _plots(rows: list[StepRow]) -> dict[str, Any]:
 
 
 def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
-    """Calls that are not the expected ones, each kind at the first rank where it shows."""
+    """Unexpected calls, one per kind, at the first rank with it."""
     if verdict.unmodelled or again.failure is not None or verdict.beyond or verdict.scenario.resume is not None:
         return
     found: dict[Any, Divergence] = {}
@@ -171,7 +171,7 @@ def _unexpected(verdict: Verdict, again: SecondRun) -> Iterator[Divergence]:
 
 
 def stacks(failure: Failure | None) -> Iterator[Mapping[str, str]]:
-    """Where each rank was, with what it waited for or raised."""
+    """Stacks by rank, with the pending call or error."""
     reports = failure.reports if failure else ()
     for report in reports:
         longest = min(_LONGEST_TEXT, _MOST_STACKS // len(reports))

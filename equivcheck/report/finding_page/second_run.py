@@ -1,4 +1,4 @@
-"""What the ranks of a scenario leave in one more run, beside what one device computes."""
+"""One more run of a scenario's ranks, compared with the single-device run."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ Alter = Callable[[Setup], None]
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Compared:
-    """One moment of a training, on one device and on the ranks."""
+    """One moment in a training, on one device and on the ranks."""
 
     expected: Expected
-    """What one device computes."""
+    """Values on one device."""
     snapshots: tuple[Snapshot, ...]
-    """What each rank holds."""
+    """Each rank's values."""
     assembled: Assembled
-    """What the ranks hold, put together; a loss is the mean over the ranks that have one."""
+    """Values assembled from the ranks; a loss is the mean over the ranks with one."""
     errors: Vector
-    """Of each tensor, in units of its tolerance."""
+    """Error per tensor, relative to tolerance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SecondRun:
-    """What is drawn on the page."""
+    """Values for the page."""
 
     moments: tuple[Compared, ...] = ()
-    """All of the training; empty where the ranks left nothing."""
+    """All moments in the training; empty if the ranks left no values."""
     divergences: tuple[Divergence, ...] = ()
-    """All values that differ, in order."""
+    """All differences, in order."""
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Per rank, those it issued; empty in a world that does not see them."""
+    """Calls per rank; empty if the world does not record them."""
     failure: Failure | None = None
-    """What happened to the ranks; None where all finished."""
+    """Failure; None if all ranks finished."""
     note: str = ""
-    """Why there is nothing, or less than the verdict says; empty where all is there."""
+    """Reason why values are missing, or the verdict's difference does not show; else empty."""
 
 
 def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float = 60.0) -> SecondRun:
-    """Run the ranks again: in sim, which sees their calls, or where that shows nothing, in the world of the verdict.
+    """Run the ranks again: in sim, which records calls, or in the verdict's world if sim does not show the fault.
 
-    `alter` must be what the verdict was found with. What keeps the ranks from running is a note.
+    `alter` must be the mutant that the verdict was found with. If the ranks cannot run, the result is a note.
     """
     scenario = verdict.scenario
     reason = why_unsupported(scenario, beyond=bool(verdict.beyond))
@@ -102,7 +102,7 @@ def _compared(expected: tuple[Expected, ...], result: RanksResult) -> list[Compa
 
 
 def _shows_as_much(verdict: Verdict, again: SecondRun) -> bool:
-    """Whether what the verdict says can be seen in the run: values that differ, or a failure; calls have a lane in any case."""
+    """Whether the run shows the verdict's difference or failure."""
     if verdict.failure is not None:
         return again.failure is not None
     is_wrong = verdict.outcome in {Outcome.DIVERGED, Outcome.KNOWN} and verdict.divergence is not None

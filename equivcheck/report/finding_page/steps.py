@@ -1,4 +1,4 @@
-"""Losses, and how far values are off, step by step."""
+"""Losses and largest errors by step."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class StepRow:
     """One step."""
 
     step: int
-    """From 0."""
+    """Step, from 0."""
     expected_loss: float
-    """On one device."""
+    """Loss on one device."""
     loss: float
-    """The mean over the ranks that have one."""
+    """Mean loss over the ranks with one."""
     errors: dict[Phase, float]
-    """The largest error of each part of the step, in units of tolerance."""
+    """Largest error per part of the step, relative to tolerance."""
 
 
 def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
-    """A row for each step; optimizer state and buffers count to the last one."""
+    """A row per step. Optimizer state and buffers belong to the last one."""
     losses: dict[int, tuple[float, float]] = {}
     errors: dict[int, dict[Phase, float]] = {}
     for moment in moments:
@@ -38,5 +38,5 @@ def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
 
 
 def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
-    """The parts that any step has, in order."""
+    """Parts that any step has, in order."""
     return [phase for phase in Phase if any(phase in row.errors for row in rows)]

@@ -1,4 +1,4 @@
-"""Tensors as blocks on ranks: which elements each rank holds, and which of them are wrong."""
+"""Tensors as cells on ranks: held elements, and wrong ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from equivcheck.worlds.trace.tensors import Flags, Vector
 from equivcheck.worlds.trace.trace import Piece
 
 MAX_TENSORS = 6
-"""Drawn; the first that differ."""
+"""Most tensors to draw, beginning with the first difference."""
 _MAX_SIDE = 16
-"""Cells along a side; of a larger tensor a cell is a block of elements."""
+"""Most cells per side. In a larger tensor, a cell stands for a block of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,45 +28,45 @@ class Block:
     """A tensor on one rank."""
 
     rank: int
-    """Which."""
+    """Global rank."""
     where: str
-    """Its place in the mesh, in words."""
+    """Mesh coordinates, as text."""
     words: str
-    """How much it holds, and how much of that is wrong."""
+    """Counts of held and wrong elements, as text."""
     held: str
-    """The cells that it holds, as a path of SVG."""
+    """Held cells, as an SVG path."""
     wrong: str
-    """Those that are wrong."""
+    """Wrong cells, as an SVG path."""
     crosses: str
-    """A line through each wrong cell, for those who do not see colours."""
+    """A line through each wrong cell, for readers who do not see colors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTensor:
-    """A tensor that differs, on all ranks."""
+    """A tensor with a difference, on all ranks."""
 
     name: str
     """Step, part of the step, and tensor."""
     shape: str
-    """Of the whole, and what a cell is."""
+    """Full shape, and the size of a cell."""
     words: str
     """The worst element, with both values."""
     columns: int
-    """Cells from the left to the right."""
+    """Cells per row."""
     rows: int
-    """Cells from top to bottom."""
+    """Cells per column."""
     blocks: tuple[Block, ...]
-    """One for each rank."""
+    """One block per rank."""
 
 
 def drawn_tensors(again: SecondRun, scenario: Scenario) -> tuple[DrawnTensor, ...]:
-    """The first tensors that differ; a loss is no tensor on ranks."""
+    """Tensors with the first differences. Losses are left out, because no rank holds a part of them."""
     chosen = [found for found in again.divergences if found.phase is not Phase.LOSS and found.tensor != "norm"]
     return tuple(drawn for found in chosen[:MAX_TENSORS] for drawn in _drawn(again.moments, found, _mesh(scenario, found.step)))
 
 
 def _mesh(scenario: Scenario, step: int) -> Mesh:
-    """Of the ranks that run a step: before a checkpoint, another layout's."""
+    """Mesh that runs a step: before a checkpoint, the first layout's."""
     resume = scenario.resume
     return resume.layout.mesh if resume is not None and step < resume.steps else scenario.layout.mesh
 
@@ -110,7 +110,7 @@ def _of_moment(moment: Compared, row: int, found: Divergence, mesh: Mesh) -> Dra
 
 
 def _marks(moment: Compared, row: int, rank: int) -> tuple[Flags, Flags, Vector]:
-    """Which elements of a tensor a rank holds, which of them are further off than their part of the tolerance, and its values."""
+    """Elements that a rank holds, those beyond their part of the tolerance, and their values."""
     table, expected = moment.expected.table, moment.expected
     size = math.prod(table.shapes[row])
     start = table.offsets[row]
@@ -128,7 +128,7 @@ def _marks(moment: Compared, row: int, rank: int) -> tuple[Flags, Flags, Vector]
 
 
 def _disagreeing(marks: list[tuple[Flags, Flags, Vector]]) -> list[tuple[Flags, Flags, Vector]]:
-    """With what differs between ranks marked as well, be it within tolerance."""
+    """Mark elements on which ranks disagree as wrong too, even within tolerance."""
     held = np.array([mark[0] for mark in marks])
     values = np.where(held, np.array([mark[2] for mark in marks]), np.nan)
     low, high = (reduce(np.where(held, values, -far), axis=0) for reduce, far in ((np.max, np.inf), (np.min, -np.inf)))
@@ -137,12 +137,12 @@ def _disagreeing(marks: list[tuple[Flags, Flags, Vector]]) -> list[tuple[Flags, 
 
 
 def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns; all dims but the last one are rows."""
+    """Rows and columns; all dims except the last are rows."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
 def _cells(flags: Flags, sides: tuple[int, int], step: int) -> Flags:
-    """Whether any element of each cell is marked."""
+    """Whether any element in each cell is marked."""
     rows, columns = (math.ceil(side / step) for side in sides)
     padded = np.zeros((rows * step, columns * step), dtype=np.bool_)
     padded[: sides[0], : sides[1]] = flags.reshape(sides)
@@ -150,7 +150,7 @@ def _cells(flags: Flags, sides: tuple[int, int], step: int) -> Flags:
 
 
 def _path(cells: Flags) -> str:
-    """Marked cells as rectangles, those side by side as one."""
+    """Marked cells as rectangles; neighbors in a row share one."""
     parts = []
     for y, row in enumerate(cells):
         edges = np.flatnonzero(np.diff(np.concatenate(([0], row.astype(np.int8), [0]))))
@@ -179,7 +179,7 @@ def _words(found: Divergence) -> str:
 
 
 def holders(again: SecondRun) -> dict[str, tuple[str, ...]]:
-    """By parameter, what each rank holds of it after the last update."""
+    """Local shapes after the last update, per parameter and rank."""
     last = next((moment for moment in reversed(again.moments) if moment.expected.phase is Phase.UPDATE), None)
     if last is None:
         return {}

@@ -1,1 +1,1 @@
-"""What all HTML pages share: the base template and its style, charts, and how a page is put together."""
+"""Common parts for all HTML pages: base template, style and charts."""

@@ -1,4 +1,4 @@
-"""Where the lines and bars of a chart lie, in units of its drawing."""
+"""Coordinates for charts, in SVG units."""
 
 from __future__ import annotations
 
@@ -8,98 +8,98 @@ from dataclasses import dataclass
 
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 22, 172
-"""Edges of the area of the data, which leave room for the scales."""
+"""Edges of the data area, with room for the scales."""
 _MAX_POINTS = 200
-"""Of a line: no more can be told apart."""
+"""Most points per line, because more cannot be seen."""
 _UNITS = ((3600.0, 2.0, "hours"), (60.0, 2.0, "minutes"), (1.0, 0.0, "seconds"))
-"""Seconds of a unit of time, how many of it are enough to count in it, and its name."""
+"""Seconds per time unit, least count to use the unit, and its name."""
 _DECADES = (-6, 1)
-"""Powers of ten between which errors are shown: what is smaller is shown as the smallest."""
+"""Powers of ten for errors. Smaller errors count as the smallest."""
 _BARS_PER_DECADE = 4
 _POWERS = (-6.0, 18.0)
-"""Powers of ten between which a logarithmic scale tells values apart."""
+"""Powers of ten for a logarithmic scale. Values outside it count as its ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark of a scale."""
+    """A tick on a scale."""
 
     at: float
-    """Where, along the scale."""
+    """Position along the scale."""
     text: str
-    """What it says."""
+    """Label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """How something grew with time."""
+    """A value's growth over time."""
 
     points: tuple[tuple[float, float], ...]
-    """Of the line, from the left to the right."""
+    """Points, left to right."""
     across: tuple[Tick, ...]
-    """The scale of time."""
+    """Time scale."""
     unit: str
-    """Of that scale."""
+    """Time unit."""
     up: tuple[Tick, ...]
-    """The other scale."""
+    """Value scale."""
     last: str
-    """The last value, in words."""
+    """Last value, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar of a histogram."""
+    """A histogram's bar."""
 
     x: float
-    """Its left edge."""
+    """Left edge."""
     y: float
-    """Its upper edge."""
+    """Upper edge."""
     width: float
-    """From the left to the right."""
+    """Width in SVG units."""
     text: str
-    """What it stands for."""
+    """Range and count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """How often errors were how large, on a logarithmic scale."""
+    """Histogram of errors, on a logarithmic scale."""
 
     bars: tuple[Bar, ...]
-    """Those that are not empty."""
+    """Bars with a count above 0."""
     across: tuple[Tick, ...]
-    """The scale of errors, in units of tolerance."""
+    """Error scale, relative to tolerance."""
     up: tuple[Tick, ...]
-    """The scale of checks."""
+    """Check count scale."""
     tolerance: float
-    """Where an error is as large as its tolerance."""
+    """Position at which an error equals its tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One of several lines over steps."""
+    """One curve over steps."""
 
     name: str
-    """What it shows."""
+    """Name in the legend."""
     points: tuple[tuple[float, float], ...]
-    """Of the line, from the left to the right; values that are not known are left out."""
+    """Points, left to right, without unknown values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Values of several names, step by step."""
+    """Several curves over steps."""
 
     curves: tuple[Curve, ...]
-    """In the order of names."""
+    """Curves in the order given."""
     across: tuple[Tick, ...]
-    """The scale of steps."""
+    """Step scale."""
     up: tuple[Tick, ...]
-    """The scale of values."""
+    """Value scale."""
     one: float | None
-    """Where a value of 1 is on a logarithmic scale; None on another."""
+    """Position of the value 1 on a logarithmic scale; None on a linear one."""
 
 
 def stacked(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
-    """Parts that are not empty, side by side in a bar of 100 for the most: a class each, where it begins, and how wide it is."""
+    """Stack parts in a bar with length 100 for `most`: CSS class, start and width per part. Empty parts are left out."""
     found, begin = [], 0.0
     for name, amount in parts.items():
         width = 100 * amount / most if most else 0.0
@@ -110,7 +110,7 @@ def stacked(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, 
 
 
 def line(points: Sequence[tuple[float, float]], *, most: float | None = None, unit: str = "") -> Line:
-    """A line through values at seconds, from nothing at the beginning; as high as the largest value unless `most` is."""
+    """Line through values over seconds, beginning at 0. Its height is `most` or the largest value."""
     thinned = _thinned([(0.0, 0.0), *points])
     seconds = max(thinned[-1][0], 1e-9)
     highest = most or max(1.0, *(value for _, value in thinned))
@@ -125,9 +125,9 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
 
 
 def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> Plot:
-    """Lines over steps from 0 on, without what is None.
+    """Curves over steps from 0, without None values.
 
-    On a logarithmic scale zero is as low, and infinity as high, as the scale goes.
+    On a logarithmic scale, zero is at its lower end and infinity at its upper end.
     """
     num_steps = max(map(len, series.values()))
     values = {
@@ -148,7 +148,6 @@ def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> 
 
 
 def _decades(value: float) -> float:
-    """The power of ten, within what can be told apart."""
     low, high = _POWERS
     return high if not math.isfinite(value) else min(high, max(low, math.log10(max(value, 1e-300))))
 
@@ -181,7 +180,7 @@ def _step_x(step: int, num_steps: int) -> float:
 
 
 def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
-    """A histogram of errors in units of tolerance, each with how many checks had it."""
+    """Histogram of errors relative to tolerance, each with its check count."""
     counts: dict[int, int] = {}
     first, last = (decade * _BARS_PER_DECADE for decade in _DECADES)
     for error, number in sizes:
@@ -197,7 +196,7 @@ def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
 
 
 def steps(most: float) -> list[float]:
-    """Three to six round numbers from 0 up to no more than `most`."""
+    """Three to six round numbers from 0 to `most`."""
     power = 10 ** math.floor(math.log10(most))
     width = next(power * step for step in (0.2, 0.5, 1, 2) if most / (power * step) <= 5.5)
     return [round(number * width, 9) for number in range(int(most / width + 1e-9) + 1)]

@@ -1,4 +1,4 @@
-"""What a page is about, in a line and in numbers."""
+"""Headline and footer for pages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import equivcheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What came of what a page is about."""
+    """A page's main message."""
 
     text: str
-    """In a line."""
+    """One line."""
     is_good: bool
-    """Whether nothing is to be looked at."""
+    """Whether nothing needs attention."""
 
 
 def footer() -> str:
-    """By what, and when, a page was made."""
+    """Versions and time for the page's last line."""
     return f"equivcheck {equivcheck.__version__}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."

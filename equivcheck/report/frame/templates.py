@@ -1,4 +1,4 @@
-"""Templates of HTML pages: what they quote is of unknown origin, and shown as text."""
+"""Rendering of templates. Values may come from untrusted files, so they are escaped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import jinja2
 from equivcheck.system.printable import printable
 
 _FOLDER = Path(__file__).parents[1]
-"""All templates lie below; names of templates are relative to it."""
+"""Folder with all templates, which are named relative to it."""
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page; its text is printable and escaped, whatever the values."""
+    """Render a page. Values become printable, escaped text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -27,5 +27,5 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def _as_text(value: object) -> object:
-    """What is not HTML made by a template, made printable."""
+    """Make values printable, except for HTML from a template."""
     return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -1,1 +1,1 @@
-"""A matrix of layouts as a page, JUnit and JSON values."""
+"""Layout matrix as a page, JUnit and JSON values."""

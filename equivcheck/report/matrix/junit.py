@@ -1,4 +1,4 @@
-"""A matrix of layouts as JUnit XML, which CI services show: a test case for each layout."""
+"""Layout matrix as JUnit XML for CI services: one test case per layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.user.matrix.text import said
 
 
 def write_junit(path: Path, name: str, found: MatrixResult) -> None:
-    """A failure is an outcome that is not the expected one, an error a layout that could not be checked."""
+    """Write the file. An unexpected outcome is a failure, and a layout that could not be checked is an error."""
     rows, seconds = found.unexpected, sum(row.milliseconds for row in found.rows) / 1000
     suite = ET.Element("testsuite", name=printable(name), tests=str(len(found.rows)), time=f"{seconds:.3f}")
     suite.set("errors", str(sum(row.verdict is None for row in rows)))

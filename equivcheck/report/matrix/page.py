@@ -1,4 +1,4 @@
-"""A matrix of layouts as one HTML page, which asks for nothing from elsewhere."""
+"""Layout matrix as one HTML page, without external resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.user.matrix.text import HEADINGS, cells, said
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
-    """The page, with all that is known of each layout behind its row."""
+    """Write the page, with all details behind each layout's row."""
     page = rendered(
         "matrix/matrix.html.jinja",
         title=name,

@@ -1,4 +1,4 @@
-"""A matrix of layouts as JSON values."""
+"""Layout matrix as JSON values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.user.matrix.row import Row
 
 
 def matrix_object(found: MatrixResult) -> dict[str, Any]:
-    """One object."""
+    """One object with a row per layout."""
     return {
         "layouts": [_row(row) for row in found.rows],
         "asked": found.asked,
@@ -49,5 +49,5 @@ def _measures(row: Row) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-    """JSON has neither infinities nor what is no number: these are words."""
+    """Infinity and NaN as text, because JSON lacks them."""
     return value if value is None or math.isfinite(value) else str(value)

@@ -1,1 +1,1 @@
-"""A run of `fuzz` as one HTML page."""
+"""HTML page about a `fuzz` run."""

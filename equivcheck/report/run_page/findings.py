@@ -1,4 +1,4 @@
-"""The findings that a run told of, as the page shows them."""
+"""Findings on a run's page."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.system.printable import in_short
 
 _LONGEST_TEXT = 12_000
-"""Characters of what is said of a finding, or of its case."""
+"""Most characters in a finding's text, or in its case."""
 _LONGEST_NOTE = 300
 _MOST_TEXT = 300_000
-"""Characters that findings may take on the page that are shown in full."""
+"""Most characters in all findings shown in full."""
 _MARKUP = 1_200
-"""Characters of a finding besides its texts."""
+"""Characters for a finding's markup, without its texts."""
 _MOST_NAMED = 500
-"""Findings for which there is no more room than for a line."""
+"""Most findings with only a line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFinding:
-    """A finding in full."""
+    """A finding shown in full."""
 
     record: Record
-    """How it stands."""
+    """Standing over all runs."""
     fails: bool
     """Whether it makes the run fail."""
     cause: str
-    """Why, in a sentence, or what was seen."""
+    """Cause in a sentence, or the difference."""
     text: str = ""
-    """What is known of it, but for its case; may be empty."""
+    """Description without the case; may be empty."""
     code: str = ""
-    """The smallest case, as code; may be empty."""
+    """Smallest case, as code; may be empty."""
     commands: tuple[str, ...] = ()
-    """That check it again, and make a page and a script of it."""
+    """Commands that check it again, and write a page and a script."""
     note: str = ""
-    """Why something is left out; empty where nothing is."""
+    """Reason why something is missing; empty if nothing is."""
 
     @property
     def size(self) -> int:
-        """Characters that it takes in HTML, about."""
+        """Approximate characters in HTML."""
         accepted = self.record.accepted.reason if self.record.accepted else ""
         texts = (self.text, self.code, self.cause, self.note, accepted, *self.commands)
         return _MARKUP + sum(len(html.escape(text)) for text in texts)
@@ -59,18 +59,18 @@ class ShownFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFindings:
-    """Those of a run; those that make it fail come first."""
+    """A run's findings; those that make it fail come first."""
 
     shown: tuple[ShownFinding, ...]
-    """In full."""
+    """Findings shown in full."""
     named: tuple[Record, ...]
-    """By name only, as there is no room for more."""
+    """Findings shown by name only, because the page has no more room."""
     num_more: int
-    """How many there are besides."""
+    """How many more there are."""
 
 
 def shown_findings(store: Path, run: Run, told: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """What a run told of; with cases of those that are kept nowhere, as JSON values."""
+    """Findings for a run's page. `unkept` has the cases of those that the store lacks, as JSON values."""
     order = sorted(told, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:

@@ -1,4 +1,4 @@
-"""What a run came to, in a line, and the facts beside it."""
+"""Headline and facts for a run's page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.scenario import count
 
 
 def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int, num_shown: int) -> Headline:
-    """As the exit code says it: what keeps a run from proving anything comes before what it found."""
+    """Result in the order of exit codes: trouble with the run comes before its findings."""
     text = _trouble(past, summary)
     if num_failing:
         found = f"fails: {count(num_failing, 'finding')}"
@@ -38,7 +38,7 @@ def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
 
 
 def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
-    """The numbers that say most."""
+    """Main figures, by name."""
     yield "checks", f"{past.checks:,}"
     yield "checks a second", f"{past.rate:.1f}"
     yield "pairs of features covered", f"{100 * past.share:.1f} %"
@@ -46,7 +46,7 @@ def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """Names with values, those that are known."""
+    """Known facts, by name."""
     run = past.run
     yield "began", moment(run.began)
     yield "took", f"{past.seconds:,.1f} s"

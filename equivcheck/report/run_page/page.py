@@ -1,4 +1,4 @@
-"""The page, put together from what the history and the store have of a run."""
+"""A run's page, from the history and the store."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
 
 _NUM_EARLIER = 20
-"""Runs in the last table, this one included."""
+"""Runs in the last table, including this one."""
 
 
 def write_page(file: Path, store: Path, run: str = "") -> PastRun:
-    """Write the page of the run whose identifier starts so, or of the last one; which it is.
+    """Write the page about the run with this prefix, or the last run, and return the run.
 
-    Raises `UsageError` where there is none, and `HistoryFailed` for a history that cannot be read.
+    Raises `UsageError` if there is none, and `HistoryFailed` if the history cannot be read.
     """
     history = History(store)
     past = find_run(history, run)
@@ -78,7 +78,7 @@ def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
 
 
 def _unkept(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Scenarios of findings that are kept nowhere, by fingerprint."""
+    """Scenarios of findings that no store has, by fingerprint."""
     findings = summary["findings"] if summary else []
     return {found["fingerprint"]: found["verdict"]["scenario"] for found in findings if found["verdict"]}
 

@@ -1,4 +1,4 @@
-"""Pairs of features by parts of a scenario, as pages show them."""
+"""Feature pairs by part of the scenario, for a heat map."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCell:
-    """Pairs between features of two parts of a scenario."""
+    """Pairs between features in two parts of a scenario."""
 
     missing: int
-    """Legal pairs that were not drawn."""
+    """Legal pairs not drawn."""
     legal: int
-    """Legal pairs; 0 where the parts have none."""
+    """Legal pairs; 0 if the parts have none."""
 
     @property
     def percent(self) -> int:
-        """How many of a hundred are missing: 0 and 100 only where none or all are."""
+        """Missing percentage. It is 0 or 100 only if none or all are missing."""
         exact = 100 * self.missing / self.legal
         return round(exact) if exact in {0, 100} else min(99, max(1, round(exact)))
 
 
 def pair_rows(parts: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[PairCell]]]:
-    """The lower triangle of parts by parts: each part with cells for the parts up to itself."""
+    """Lower triangle: each part with cells for the parts up to itself."""
     cells = {frozenset((part["one"], part["other"])): part for part in parts}
     names = sorted({part["one"] for part in parts} | {part["other"] for part in parts})
     return [

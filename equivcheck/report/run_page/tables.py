@@ -1,4 +1,4 @@
-"""What the tables of the page say."""
+"""Table rows for a run's page."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from equivcheck.oracle.verdict.verdict import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
-    """What came of the checks of a layout, and what they cost."""
+    """Check results and cost for a layout."""
 
     name: str
-    """Of the layout."""
+    """Layout name."""
     outcomes: Mapping[Outcome, int]
-    """Checks by outcome, those that never came up included."""
+    """All outcomes with their check counts."""
     seconds: float
-    """Of all its checks."""
+    """Seconds for all its checks."""
     share: float
-    """Of the seconds of all layouts, 0 to 1."""
+    """Share of all layouts' seconds, 0 to 1."""
     median_ms: float | None
-    """Of a check; None where that is not known."""
+    """Median milliseconds per check; None if unknown."""
     p95_ms: float | None
-    """The duration that one check of twenty exceeds."""
+    """Milliseconds that 95 % of the checks do not exceed; None if unknown."""
 
     @property
     def checks(self) -> int:
-        """Of this layout."""
+        """Check count."""
         return sum(self.outcomes.values())
 
     @property
@@ -38,7 +38,7 @@ class LayoutRow:
 
     @property
     def stack(self) -> Iterator[tuple[Outcome, float, float]]:
-        """Each outcome with where its part of a bar of 100 begins, and how wide it is."""
+        """Outcomes with start and width in a bar with length 100."""
         begin = 0.0
         for outcome, number in self.outcomes.items():
             if number:
@@ -48,7 +48,7 @@ class LayoutRow:
 
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:
-    """A row for each layout, by name."""
+    """A row per layout, by name."""
     told = noted.summary["layouts"] if noted.summary else {}
     total = sum(noted.costs.values()) or 1.0
     names = sorted({*noted.costs, *(layout for layout, _ in noted.outcomes)})
@@ -66,7 +66,7 @@ def layout_rows(noted: Noted) -> list[LayoutRow]:
 
 
 def all_layouts(rows: Sequence[LayoutRow]) -> LayoutRow:
-    """The sum of all rows."""
+    """Sum over all rows."""
     return LayoutRow(
         name="all",
         outcomes={outcome: sum(row.outcomes[outcome] for row in rows) for outcome in Outcome},

@@ -1,1 +1,1 @@
-"""A page for each command that measures something: a module that says what is on it, and a template."""
+"""Torch version matrix as a page."""

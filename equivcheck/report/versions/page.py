@@ -1,4 +1,4 @@
-"""The page of `versions`: what works on each version of torch."""
+"""Page about torch versions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from equivcheck.system.output_file import replace_text
 _MARKS = {"shows": "●", "does not": "○", "cannot run": "-"}
 
 Cell = tuple[str, str, str]
-"""Class, mark and title of a cell."""
+"""CSS class, mark and title."""
 
 
 def write_page(
     file: Path, told: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
 ) -> None:
-    """Write the page of what ``versions --json`` prints; `wrong` has what is, in lines, by version."""
+    """Write the page from the values that ``versions --json`` prints; `wrong` has lines by version."""
     versions = told["versions"]
     values = {
         "title": f"equivcheck versions: {count(len(versions), 'version')} of torch",
@@ -46,13 +46,13 @@ def write_page(
 
 
 def _outcomes(versions: Mapping[str, Any]) -> Iterator[str]:
-    """Those that came up."""
+    """Outcomes with at least one scenario."""
     found = {each["outcome"] for version in versions.values() for each in version["corpus"]}
     return (outcome.value for outcome in Outcome if outcome.value in found)
 
 
 def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float, float], ...], list[tuple[str, int, int]]]:
-    """Scenarios by outcome, the same as a bar, and worlds with how many probes work, of how many."""
+    """Scenario counts, the same as a bar, and per world: working probes and all probes."""
     counts = Counter(each["outcome"] for each in found["corpus"])
     ordered = {outcome.value: counts[outcome.value] for outcome in Outcome}
     probes = found["probes"]
@@ -62,7 +62,7 @@ def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float
 
 
 def _scripts(versions: Mapping[str, Any], issues: Iterable[KnownIssue]) -> Iterator[tuple[KnownIssue, list[Cell]]]:
-    """Each issue with class, mark and title of a cell for each version."""
+    """Each known issue with a cell per version."""
     for issue in issues:
         cells = []
         for version, found in versions.items():
