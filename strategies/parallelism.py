@@ -223,7 +223,7 @@ def parallelisms_of(tag: str) -> SearchStrategy[Parallelism]:
     """
     kinds = layout_kinds()
     if tag not in kinds:
-        raise UsageError(f"layout {tag!r} does not exist; allowed: {', '.join(kinds)}")
+        raise UsageError(f"layout {tag!r} is not valid: unknown name. Expected {', '.join(kinds)}")
     if tag in _SHIPPED:
         return _SHIPPED[tag]
     own = getattr(kinds[tag], "strategy", None)

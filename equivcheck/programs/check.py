@@ -99,7 +99,7 @@ def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], Pr
     found = verdict_of(kept_plan(replace(verdict.program, statements=before)))
     if _phase(found) is not Phase.VALUE:
         return verdict
-    return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; after it: {verdict.reason}")
+    return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; then: {verdict.reason}")
 
 
 def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:
@@ -130,7 +130,7 @@ def _apart(plan: Plan, results: Sequence[RankResult]) -> str:
     )
     others = [number for number, result in enumerate(results) if not _has(result, first)]
     where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
-    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or in other words"
+    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or with another error"
 
 
 def _by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
@@ -145,7 +145,7 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
     """Add the type checker's errors. If it rejects a correct program, either the checker or the program is wrong."""
     if not types or verdict.outcome is not Outcome.EQUIVALENT:
         return replace(verdict, types=types)
-    reason = f"types refuse what ranks compute as one device does: {types.splitlines()[0]}"
+    reason = f"the type checker rejects a correct program: {types.splitlines()[0]}"
     return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
 
 
@@ -157,8 +157,8 @@ def _with_parts(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdic
     """Add the first value whose local shapes contradict its placements. Reading such a value gives meaningless numbers."""
     if apart is None:
         return verdict
-    told = replace(verdict, reason=f"{verdict.reason}; before it: {apart.summary}")
-    return _as_known(told, known_difference(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
+    with_reason = replace(verdict, reason=f"{verdict.reason}; earlier: {apart.summary}")
+    return _as_known(with_reason, known_difference(verdict.program, judge_failure(replace(verdict, divergence=None), apart)))
 
 
 def _as_known(verdict: ProgramVerdict, known: KnownDifference | None) -> ProgramVerdict:

@@ -94,7 +94,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     path.write_text('{"kind": "song", "format": 1}')
     result = run("check", path)
     assert result.exit_code == 2
-    assert "allowed: scenario, tensor_program" in result.stderr
+    assert "Expected scenario or tensor_program" in result.stderr
 
 
 @pytest.mark.usefixtures("_check_here")

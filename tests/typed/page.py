@@ -1,4 +1,4 @@
-"""The end of a page of the docs: what each judge said of each program. ``python -m typed.page`` asks them anew and writes it."""
+"""Writes the tables at the end of a docs page. ``python -m typed.page`` asks both judges again and updates the page."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ PROGRAMS: tuple[Program, ...] = tuple(
 )
 PAGE = ROOT / "docs/explanation/type_checker_and_runs.md"
 MEASURED = Path(__file__).with_name("judged.json")
-BEGIN = "## Of each program\n"
+BEGIN = "## Results by program\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A program, as it is or with a change."""
+    """A program, unchanged or with one change."""
 
     program: Program
-    """That is right."""
+    """A correct program."""
     change: Change | None
-    """None for the program itself."""
+    """None for the unchanged program."""
 
     @property
     def name(self) -> str:
-        """Of the program, and of its change."""
+        """Program and change, for display."""
         return f"{self.program.name}: {self.change.about if self.change else 'right'}"
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it trains something else."""
+        """Whether it trains another model than the unchanged program."""
         return self.change is not None and self.change.is_wrong
 
 
@@ -45,17 +45,17 @@ CASES = tuple(Case(program=program, change=change) for program in PROGRAMS for c
 
 
 def measured() -> dict[str, Judged]:
-    """What was said of each case when the page was written."""
+    """Judgements by case name, from the last time the page was written."""
     return {name: Judged(**found) for name, found in json.loads(MEASURED.read_text("utf-8")).items() if name != "spmd_types"}
 
 
 def measured_version() -> str:
-    """Of the type checker."""
+    """Version of the type checker that was measured."""
     return json.loads(MEASURED.read_text("utf-8"))["spmd_types"]
 
 
 def tail() -> str:
-    """Totals, what a judge does not see or refuses, and a table for each program."""
+    """Totals, lists of wrong judgements, and a table for each program."""
     found = measured()
     return "\n\n".join([_totals(found), _lists(found), BEGIN.rstrip(), *(_table(program, found) for program in PROGRAMS)]) + "\n"
 
@@ -63,7 +63,7 @@ def tail() -> str:
 JUDGES: dict[str, Callable[[Judged], bool]] = {
     "runs": lambda said: said.is_seen,
     "types": lambda said: bool(said.types),
-    "types, in forward and backward alone": lambda said: said.is_refused_before,
+    "types, without types for gradients": lambda said: said.is_refused_before,
     "runs or types": lambda said: said.is_seen or bool(said.types),
 }
 
@@ -71,15 +71,15 @@ JUDGES: dict[str, Callable[[Judged], bool]] = {
 def _totals(found: dict[str, Judged]) -> str:
     wrong = [found[case.name] for case in CASES if case.is_wrong]
     right = [found[case.name] for case in CASES if not case.is_wrong]
-    head = [f"| spmd_types {measured_version()} | wrong programs that are seen | right ones that are refused |", "|---|---|---|"]
+    head = [f"| spmd_types {measured_version()} | wrong programs found | correct programs rejected |", "|---|---|---|"]
     lines = [
         f"| {name} | {sum(map(sees, wrong))} of {len(wrong)} | {sum(map(sees, right))} of {len(right)} |"
         for name, sees in JUDGES.items()
     ]
     seen = [each for each in wrong if each.is_seen]
-    causes = f"Of the {len(seen)} that runs see, the verdict names a cause for {sum(bool(each.cause) for each in seen)}."
+    causes = f"Of {len(seen)} wrong programs found by runs, {sum(bool(each.cause) for each in seen)} have a named cause."
     changed = sum(case.change is not None and not case.is_wrong for case in CASES)
-    kinds = f"Right are {len(PROGRAMS)} programs as they are, and {changed} after a change."
+    kinds = f"{len(PROGRAMS)} unchanged programs and {changed} changed ones are correct."
     return "\n".join([*head, *lines, "", f"{kinds} {causes}"])
 
 
@@ -88,8 +88,8 @@ def _lists(found: dict[str, Judged]) -> str:
     right = [case for case in CASES if not case.is_wrong]
     return "\n\n".join(
         [
-            _list("Wrong, and runs do not see it", [case for case in wrong if not found[case.name].is_seen]),
-            _list("Right, and types refuse it", [case for case in right if found[case.name].types]),
+            _list("Wrong programs that runs do not find", [case for case in wrong if not found[case.name].is_seen]),
+            _list("Correct programs that types reject", [case for case in right if found[case.name].types]),
         ]
     )
 
@@ -99,19 +99,19 @@ def _list(title: str, cases: Iterable[Case]) -> str:
 
 
 def _table(program: Program, found: dict[str, Judged]) -> str:
-    head = [f"### {program.name}\n", "| change | types | runs differ first | cause that is named |", "|---|---|---|---|"]
+    head = [f"### {program.name}\n", "| change | types | first difference in runs | named cause |", "|---|---|---|---|"]
     return "\n".join([*head, *(_row(case, found[case.name]) for case in CASES if case.program is program)])
 
 
 def _row(case: Case, judged: Judged) -> str:
     about = case.change.about if case.change else "none"
     about = about if case.is_wrong else f"*{about}*"
-    types = f"{'of gradients: ' * judged.needs_gradients}{judged.types}" if judged.types else "accept"
+    types = f"{'gradient types: ' * judged.needs_gradients}{judged.types}" if judged.types else "accept"
     return f"| {about} | {types} | {judged.first or judged.outcome} | {judged.cause} |"
 
 
 def write() -> None:
-    """Ask both judges about every case, and bring the page up to date."""
+    """Ask both judges about every case, and update the page."""
     rows = {case.name: asdict(judged(case.program, case.change, explain=True)) for case in CASES}
     MEASURED.write_text(json.dumps({"spmd_types": version("spmd_types")} | rows, indent=1) + "\n", "utf-8")
     text = PAGE.read_text("utf-8")

@@ -26,7 +26,7 @@ def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
     """
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InvalidScenario(f"{where}: no tensor program of format {FORMAT}; allowed: an object with that format")
+        raise InvalidScenario(f"{where} is not valid: no tensor program of format {FORMAT}. Expected an object with that format")
     return decode(TensorProgram, {name: value for name, value in data.items() if name != "format"}, where=where)
 
 
@@ -37,5 +37,5 @@ def case_from_json(text: str, *, where: str = "case") -> Scenario | TensorProgra
     if kind == TensorProgram.tag:
         return program_from_json(text, where=where)
     if kind != CASE:
-        raise InvalidScenario(f"{where}: {KIND}: {quote(kind)} is unknown; allowed: {CASE}, {TensorProgram.tag}")
+        raise InvalidScenario(f"{where}: {KIND} {quote(kind)} is not valid: unknown kind. Expected {CASE} or {TensorProgram.tag}")
     return from_json(text, where=where)

@@ -10,7 +10,7 @@ from equivcheck.errors import InvalidScenario
 REPLICATE = "R"
 REDUCTIONS = ("sum", "avg", "max", "min")
 """Reductions that turn a `Partial` into the full tensor."""
-ALLOWED = "R, S(dim) with dim from 0, P(sum), P(avg), P(max), P(min)"
+ALLOWED = "R, S(dim) with dim from 0, P(sum), P(avg), P(max) or P(min)"
 _SHARD = re.compile(r"S\((0|[1-9][0-9]?)\)")
 _PARTIAL = re.compile(rf"P\(({'|'.join(REDUCTIONS)})\)")
 
@@ -39,10 +39,11 @@ def reduction_of(placement: str) -> str | None:
 
 def require_placements(owner: object, placements: Sequence[str], num_dims: int | None = None) -> None:
     """Raise `InvalidScenario` for an invalid placement, or one that shards a dim that `num_dims` excludes."""
+    name = type(owner).__name__
     for placement in placements:
         dim = cut_dim(placement)
         if dim is None and placement != REPLICATE and reduction_of(placement) is None:
-            raise InvalidScenario(f"{type(owner).__name__}.placements has {placement!r:.60}; allowed: {ALLOWED}")
+            raise InvalidScenario(f"{name}.placements {placement!r:.60} is not valid: unknown placement. Expected {ALLOWED}")
         if dim is not None and num_dims is not None and dim >= num_dims:
-            name = type(owner).__name__
-            raise InvalidScenario(f"{name}.placements has {placement} for {num_dims} dims; allowed: dims below that")
+            why = f"the tensor has {num_dims} dims"
+            raise InvalidScenario(f"{name}.placements {placement} is not valid: {why}. Expected a lower dim")

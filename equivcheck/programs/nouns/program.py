@@ -33,10 +33,10 @@ class TensorProgram:
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
-            raise refuse(self, "mesh", f"1 to 3 sizes of at least 1, at most {MAX_RANKS} ranks")
+            raise refuse(self, "mesh", f"1 to 3 sizes of at least 1, for at most {MAX_RANKS} ranks")
         if not (1 <= len(self.statements) <= MAX_STATEMENTS and isinstance(self.statements[0], Leaf)):
-            allowed = f"1 to {MAX_STATEMENTS}, first a leaf"
-            raise InvalidScenario(f"TensorProgram.statements are {len(self.statements)}; allowed: {allowed}")
+            found, expected = f"{len(self.statements)} statements", f"1 to {MAX_STATEMENTS}, the first a leaf"
+            raise InvalidScenario(f"TensorProgram.statements is not valid: it has {found}. Expected {expected}")
         require_between(self, "schedule_seed", 0, 2**32 - 1)
         for number, statement in enumerate(self.statements):
             self._require_fit(number, statement)
@@ -44,12 +44,11 @@ class TensorProgram:
     def _require_fit(self, number: int, statement: Statement) -> None:
         where = f"TensorProgram.statements[{number}]"
         if isinstance(statement, (Leaf, Constant, Redistribution)) and len(statement.placements) != len(self.mesh):
-            raise InvalidScenario(
-                f"{where} has {len(statement.placements)} placements; allowed: {len(self.mesh)}, one for each axis of the mesh"
-            )
+            found = f"{len(statement.placements)} placements"
+            raise InvalidScenario(f"{where} is not valid: it has {found}. Expected {len(self.mesh)}, one per mesh axis")
         wrong = next((distance for distance in arguments_of(statement) if not 1 <= distance <= number), None)
         if wrong is not None:
-            raise InvalidScenario(f"{where} takes the value {wrong} back; allowed: 1 to {number}")
+            raise InvalidScenario(f"{where} is not valid: it takes the value {wrong} back. Expected 1 to {number}")
 
     @property
     def num_ranks(self) -> int:

@@ -72,9 +72,9 @@ class Constant:
         require_between(self, "seed", 0, 2**32 - 1)
         require_between(self, "high", 1, MAX_ELEMENTS)
         if any(placement.startswith("P") for placement in self.placements):
-            raise refuse(self, "placements", "replicated or cut: addends are for leaves")
+            raise refuse(self, "placements", "replicated or sharded, because only leaves can be partial")
         if self.contents is Contents.ORDER and self.shape and self.shape[-1] > self.high:
-            raise refuse(self, "high", f"at least {self.shape[-1]}, for as many distinct numbers")
+            raise refuse(self, "high", f"at least {self.shape[-1]}, so that the numbers along the last dim can be distinct")
 
 
 @noun
@@ -93,12 +93,12 @@ class Operation:
 
     def __post_init__(self) -> None:
         if self.name not in OPERATIONS:
-            raise refuse(self, "name", f"one of the {len(OPERATIONS)} names of OPERATIONS")
+            raise refuse(self, "name", f"one of the {len(OPERATIONS)} names in OPERATIONS")
         operation = OPERATIONS[self.name]
         if len(self.arguments) != operation.num_arguments:
-            raise refuse(self, "arguments", f"{operation.num_arguments} of them for {self.name}")
+            raise refuse(self, "arguments", f"{operation.num_arguments} arguments for {self.name}")
         if self.dim and not operation.takes_dim:
-            raise refuse(self, "dim", f"0, as {self.name} takes no dim")
+            raise refuse(self, "dim", f"0, because {self.name} takes no dim")
         require_between(self, "dim", -9, 9)
         require_between(self, "output", 0, 9)
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck.errors import UsageError
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -20,7 +19,7 @@ from equivcheck.programs.operation_check.placements import all_placements, given
 from equivcheck.programs.operation_check.reference import reference_of
 from equivcheck.programs.operation_check.result import OperationResult, PlacementRow
 from equivcheck.programs.operation_check.run import OperationLeft, Placements, forget, run_on_rank
-from equivcheck.programs.operation_check.task import Function, OperationTask
+from equivcheck.programs.operation_check.task import Function, OperationTask, invalid
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.system.tally import record
 from equivcheck.worlds.dtensor_rules import kept_rules
@@ -88,7 +87,7 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
         for seed in seeds
     ]
     if not tasks:
-        raise UsageError(f"{NAME}: seeds is empty; allowed: at least one")
+        raise invalid("seeds ()", "nothing to check", "at least one seed")
     listed = list(placements) if placements is not None else None
     place = without_cover(world)
     with kept_state(StateKeeper()):
@@ -123,10 +122,10 @@ def _checked(
 
 def _members(task: OperationTask, world: str | Ranks) -> Ranks:
     if isinstance(world, Ranks) and world.size != task.num_ranks:
-        raise UsageError(f"{NAME}: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
+        raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks}, as in the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
     if not members.has_data:
-        raise UsageError(f"{NAME}: world {members.name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+        raise invalid(f"world {members.name!r}", "it computes no values", ", ".join(WITH_DATA))
     return members
 
 
@@ -197,16 +196,16 @@ def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:
 
 def _callable(name: str, given: Any) -> Any:
     if not callable(given):
-        raise UsageError(f"{NAME}: {name} is {given!r:.100}; allowed: a callable")
+        raise invalid(f"{name} {given!r:.100}", "it cannot be called", "a callable")
     return given
 
 
 def _inputs(given: Any, seed: int, dtype: torch.dtype | None) -> tuple[Any, ...]:
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise UsageError(f"{NAME}: dtype is {dtype!r}; allowed: a floating-point torch.dtype or None")
+        raise invalid(f"dtype {dtype!r}", "no floating-point dtype", "torch.float64, for example, or None")
     found = given(torch.Generator().manual_seed(seed)) if callable(given) else given
     if not isinstance(found, (tuple, list)) or not any(isinstance(each, torch.Tensor) for each in found):
-        raise UsageError(f"{NAME}: inputs are {found!r:.100}; allowed: a tuple or list with at least one tensor")
+        raise invalid(f"inputs {found!r:.100}", "no tensor found", "a tuple or list with at least one tensor")
     return tuple(_converted(each, dtype) if isinstance(each, torch.Tensor) else each for each in found)
 
 
@@ -226,10 +225,10 @@ def _names(function: Any, count: int) -> tuple[str, ...]:
 
 def _mesh(given: Any) -> tuple[tuple[str, int], ...]:
     axes = {"axis": given} if isinstance(given, int) else given
-    allowed = f'a number of ranks up to {MAX_RUNNING}, or a dict of 1 to 3 axis sizes such as {{"dp": 2, "tp": 2}}'
+    expected = f'a number of ranks up to {MAX_RUNNING}, or 1 to 3 axis sizes of at least 1 such as {{"dp": 2, "tp": 2}}'
     if not isinstance(axes, Mapping) or not 1 <= len(axes) <= 3:
-        raise UsageError(f"{NAME}: mesh is {given!r}; allowed: {allowed}")
+        raise invalid(f"mesh {given!r}", "it needs 1 to 3 axes", expected)
     for name, size in axes.items():
         if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"{NAME}: mesh has {name!r}: {size!r}; allowed: {allowed}, each at least 1")
+            raise invalid(f"mesh {given!r}", f"it has {name!r}: {size!r}", expected)
     return tuple(axes.items())

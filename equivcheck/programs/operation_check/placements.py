@@ -21,7 +21,7 @@ from equivcheck.programs.nouns.placement import (
     shard,
 )
 from equivcheck.programs.operation_check.run import Placements
-from equivcheck.programs.operation_check.task import OperationTask
+from equivcheck.programs.operation_check.task import OperationTask, invalid
 
 MOST = 2000
 """Maximum placements in one check. More are probably a mistake."""
@@ -31,11 +31,11 @@ def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Place
     """Every placement combination; the first tensor varies slowest. Only floating-point tensors are partial."""
     for each in reductions:
         if each not in REDUCTIONS:
-            raise UsageError(f"check_operation: reductions has {each!r}; allowed: {', '.join(REDUCTIONS)}")
+            raise invalid(f"reductions {each!r}", "unknown reduction", ", ".join(REDUCTIONS))
     choices = [list(_of_tensor(tensor, len(task.mesh), reductions)) for _, tensor in task.tensors]
     if math.prod(map(len, choices)) > MOST:
         counts = " x ".join(str(len(each)) for each in choices)
-        raise UsageError(f"check_operation: {counts} placements are too many; allowed: {MOST:,}, or those in placements=")
+        raise invalid(f"{counts} placements", f"more than {MOST:,}", "fewer, listed in placements=")
     return list(itertools.product(*choices))
 
 
@@ -54,7 +54,7 @@ def _given(task: OperationTask, given: Any) -> Placements:
     each_of = [given] if len(tensors) == 1 and isinstance(given, (str, Placement)) else given
     if isinstance(each_of, (str, Placement)) or not isinstance(each_of, Sequence) or len(each_of) != len(tensors):
         names = ", ".join(name for name, _ in tensors)
-        raise UsageError(f"check_operation: placements has {given!r}; allowed: {len(tensors)} in each, for {names}")
+        raise invalid(f"placements {given!r}", "one is needed per tensor", f"{len(tensors)}, for {names}")
     return tuple(_of_axes(name, tensor, lies, num_axes) for (name, tensor), lies in zip(tensors, each_of, strict=True))
 
 
@@ -63,16 +63,14 @@ def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tupl
         return None
     along = [given] if isinstance(given, (str, Placement)) else list(given)
     if len(along) != num_axes:
-        raise UsageError(
-            f"check_operation: placements has {given!r} for {name}; allowed: {num_axes}, one for each axis of the mesh"
-        )
+        raise invalid(f"placements {given!r} of {name}", "one is needed per mesh axis", str(num_axes))
     texts = tuple(_text(each, tensor.ndim) for each in along)
     try:
         require_placements(tensor, texts, tensor.ndim)
     except InvalidScenario as error:
-        raise UsageError(f"check_operation: placements of {name}: {str(error).partition('has ')[2]}") from None
+        raise UsageError(f"check_operation: placements of {name}: {str(error).partition('.placements ')[2]}") from None
     if not tensor.is_floating_point() and any(map(reduction_of, texts)):
-        raise UsageError(f"check_operation: placements has addends of {name}, a {tensor.dtype}; allowed: R and S(dim)")
+        raise invalid(f"placements of {name}", f"{tensor.dtype} cannot be partial", "R or S(dim)")
     return texts
 
 
@@ -85,4 +83,4 @@ def _text(placement: Any, num_dims: int) -> str:
         return REPLICATE
     if type(placement) is Partial and placement.reduce_op in REDUCTIONS:
         return partial(placement.reduce_op)
-    raise UsageError(f"check_operation: placements has {placement!r}; allowed: {ALLOWED}, Shard, Replicate, Partial")
+    raise invalid(f"placements {placement!r}", "unknown placement", ALLOWED)

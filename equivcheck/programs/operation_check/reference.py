@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from equivcheck.errors import UsageError
 from equivcheck.oracle.reference.noise import expected_of
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.programs.operation_check.run import left_by
-from equivcheck.programs.operation_check.task import OperationTask
+from equivcheck.programs.operation_check.task import OperationTask, invalid
 from equivcheck.programs.run.reference import NOISE_LIMIT, disturbance, doubt_of
 from equivcheck.programs.run.rounding_unit import RoundingUnit
 from equivcheck.worlds.trace.moments import ValueTrace
@@ -51,10 +50,8 @@ def _differentiable(task: OperationTask) -> Any:
         found = task.function(*arguments)
         wanted = [name for name, each in task.tensors if task.is_differentiated(each)]
         if wanted and not any(each is not None and each.requires_grad for _, each in named(found)):
-            raise UsageError(
-                f"check_operation: on one device no result has a gradient for {', '.join(wanted)}; "
-                "allowed: gradients=False, or an operation with a derivative"
-            )
+            why = f"on one device no result has a gradient for {', '.join(wanted)}"
+            raise invalid("gradients=True", why, "an operation with a derivative, or gradients=False")
         return found
 
     return function

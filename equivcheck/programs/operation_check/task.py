@@ -65,6 +65,11 @@ class OperationTask:
         return self.gradients and tensor.is_floating_point()
 
 
+def invalid(argument: str, why: str, expected: str) -> UsageError:
+    """Error for an invalid argument to `check_operation`."""
+    return UsageError(f"check_operation: {argument} is not valid: {why}. Expected {expected}")
+
+
 def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
     """All tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
     if found is None or isinstance(found, torch.Tensor):
@@ -78,5 +83,5 @@ def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor 
         for number, each in enumerate(found):
             yield from named(each, f"{name} {number}" if name == "output" else f"{name}[{number}]")
     else:
-        allowed = "tensors, numbers, None, and tuples, lists and dicts of these"
-        raise UsageError(f"check_operation: {name} is {found!r:.100}; allowed: {allowed}")
+        expected = "tensors, numbers, None, or tuples, lists and dicts of these"
+        raise invalid(f"{name} {found!r:.100}", "it cannot be compared", f"{expected}")

@@ -74,5 +74,5 @@ def doubt_of(expected: Sequence[Expected]) -> Doubt | None:
         lost = each.tolerances > NOISE_LIMIT * np.maximum(each.scales, 1.0)
         if lost.any():
             name = each.table.names[int(np.flatnonzero(lost)[0])]
-            return Doubt(reason=f"rounding alone moves {each.phase.value} {name} by as much as it is", step=0)
+            return Doubt(reason=f"rounding alone changes {each.phase.value} {name} by as much as its size", step=0)
     return None

@@ -24,7 +24,7 @@ def _typed() -> type[DTensorTarget]:
     try:
         from equivcheck.programs.run.plain.typed import TypedTarget
     except ModuleNotFoundError as error:
-        raise UsageError(f"target 'typed' needs {error.name}: pip install spmd_types") from error
+        raise UsageError(f"target 'typed' is not valid: {error.name} is missing. Expected pip install spmd_types") from error
     return TypedTarget
 
 
@@ -41,5 +41,5 @@ asked too; DTensors with each operation compiled, in processes."""
 def target_of(name: str) -> type[DTensorTarget]:
     """Target with this name. Raises `UsageError`."""
     if name not in TARGETS:
-        raise UsageError(f"target {name!r} does not exist; allowed: {', '.join(TARGETS)}")
+        raise UsageError(f"target {name!r} is not valid: unknown name. Expected {', '.join(TARGETS)}")
     return TARGETS[name]()

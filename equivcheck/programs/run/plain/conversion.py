@@ -77,5 +77,5 @@ def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, 
 def _sum(local: torch.Tensor, lies: str, axis: Collectives) -> torch.Tensor:
     """Convert partial averages to partial sums."""
     if reduction_of(lies) not in (None, "sum", "avg"):
-        raise NotImplementedError(f"{lies} is not supported on plain tensors: no collective but a sum has a derivative")
+        raise NotImplementedError(f"{lies} is not supported on plain tensors: only sums have a derivative")
     return local / axis.size if reduction_of(lies) == "avg" else local

@@ -32,7 +32,7 @@ class PlainTarget(DTensorTarget):
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
         """This rank's part of a full tensor."""
         if any(reduction_of(each) not in (None, "sum", "avg") for each in placements):
-            raise NotImplementedError(f"{placements} is not supported on plain tensors: no collective but a sum has a derivative")
+            raise NotImplementedError(f"{placements} is not supported on plain tensors: only sums have a derivative")
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         return _lying(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)

@@ -58,32 +58,32 @@ def test_sinks_are_what_no_statement_takes() -> None:
 
 LEAF = Leaf(shape=(2,), placements=("R",))
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "no placement": (lambda: Leaf(shape=(2,), placements=("S0",)), "allowed: R, S"),
-    "a dim that is not there": (lambda: Leaf(shape=(2,), placements=("S(1)",)), "for 1 dims"),
+    "no placement": (lambda: Leaf(shape=(2,), placements=("S0",)), "Expected R, S"),
+    "a dim that is not there": (lambda: Leaf(shape=(2,), placements=("S(1)",)), "has 1 dims"),
     "addends of a constant": (
         lambda: Constant(shape=(2,), placements=("P(sum)",), contents=Contents.MASK),
-        "replicated or cut",
+        "replicated or sharded",
     ),
     "fewer numbers than are to be distinct": (
         lambda: Constant(shape=(3,), placements=("R",), contents=Contents.ORDER, high=2),
         "at least 3",
     ),
     "an unknown operation": (lambda: Operation(name="nope"), "one of the"),
-    "too few arguments": (lambda: Operation(name="add"), "2 of them"),
+    "too few arguments": (lambda: Operation(name="add"), "2 arguments"),
     "a dim where none is taken": (lambda: Operation(name="sum", dim=1), "takes no dim"),
     "no leaf first": (lambda: TensorProgram(mesh=(2,), statements=(RoundTrip(),)), "first a leaf"),
     "a value before the first": (
         lambda: TensorProgram(mesh=(2,), statements=(LEAF, RoundTrip(argument=2))),
-        r"takes the value 2 back; allowed: 1 to 1",
+        r"takes the value 2 back. Expected 1 to 1",
     ),
-    "placements of another mesh": (lambda: TensorProgram(mesh=(2, 2), statements=(LEAF,)), "1 placements; allowed: 2"),
+    "placements of another mesh": (lambda: TensorProgram(mesh=(2, 2), statements=(LEAF,)), "1 placements. Expected 2"),
     "no rank": (lambda: TensorProgram(mesh=(0,), statements=(LEAF,)), "sizes of at least 1"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_out_of_range_is_refused(name: str) -> None:
-    """In one line, with what is allowed."""
+    """In one line with the expected form."""
     make, message = REFUSED[name]
     with pytest.raises(InvalidScenario, match=message) as caught:
         make()

@@ -119,5 +119,5 @@ def test_compiled_operations_are_equivalent_in_processes() -> None:
 
 def test_an_unknown_target_is_refused() -> None:
     """The text lists those that there are."""
-    with pytest.raises(UsageError, match="allowed: dtensor, plain, typed, compiled"):
+    with pytest.raises(UsageError, match="Expected dtensor, plain, typed, compiled"):
         check(program("R"), target="plane")

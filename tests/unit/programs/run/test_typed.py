@@ -58,7 +58,7 @@ def test_types_that_refuse_what_is_right_are_a_finding() -> None:
     """One of the two is wrong."""
     verdict = check_program(program("S(0)", Operation(name="exp")), target=_Refused)
     assert verdict.outcome is Outcome.CRASHED
-    assert verdict.reason == "types refuse what ranks compute as one device does: v1 exp: SpmdTypeError: no"
+    assert verdict.reason == "the type checker rejects a correct program: v1 exp: SpmdTypeError: no"
 
 
 def test_types_do_not_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
