@@ -5,17 +5,15 @@ from __future__ import annotations
 from equivcheck.export.clipping_by_mesh import clip_kinds
 from equivcheck.layouts.base.script.balance import add_balance
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
-from equivcheck.layouts.composition.registry import import_parts
+from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Compile
 
 
 def write_layout(draft: Draft) -> None:
     """Add all parallelisms, innermost first, and `torch.compile` to the script. Raises `CannotExport`."""
-    layout, writers = draft.scenario.layout, import_parts("export")
+    layout = draft.scenario.layout
     for parallelism in layout.parallelisms:
-        if parallelism.tag not in writers:
-            raise refuse(f"parallelism {parallelism.tag}", "only parallelisms that ship with equivcheck can be written")
-        writers[parallelism.tag].write(draft, parallelism)
+        kind_of(parallelism).write_script(draft, parallelism)
     if draft.mixes_tensors and draft.has_dtensors:
         clip_kinds(draft)
     if layout.mesh.num_ranks == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.scenario.mesh import CP
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, option
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.system.choice import Choice
 
@@ -43,5 +43,5 @@ class ContextParallel(Parallelism):
     cuts_positions: ClassVar[bool] = True
     exchange: Exchange = Exchange.GATHER
     """How attention reaches the keys and values on other ranks."""
-    balance: Balance = Balance.CONTIGUOUS
+    balance: Balance = option(default=Balance.CONTIGUOUS, limits=False)
     """How positions are assigned to ranks."""

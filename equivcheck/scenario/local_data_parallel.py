@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.scenario.mesh import DP
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import noun, option
 from equivcheck.scenario.parallelism_base import Parallelism
 
 
@@ -15,5 +15,5 @@ class LocalDataParallel(Parallelism):
 
     tag: ClassVar[str] = "local_data_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
-    flat_buffer: bool = False
+    flat_buffer: bool = option(default=False, limits=False)
     """Whether one all-reduce on a flat buffer sums all gradients, instead of one all-reduce per parameter."""

@@ -16,7 +16,21 @@ SHOWN_CHARACTERS = 60
 """Longest value that an error message quotes, in characters."""
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def option(*, default: T, limits: bool = True, calls: bool = True) -> T:
+    """A field of a parallelism.
+
+    Args:
+        default: Value with which the parallelism behaves as if it had no such option.
+        limits: False if no limit depends on the option.
+        calls: False if no expected call depends on it.
+
+    `tests/unit/test_options.py` compares both flags with the modules that read the field.
+    """
+    found: T = field(default=default, metadata={"limits": limits, "calls": calls})
+    return found
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
 def noun(cls: type[T]) -> type[T]:
     """Make a class a frozen, slotted, keyword-only dataclass whose repr evaluates to an equal value.
 

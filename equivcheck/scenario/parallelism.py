@@ -8,7 +8,7 @@ from equivcheck.scenario.context_parallel import ContextParallel
 from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.scenario.noun import noun, refuse, require_between, require_positive
+from equivcheck.scenario.noun import noun, option, refuse, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
@@ -58,13 +58,13 @@ class DDP(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
     """Bucket size in MiB, above 0; 0.0001 is 104 bytes."""
-    gradient_as_bucket_view: bool = False
+    gradient_as_bucket_view: bool = option(default=False, limits=False, calls=False)
     """Whether gradients are views into the buckets."""
     static_graph: bool = False
     """Whether the autograd graph is declared to be the same at every step."""
     find_unused_parameters: bool = False
     """Whether DDP searches the graph for parameters without gradient."""
-    no_sync: bool = False
+    no_sync: bool = option(default=False, limits=False)
     """Whether all microbatches except the last run under `no_sync`; otherwise each one is reduced."""
     zero_redundancy: bool = False
     """Whether `ZeroRedundancyOptimizer` assigns each parameter to one rank, which updates and broadcasts it."""
@@ -74,7 +74,7 @@ class DDP(Parallelism):
     """Dtype for `torch.autocast` around forward and loss; None disables it."""
     compression: Compression = Compression.NONE
     """Communication hook that compresses gradients for the all-reduce."""
-    unequal_start: bool = False
+    unequal_start: bool = option(default=False, limits=False, calls=False)
     """Whether ranks start with different parameters and buffers until DDP broadcasts those on rank 0."""
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Replicate(Parallelism):
     """Bucket size in MiB, above 0, at most 1,048,576. Only with `Replicator.DDP`."""
     wrapping: Wrapping = Wrapping.WHOLE
     """Whether each layer is wrapped inside the root. Only with `Replicator.FSDP`."""
-    no_sync: bool = False
+    no_sync: bool = option(default=False, limits=False)
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     compression: Compression = Compression.NONE
     """Communication hook that compresses gradients for the all-reduce. Only with `Replicator.DDP`."""
@@ -162,30 +162,30 @@ class FSDP2(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
     wrapping: Wrapping = Wrapping.WHOLE
     """Whether each layer is wrapped inside the root."""
-    layers_per_unit: int = 1
+    layers_per_unit: int = option(default=1, limits=False)
     """Number of consecutive layers that share a unit (`fully_shard` on a list of modules), at least 1.
 
     More than 1 needs `Wrapping.PER_LAYER`. The last unit may have fewer layers."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool = option(default=True, limits=False)
     """Whether parameters are resharded after forward."""
     reshard_to: int | None = None
     """Number of ranks to reshard to after forward (`reshard_after_forward` as an integer), at least 2.
 
     Backward then gathers only over that many neighbours on the sharding axis. None reshards to the whole axis."""
-    reshard_after_backward: bool = True
+    reshard_after_backward: bool = option(default=True, limits=False)
     """Whether parameters are resharded after every microbatch's backward instead of only after the last
     (`set_reshard_after_backward`)."""
-    explicit_prefetch: bool = False
+    explicit_prefetch: bool = option(default=False, limits=False)
     """Whether layers prefetch explicitly: the next one in forward, the previous one in backward
     (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""
-    no_sync: bool = False
+    no_sync: bool = option(default=False, limits=False)
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
-    all_reduce_once: bool = False
+    all_reduce_once: bool = option(default=False, limits=False)
     """Whether only the last microbatch all-reduces the accumulated gradient shards over replicas (`set_requires_all_reduce`).
     Without replicas it has no effect."""
     mixed_precision: MixedPrecision | None = None
     """Dtypes for mixed precision; None disables it."""
-    cpu_offload: bool = False
+    cpu_offload: bool = option(default=False, limits=False, calls=False)
     """Whether parameter shards, gradients and optimizer state are offloaded to host memory (`CPUOffloadPolicy` without pinning).
 
     `FSDP1` has no such option here because its offloading needs an accelerator."""
@@ -196,7 +196,7 @@ class FSDP2(Parallelism):
     sum_reductions: bool = False
     """Whether reductions use SUM and a separate division even if the backend supports AVG
     (`set_force_sum_reduction_for_comms`)."""
-    separate_reduce_group: bool = False
+    separate_reduce_group: bool = option(default=False, calls=False)
     """Whether gradients are reduced over a separate process group (`set_separate_reduce_scatter_group`).
 
     torch 2.13 names that group by the number of groups on the rank, so ranks with unequal numbers wait forever

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import noun, option, refuse, require_between
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.system.choice import Choice
 
@@ -43,15 +43,15 @@ class Pipeline(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)
     schedule: PipelineSchedule = PipelineSchedule.GPIPE
     """Pipeline schedule."""
-    num_chunks: int = 1
+    num_chunks: int = option(default=1, calls=False)
     """Number of equal chunks that each microbatch's rows are split into (torch's ``n_microbatches``), 1 to 16."""
     stages_per_rank: int = 1
     """Stages on each rank: 1 for single-stage schedules, 2 for V schedules, else 1 to 8."""
     boundaries: tuple[int, ...] = ()
     """First layer in each stage except stage 0, strictly increasing; empty for balanced stages."""
-    scale_grads: bool = False
+    scale_grads: bool = option(default=False, calls=False)
     """Whether torch divides gradients by the number of chunks after each microbatch; otherwise the loss is divided before."""
-    static_shapes: bool = False
+    static_shapes: bool = option(default=False, limits=False, calls=False)
     """Whether activation shapes are passed to the stages; otherwise torch infers them in an extra pass."""
 
     def __post_init__(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from equivcheck import Scenario
+from equivcheck.layouts.base.expected_calls.model import NO_COMMUNICATION_MODEL
 from equivcheck.layouts.composition.expected_calls import UNMODELLED_EXECUTION, predicted
 from equivcheck.layouts.composition.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
@@ -23,7 +22,7 @@ MODELLED_SHARE = 0.95
 ANY_SHARE = 0.1
 """Of all, whatever their layout declares, at least."""
 SAYING = tuple(
-    name for name in layout_names() if all(kind.communication.options or not fields(kind.parallelism) for kind in kinds_of(name))
+    name for name in layout_names() if all(kind.communication is not NO_COMMUNICATION_MODEL for kind in kinds_of(name))
 )
 """Layouts of which every parallelism says what it communicates."""
 

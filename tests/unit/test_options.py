@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import cache
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import pytest
 
 import equivcheck
 from equivcheck.campaign.coverage.features import _fields
-from equivcheck.layouts.composition.expected_calls import MODELLED
-from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.scenario import (
     Data,
     Execution,
@@ -29,35 +27,13 @@ from equivcheck.scenario.parallelism import PARALLELISMS
 
 PACKAGE = Path(equivcheck.__file__).parent
 FOLDERS = PACKAGE / "layouts/parallelisms"
-OPTIONS = [(kind, field.name) for kind in PARALLELISMS for field in fields(kind)]
+OPTIONS = [(kind, field) for kind in PARALLELISMS for field in fields(kind)]
 NOUNS = [(kind, field.name) for kind in (Training, Model, Layer, Data, Execution) for field in fields(kind)]
-NO_LIMIT = {
-    "DDP": {"gradient_as_bucket_view", "no_sync", "unequal_start"},
-    "Replicate": {"no_sync"},
-    "FSDP1": {"unequal_start"},
-    "FSDP2": {
-        "reshard_after_forward",
-        "reshard_after_backward",
-        "layers_per_unit",
-        "explicit_prefetch",
-        "no_sync",
-        "all_reduce_once",
-        "cpu_offload",
-    },
-    "SPMD": set(),
-    "TensorParallel": set(),
-    "LocalTensorParallel": set(),
-    "ContextParallel": {"balance"},
-    "ExpertParallel": set(),
-    "LocalDataParallel": {"flat_buffer"},
-    "Pipeline": {"static_shapes"},
-}
-"""Options of which no limit says anything: whatever they are, everything can run that can run without them."""
 
 
 @cache
 def names_in(*paths: Path) -> frozenset[str]:
-    """Attributes, keywords and texts in some files and in all below some folders."""
+    """Attributes, functions called, keywords and texts in some files and in all below some folders."""
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,))]
     return frozenset(name for file in files for name in _names(ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
 
@@ -68,21 +44,20 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.keyword) and node.arg:
             yield node.arg
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
-    """Some files, and those without torch that they import facts from: modules of the same folder, plans and positions."""
+    """Some files, and those without torch that they import facts from: of any parallelism, plans, limits and positions."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
-    base = PACKAGE / "layouts/base"
-    facts = [
-        *(FOLDERS / kind.tag).glob("*.py"),
-        *(base / "plan").glob("*.py"),
-        *(base / "limits").glob("*.py"),
-        base / "positions.py",
-    ]
-    return (*paths, *(path for path in facts if f".{path.parent.name}.{path.stem} import" in texts))
+    base, own = PACKAGE / "layouts/base", (FOLDERS / kind.tag).glob("*.py")
+    facts = [*own, *FOLDERS.glob("*/communication.py"), *(base / "limits").glob("*.py"), base / "positions.py"]
+    found = [path for path in facts if f".{path.parent.name}.{path.stem} import" in texts]
+    plans = (base / "plan").glob("*.py") if ".base.plan." in texts else ()
+    return (*paths, *found, *plans)
 
 
 def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
@@ -91,34 +66,28 @@ def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
     return with_facts(kind, FOLDERS / kind.tag / "limits.py", *general)
 
 
-@pytest.mark.parametrize("kind", PARALLELISMS)
-def test_every_parallelism_has_the_same_files(kind: type[Parallelism]) -> None:
-    """Whoever knows one folder knows where things are in all."""
-    present = {path.stem for path in (FOLDERS / kind.tag).glob("*.py")}
-    assert {"apply", "limits", "communication", "export", "known"} <= present
-
-
-@pytest.mark.parametrize(("kind", "name"), OPTIONS)
-def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], name: str) -> None:
+@pytest.mark.parametrize(("kind", "option"), OPTIONS)
+def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], option: Field[object]) -> None:
     """What applies a parallelism reads each of its options, what exports it reads or refuses it, and a strategy draws it."""
     folder = FOLDERS / kind.tag
     own = {path for path in folder.glob("*.py") if path.stem not in ("limits", "communication", "export", "known")}
-    assert name in names_in(*sorted(own))
-    assert name in names_in(*with_facts(kind, *sorted(folder.glob("export*.py"))))
-    assert name in names_in(PACKAGE / "strategies")
+    assert option.name in names_in(*sorted(own))
+    assert option.name in names_in(*with_facts(kind, *sorted(folder.glob("export*.py"))))
+    assert option.name in names_in(PACKAGE / "strategies")
 
 
-@pytest.mark.parametrize(("kind", "name"), OPTIONS)
-def test_an_option_has_limits_or_none_on_purpose(kind: type[Parallelism], name: str) -> None:
+@pytest.mark.parametrize(("kind", "option"), OPTIONS)
+def test_an_option_has_limits_unless_its_field_denies_it(kind: type[Parallelism], option: Field[object]) -> None:
     """Somebody has decided whether an option can run with everything."""
-    assert (name in names_in(*limits_of(kind))) != (name in NO_LIMIT[kind.__name__])
+    assert (option.name in names_in(*limits_of(kind))) is option.metadata.get("limits", True)
 
 
-@pytest.mark.parametrize(("kind", "name"), OPTIONS)
-def test_the_calls_of_an_option_are_expected_or_not_on_purpose(kind: type[Parallelism], name: str) -> None:
-    """Expected calls take an option into account, or the parallelism says that they are not modelled."""
-    communication = layout_kinds()[kind.tag].communication
-    assert name in communication.options or (not communication.options and communication.unmodelled)
+@pytest.mark.parametrize(("kind", "option"), OPTIONS)
+def test_expected_calls_depend_on_an_option_unless_its_field_denies_it(kind: type[Parallelism], option: Field[object]) -> None:
+    """Expected calls read an option, itself or by a method of the noun, or declare that they do not model it."""
+    read = names_in(*with_facts(kind, FOLDERS / kind.tag / "communication.py"))
+    names = {option.name} | _told_of(kind, option.name)
+    assert bool(names & read) is option.metadata.get("calls", True)
 
 
 @pytest.mark.parametrize(("kind", "name"), NOUNS)
@@ -142,9 +111,3 @@ def _told_of(kind: type, name: str) -> frozenset[str]:
 def test_every_field_is_a_feature(kind: type) -> None:
     """Coverage counts each field of each noun but seeds."""
     assert [field.name for field in _fields(kind)] == [field.name for field in fields(kind) if not field.name.endswith("seed")]
-
-
-@pytest.mark.parametrize("kind", MODELLED)
-def test_expected_calls_know_only_fields_that_exist(kind: type) -> None:
-    """A field that is renamed is renamed there as well."""
-    assert MODELLED[kind] <= {field.name for field in fields(kind)}

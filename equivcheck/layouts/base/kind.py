@@ -1,9 +1,9 @@
-"""What a layout has to say about one kind of parallelism."""
+"""How equivcheck runs one kind of parallelism: the base class that a third party subclasses, too."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from equivcheck.layouts.base.expected_calls.model import NO_COMMUNICATION_MODEL, CommunicationModel
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
@@ -13,41 +13,56 @@ from equivcheck.scenario import Layout, Parallelism, Precision
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
+P = TypeVar("P", bound=Parallelism)
 
-class LayoutKind(ABC):
-    """How one parallelism is applied.
 
-    Importing the module of a kind must not import torch: the generator asks for limits only.
+class LayoutKind(ABC, Generic[P]):
+    """Applies one kind of parallelism, and states its limits, its collectives and its part of a script.
+
+    Scenarios are generated without torch, so the module of a kind must not import torch; its methods may.
     """
 
-    parallelism: ClassVar[type[Parallelism]]
-    """The noun that it applies."""
-    model_limits: ClassVar[tuple[Limit, ...]] = ()
-    """Which kinds of layers and losses it cannot run; asked before all other limits of all parallelisms of a layout."""
-    limits: ClassVar[tuple[Limit, ...]] = ()
-    """What it cannot run."""
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = ()
-    """How it cannot be laid out."""
-    communication: ClassVar[CommunicationModel] = NO_COMMUNICATION_MODEL
-    """What it is expected to communicate."""
+    parallelism: type[P]
+    """Dataclass with the options of this parallelism."""
+    model_limits: tuple[Limit, ...] = ()
+    """Layers and losses that it cannot run. They are checked before all other limits of the layout."""
+    limits: tuple[Limit, ...] = ()
+    """Trainings that it cannot run."""
+    layout_limits: tuple[LayoutLimit, ...] = ()
+    """Options, meshes and other parallelisms with which it cannot run any training."""
+    communication: CommunicationModel = NO_COMMUNICATION_MODEL
+    """Predicts its collectives."""
 
     @abstractmethod
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
-        """Change the setup of this rank; `mesh` has the parallelism's own axes only. Every rank calls it."""
+    def apply(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
+        """Change the setup of this rank. Every rank calls it; `mesh` has only the axes of this parallelism."""
 
-    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:  # noqa: B027 - for those that need it
-        """Change the setup further, once every parallelism has been applied: how this rank reads, for one."""
+    def finish(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
+        """Change the setup again after all parallelisms of the layout have been applied."""
 
-    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:  # noqa: ARG002 - for those that need any
-        """Modules that only this parallelism needs and that are slow to import. Ranks that are threads must not import them."""
+    def imports(self, parallelism: P) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
+        """Modules that are slow to import and that only this parallelism needs.
+
+        They are imported before the ranks start, because ranks that are threads must not import them.
+        """
         return ()
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for those that do
-        """When it reduces gradients of several microbatches; None for a parallelism that averages none."""
+    def when_reduced(self, parallelism: P, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for subclasses
+        """When gradients of several microbatches are reduced; None if this parallelism does not average gradients."""
         return None
 
-    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - same
-        """What it rounds to other element types than the training's; None for nothing, in whatever precision."""
+    def rounding(self, parallelism: P, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - for subclasses
+        """Element types that it rounds to, if they differ from the training's; None if it never rounds, in any precision."""
         return None
+
+    def write_script(self, draft: Draft, parallelism: P) -> None:  # noqa: ARG002 - for subclasses
+        """Add this parallelism to a script that needs only torch. Raises `CannotExport`."""
+        from equivcheck.layouts.base.script.draft import refuse
+
+        raise refuse(f"parallelism {parallelism.tag}", f"{type(self).__name__} does not implement write_script")
+
+    def import_known(self) -> None:
+        """Import the predicates of known issues that are about this parallelism, which registers them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,23 +12,10 @@ from equivcheck.layouts.base.expected_calls.counted_units import sums_of_counts
 from equivcheck.layouts.base.expected_calls.model import Unmodelled
 from equivcheck.layouts.base.expected_calls.rank_view import RankView, whole_parameters
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import Data, Execution, Layer, Layout, Model, Training
+from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
 """Predictions kept, a few KiB each: ranks that sit alike share one, and so do the runs of a training with other numbers."""
-
-MODELLED: dict[type, frozenset[str]] = {
-    Training: frozenset(
-        ("model", "data", "optimizer", "loss", "groups", "schedule", "clipping", "zero_grad", "precision", "steps", "seed")
-    ),
-    Model: frozenset(("features", "source", "length", "layers", "head", "counter", "offset", "scale")),
-    Layer: frozenset(("width", "bias", "activation", "norm", "residual", "dropout", "frozen", "shares", "auxiliary", "shape_op")),
-    Data: frozenset(("microbatches", "batch_dim")),
-    Layout: frozenset(("mesh", "parallelisms", "execution")),
-    Execution: frozenset(("checkpointing",)),
-}
-"""Fields that predictions take into account, or that change nothing about communication; any other must have its default."""
-
 
 UNMODELLED_EXECUTION = (
     Unmodelled(
@@ -112,12 +99,7 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Why nothing can be predicted: what predictions do not know of, then what they know that they cannot say."""
     yield from (unmodelled.reason for unmodelled in UNMODELLED_EXECUTION if unmodelled.applies(training, layout))
-    layers = (layer for layer in training.model.layers if type(layer) in MODELLED)  # others are known by their facts alone
-    for noun in (training, training.model, *layers, training.data, layout, layout.execution):
-        yield from _unmodelled(noun, MODELLED[type(noun)])
     yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
-    for parallelism in layout.parallelisms:
-        yield from _unmodelled(parallelism, kind_of(parallelism).communication.options)
 
 
 def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
@@ -125,9 +107,3 @@ def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
     for parallelism in layout.parallelisms:
         declared = kind_of(parallelism).communication.unmodelled
         yield from (unmodelled for unmodelled in declared if unmodelled.applies(training, layout))
-
-
-def _unmodelled(noun: Any, names: frozenset[str]) -> Iterator[str]:
-    for field in fields(noun):
-        if field.name not in names and getattr(noun, field.name) != field.default:
-            yield f"predictions do not take {type(noun).__name__}.{field.name} into account"

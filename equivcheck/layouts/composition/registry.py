@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
+from pkgutil import resolve_name
+from typing import Any
 
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.layouts.base.kind import LayoutKind
+from equivcheck.layouts.base.kind import LayoutKind, P
 from equivcheck.layouts.base.rounding import EACH, Rounding, WhenReduced
-from equivcheck.scenario import Layout, Parallelism, Precision
+from equivcheck.scenario import Layout, Precision
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
 """Entry-point group of third parties; each entry names a subclass of `LayoutKind`."""
+
+SHIPPED: dict[str, str] = {
+    "ddp": "ddp.apply:DDPKind",
+    "replicate": "replicate.apply:ReplicateKind",
+    "fsdp1": "fsdp1.apply:FSDP1Kind",
+    "fsdp2": "fsdp2.apply:FSDP2Kind",
+    "tensor_parallel": "tensor_parallel.apply:TensorParallelKind",
+    "spmd": "spmd.apply:SPMDKind",
+    "pipeline": "pipeline.apply:PipelineKind",
+    "local_tensor_parallel": "local_tensor_parallel.apply:LocalTensorParallelKind",
+    "context_parallel": "context_parallel.apply:ContextParallelKind",
+    "expert_parallel": "expert_parallel.apply:ExpertParallelKind",
+    "local_data_parallel": "local_data_parallel.apply:LocalDataParallelKind",
+}
+"""Kinds that ship with equivcheck, by tag. A check imports only those that it uses, so they are named and not imported here."""
 
 COMPOSITIONS: tuple[str, ...] = (
     "ddp x tensor_parallel",
@@ -47,38 +62,31 @@ class BrokenLayout(EquivCheckError):
     """An entry point does not give a usable kind of layout."""
 
 
-def kind_of(parallelism: Parallelism) -> LayoutKind:
-    """The kind that applies a parallelism; one that ships with the package is imported without the others.
+def kind_of(parallelism: P) -> LayoutKind[P]:
+    """The kind of a parallelism. A kind that ships with equivcheck is imported without the others.
 
-    Raises `UsageError` for one that nobody registered and, unless it ships with the package, `BrokenLayout` for a broken entry
-    point.
+    Raises `UsageError` for a parallelism that nobody registered, and `BrokenLayout` if it is a third party's and any entry point
+    is broken.
     """
     if type(parallelism) in PARALLELISMS:
-        return _shipped_kind(parallelism.tag)
+        return shipped_kind(parallelism.tag)
     kinds = layout_kinds()
     if parallelism.tag not in kinds:
         raise UsageError(f"no layout is registered for the parallelism {parallelism.tag!r}; registered: {', '.join(kinds)}")
     return kinds[parallelism.tag]
 
 
-def import_parts(name: str) -> dict[str, ModuleType]:
-    """The file of that name in the folder of each parallelism that ships with the package, by the parallelism's tag."""
-    return {each.tag: import_module(f"equivcheck.layouts.parallelisms.{each.tag}.{name}") for each in PARALLELISMS}
-
-
 @cache
-def _shipped_kind(tag: str) -> LayoutKind:
-    """The kind that the package has for a parallelism of its own."""
-    module = import_module(f"equivcheck.layouts.parallelisms.{tag}.apply")
-    kinds = [found for found in vars(module).values() if isinstance(found, type) and issubclass(found, LayoutKind)]
-    (kind,) = (found for found in kinds if found.__module__ == module.__name__)
+def shipped_kind(tag: str) -> LayoutKind[Any]:
+    """The kind that ships with equivcheck for a tag."""
+    kind: type[LayoutKind[Any]] = resolve_name(f"equivcheck.layouts.parallelisms.{SHIPPED[tag]}")
     return kind()
 
 
 @cache
-def layout_kinds() -> dict[str, LayoutKind]:
+def layout_kinds() -> dict[str, LayoutKind[Any]]:
     """Every kind by the tag of its parallelism, built-in ones first; loaded once. Raises `BrokenLayout`."""
-    kinds = {each.tag: _shipped_kind(each.tag) for each in PARALLELISMS}
+    kinds = {tag: shipped_kind(tag) for tag in SHIPPED}
     for point in entry_points(group=ENTRY_POINTS):
         kind = _load(point)
         if kind.parallelism.tag in kinds:
@@ -93,14 +101,14 @@ def layout_names() -> tuple[str, ...]:
     return (*layout_kinds(), *COMPOSITIONS)
 
 
-def kinds_of(name: str) -> tuple[LayoutKind, ...]:
+def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
     """The kinds of the parallelisms of a named layout, innermost first. Raises `UsageError` for a name that does not exist."""
     if name not in layout_names():
         raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
 
 
-def _load(point: EntryPoint) -> LayoutKind:
+def _load(point: EntryPoint) -> LayoutKind[Any]:
     try:
         kind = point.load()
     except Exception as error:

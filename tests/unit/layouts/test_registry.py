@@ -33,20 +33,20 @@ def _next_seed(training: Training, _layout: Layout) -> Training:
     return replace(training, seed=training.seed + 1)
 
 
-class GossipKind(LayoutKind):
+class GossipKind(LayoutKind[Gossip]):
     """Its kind, whose one limit no repair gets rid of."""
 
-    parallelism: ClassVar[type[Parallelism]] = Gossip
-    limits: ClassVar[tuple[Limit, ...]] = (Limit(reason="never", applies=lambda training, layout: True, repair=_next_seed),)
+    parallelism = Gossip
+    limits = (Limit(reason="never", applies=lambda training, layout: True, repair=_next_seed),)
 
-    def apply(self, setup: object, parallelism: Parallelism, mesh: object) -> None:
+    def apply(self, setup: object, parallelism: Gossip, mesh: object) -> None:
         """Do nothing."""
 
 
 class TakenKind(GossipKind):
     """A kind for a tag that a built-in one has."""
 
-    parallelism: ClassVar[type[Parallelism]] = DDP
+    parallelism = DDP
 
 
 def _raises() -> None:

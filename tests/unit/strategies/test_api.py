@@ -102,12 +102,12 @@ class Local(Parallelism):
     every: int = 1
 
 
-class Kind(LayoutKind):
+class Kind(LayoutKind[Local]):
     """A kind without a strategy."""
 
     parallelism = Local
 
-    def apply(self, setup: object, parallelism: Parallelism, mesh: object) -> None:
+    def apply(self, setup: object, parallelism: Local, mesh: object) -> None:
         """Never called."""
 
 

@@ -27,18 +27,17 @@ class ByHand(Parallelism):
     """Whether the last parameter is reduced first."""
 
 
-class ByHandKind(LayoutKind):
+class ByHandKind(LayoutKind[ByHand]):
     """Applies it."""
 
-    parallelism: ClassVar[type[Parallelism]] = ByHand
+    parallelism = ByHand
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: ByHand, mesh: DeviceMesh) -> None:
         """Let each rank take its rows, and average gradients before the update."""
         import torch.distributed as dist
 
         from equivcheck.layouts.base.data_rows import take_rows
 
-        assert isinstance(parallelism, ByHand)
         step = -1 if parallelism.reverse else 1
 
         def average(_optimizer: Optimizer, _step: int) -> None:

@@ -27,8 +27,6 @@ class Unmodelled:
 class CommunicationModel:
     """Predicts one parallelism's calls. `Any` stands for its class."""
 
-    options: frozenset[str] = frozenset()
-    """Fields considered by the prediction. If another field differs from its default, nothing is predicted."""
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Calls on a rank that this parallelism causes."""
     hold: Callable[[RankView, Any], tuple[Held, ...]] = lambda view, _parallelism: view.held

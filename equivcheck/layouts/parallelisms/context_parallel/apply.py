@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.parallelisms.context_parallel.communication import CONTEXT_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.context_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import ContextParallel, Parallelism
+from equivcheck.scenario import ContextParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class ContextParallelKind(LayoutKind):
+class ContextParallelKind(LayoutKind[ContextParallel]):
     """Gives each rank some positions of every sequence, lets them look at those of others, and sums gradients."""
 
-    parallelism: ClassVar[type[Parallelism]] = ContextParallel
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = CONTEXT_PARALLEL_COMMUNICATION
+    parallelism = ContextParallel
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = CONTEXT_PARALLEL_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: ContextParallel, mesh: DeviceMesh) -> None:
         """Cut what is fed, and the loss, by positions."""
         import torch
 
@@ -35,7 +34,6 @@ class ContextParallelKind(LayoutKind):
         from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
         from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
 
-        assert isinstance(parallelism, ContextParallel), parallelism
         size, length = mesh.size(), setup.training.model.length
         assert length is not None, "a limit leaves sequences only"
         if size == 1:
@@ -47,3 +45,9 @@ class ContextParallelKind(LayoutKind):
         own_loss(setup, ranks)
         sum_over_ranks(setup, ranks)
         sum_counts(setup, ranks.group)
+
+    def write_script(self, draft: Draft, parallelism: ContextParallel) -> None:
+        """Split the script's sequences over ranks."""
+        from equivcheck.layouts.parallelisms.context_parallel.export import write
+
+        write(draft, parallelism)

@@ -96,7 +96,6 @@ def _all_calls(view: RankView, parallelism: ContextParallel) -> Totals:
 
 
 CONTEXT_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("exchange", "balance")),
     calls=_all_calls,
     uneven=lambda _parallelism: True,
     sends_shards=True,

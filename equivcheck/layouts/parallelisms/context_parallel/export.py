@@ -8,13 +8,12 @@ from equivcheck.layouts.base.script.by_hand import sum_gradients
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.source import source_of
-from equivcheck.scenario import ContextParallel, Exchange, Parallelism
+from equivcheck.scenario import ContextParallel, Exchange
 from equivcheck.scenario.mesh import CP
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: ContextParallel) -> None:
     """Cut what is fed by positions, let layers look at those of others, and sum gradients."""
-    assert isinstance(parallelism, ContextParallel), parallelism
     _define(draft, parallelism.exchange)
     model, size = draft.scenario.training.model, draft.scenario.layout.mesh.size(CP)
     if size == 1:

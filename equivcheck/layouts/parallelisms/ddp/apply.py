@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced
 from equivcheck.layouts.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.layouts.parallelisms.ddp.compression import SENT_AS, compress
@@ -17,7 +15,6 @@ from equivcheck.scenario import (
     DDP,
     Layout,
     LowPrecision,
-    Parallelism,
     Precision,
 )
 from equivcheck.scenario.mesh import DP
@@ -25,25 +22,25 @@ from equivcheck.scenario.mesh import DP
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class DDPKind(LayoutKind):
+class DDPKind(LayoutKind[DDP]):
     """Wraps the model in `DistributedDataParallel`."""
 
-    parallelism: ClassVar[type[Parallelism]] = DDP
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = DDP_COMMUNICATION
+    parallelism = DDP
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = DDP_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
         """Wrap the model and average over the mesh."""
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.local_tensors import clip_across, is_localized, localized_slots
 
-        assert isinstance(parallelism, DDP), parallelism
         if parallelism.unequal_start:
             from equivcheck.layouts.base.unequal_start import disturb
 
@@ -72,23 +69,20 @@ class DDPKind(LayoutKind):
             share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)
 
-    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:
+    def imports(self, parallelism: DDP) -> tuple[str, ...]:
         """`torch.distributed.optim`, with `ZeroRedundancyOptimizer`."""
-        assert isinstance(parallelism, DDP), parallelism
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+    def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Under `no_sync` at the last microbatch; replicas keep whole gradients."""
-        assert isinstance(parallelism, DDP), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
+    def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """What autocast casts, and the element type of compressed gradients.
 
         Gradients are multiplied by a reciprocal as they are copied to a bucket, but divided if they lie there already, and by the
         hook that compresses them (`mark_variable_ready_dense` in reducer.cpp, `default_hooks`).
         """
-        assert isinstance(parallelism, DDP), parallelism
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:
             return None
@@ -101,6 +95,16 @@ class DDPKind(LayoutKind):
             division_again=Division.BEFORE if reduce is None and parallelism.gradient_as_bucket_view else None,
             when=self.when_reduced(parallelism, layout),
         )
+
+    def write_script(self, draft: Draft, parallelism: DDP) -> None:
+        """Wrap the script's model in `DistributedDataParallel`."""
+        from equivcheck.layouts.parallelisms.ddp.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.ddp.known  # noqa: F401
 
 
 def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:

@@ -158,19 +158,5 @@ def _groups(view: RankView) -> list[list[Held]]:
 
 
 DDP_COMMUNICATION = CommunicationModel(
-    options=frozenset(
-        (
-            "bucket_cap_mb",
-            "gradient_as_bucket_view",
-            "static_graph",
-            "find_unused_parameters",
-            "no_sync",
-            "zero_redundancy",
-            "parameters_as_bucket_view",
-            "unequal_start",
-            "autocast",
-            "compression",
-        )
-    ),
     calls=_all_calls,
 )

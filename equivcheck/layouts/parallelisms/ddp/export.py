@@ -6,13 +6,12 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
-from equivcheck.scenario import DDP, Compression, Parallelism, PlannedParallelism
+from equivcheck.scenario import DDP, Compression, PlannedParallelism
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: DDP) -> None:
     """Wrap the model."""
-    assert isinstance(parallelism, DDP), parallelism
     _refuse_rounding(parallelism)
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1

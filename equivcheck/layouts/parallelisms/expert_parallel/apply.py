@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from equivcheck.layouts.base.dtensor_experts import are_units_of_shards
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import ONCE, WhenReduced
 from equivcheck.layouts.parallelisms.expert_parallel.communication import EXPERT_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.expert_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import ExpertParallel, ExpertStorage, Layout, Parallelism
+from equivcheck.scenario import ExpertParallel, ExpertStorage, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class ExpertParallelKind(LayoutKind):
+class ExpertParallelKind(LayoutKind[ExpertParallel]):
     """Gives each rank rows and experts of its own, and averages gradients by hand after backward."""
 
-    parallelism: ClassVar[type[Parallelism]] = ExpertParallel
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = EXPERT_PARALLEL_COMMUNICATION
+    parallelism = ExpertParallel
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = EXPERT_PARALLEL_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
         """Share out experts and rows."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
-        assert isinstance(parallelism, ExpertParallel), parallelism
         is_plain = parallelism.storage is ExpertStorage.PLAIN
         exchange.share_out_units(setup.model, mesh, exchange.own_tensor if is_plain else exchange.dtensor_of_all)
         setup.loss_scale *= mesh.size()
         take_rows(setup, mesh)
 
-    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
         """Reduce gradients of what others have left as parameters; read experts as parts, if they are no DTensors, which know."""
         from equivcheck.layouts.base.local_parts import read_parts
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
-        assert isinstance(parallelism, ExpertParallel), parallelism
         assert setup.layout is not None, "a layout is applied"
         own, others = exchange.parameters_apart(setup.model)
         divided = [] if are_units_of_shards(setup.layout) else own
@@ -51,6 +48,16 @@ class ExpertParallelKind(LayoutKind):
         if parallelism.storage is ExpertStorage.PLAIN:
             read_parts(setup, parallelism, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
+    def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
         """Once, after the last microbatch; data parallelism around it says when it does."""
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
+
+    def write_script(self, draft: Draft, parallelism: ExpertParallel) -> None:
+        """Distribute the script's experts over ranks."""
+        from equivcheck.layouts.parallelisms.expert_parallel.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.expert_parallel.known  # noqa: F401

@@ -61,7 +61,6 @@ def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
 
 
 EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("storage",)),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(_held(view, parallelism)),
     open_bytes=frozenset(("all_to_all",)),

@@ -12,17 +12,16 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.source import source_of
-from equivcheck.scenario import ExpertParallel, ExpertStorage, Parallelism
+from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import kind_of
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: ExpertParallel) -> None:
     """Share out experts, average gradients by hand, and read experts of all ranks together."""
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
-    assert isinstance(parallelism, ExpertParallel), parallelism
     _require_written(draft)
     keep = exchange_keeping(parallelism.storage)
     _define(draft, keep)

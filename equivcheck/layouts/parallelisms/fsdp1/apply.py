@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
 from equivcheck.layouts.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
@@ -15,7 +13,6 @@ from equivcheck.scenario import (
     FSDP1,
     Layout,
     MixedPrecision,
-    Parallelism,
     Precision,
     Wrapping,
 )
@@ -25,25 +22,25 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class FSDP1Kind(LayoutKind):
+class FSDP1Kind(LayoutKind[FSDP1]):
     """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
 
-    parallelism: ClassVar[type[Parallelism]] = FSDP1
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = FSDP1_COMMUNICATION
+    parallelism = FSDP1
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = FSDP1_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: FSDP1, mesh: DeviceMesh) -> None:
         """Wrap the model, read flat parameters and clip as FSDP asks for."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import clip_flat, flat_slots, release
 
-        assert isinstance(parallelism, FSDP1), parallelism
         module = FullyShardedDataParallel(setup.module, **_options(parallelism, mesh))
         setup.module = module
         setup.loss_scale = mesh.size()
@@ -54,14 +51,12 @@ class FSDP1Kind(LayoutKind):
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         take_rows(setup, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:
+    def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
         """Under `no_sync` at the last microbatch; ranks keep shards, if there are any."""
-        assert isinstance(parallelism, FSDP1), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
-    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
+    def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:
         """What its mixed precision casts."""
-        assert isinstance(parallelism, FSDP1), parallelism
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -73,6 +68,16 @@ class FSDP1Kind(LayoutKind):
             division=Division.AROUND,
             when=self.when_reduced(parallelism, layout),
         )
+
+    def write_script(self, draft: Draft, parallelism: FSDP1) -> None:
+        """Wrap the script's model in `FullyShardedDataParallel`."""
+        from equivcheck.layouts.parallelisms.fsdp1.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.fsdp1.known  # noqa: F401
 
 
 def _options(parallelism: FSDP1, mesh: DeviceMesh) -> dict[str, Any]:

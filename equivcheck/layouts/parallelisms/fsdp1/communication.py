@@ -81,6 +81,5 @@ class FSDP1Calls(UnitCalls[FSDP1]):
 
 
 FSDP1_COMMUNICATION = CommunicationModel(
-    options=frozenset(("strategy", "use_orig_params", "wrapping", "no_sync", "mixed_precision", "unequal_start")),
     calls=lambda view, fsdp: FSDP1Calls(view, fsdp).totals(),
 )

@@ -8,14 +8,13 @@ from equivcheck.layouts.base.script.loop import may_be_none, norm_arguments
 from equivcheck.layouts.base.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import define_whole
 from equivcheck.layouts.base.script.text import block, call, indented
-from equivcheck.scenario import FSDP1, ClipNorm, Layout, Parallelism, ShardingStrategy, Training, Wrapping
+from equivcheck.scenario import FSDP1, ClipNorm, Layout, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: FSDP1) -> None:
     """Wrap the model, or each layer and then the model."""
-    assert isinstance(parallelism, FSDP1), parallelism
     layout, form = draft.scenario.layout, draft.form
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP1.mixed_precision", "one device has to round as the ranks do, which no short script shows")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from equivcheck.layouts.base.dtensor_experts import expert_units, has_dtensor_experts
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Parallelism, Precision, Training, Wrapping
+from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.system.torch_version import torch_in
 
@@ -26,18 +24,19 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class FSDP2Kind(LayoutKind):
+class FSDP2Kind(LayoutKind[FSDP2]):
     """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
 
-    parallelism: ClassVar[type[Parallelism]] = FSDP2
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = FSDP2_COMMUNICATION
+    parallelism = FSDP2
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = FSDP2_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
         """Shard the model in place."""
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
@@ -45,7 +44,6 @@ class FSDP2Kind(LayoutKind):
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.worlds.meshes import groups_made
 
-        assert isinstance(parallelism, FSDP2), parallelism
         model, policy = setup.model, parallelism.mixed_precision
         options: dict[str, Any] = {
             "mesh": mesh,
@@ -81,14 +79,12 @@ class FSDP2Kind(LayoutKind):
             _deal_out_matrices(setup, mesh)
         take_rows(setup, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+    def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Under `set_requires_gradient_sync` at the last microbatch; ranks keep shards."""
-        assert isinstance(parallelism, FSDP2), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:
+    def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:
         """What its mixed precision casts."""
-        assert isinstance(parallelism, FSDP2), parallelism
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -106,6 +102,16 @@ class FSDP2Kind(LayoutKind):
             grad_dtype=not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE),
             replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
+
+    def write_script(self, draft: Draft, parallelism: FSDP2) -> None:
+        """Call `fully_shard` on the script's model."""
+        from equivcheck.layouts.parallelisms.fsdp2.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
 def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:

@@ -250,26 +250,6 @@ UNITS_GATHERED_AGAIN = Unmodelled(
 )
 
 FSDP2_COMMUNICATION = CommunicationModel(
-    options=frozenset(
-        (
-            "wrapping",
-            "layers_per_unit",
-            "reshard_after_forward",
-            "reshard_to",
-            "reshard_after_backward",
-            "explicit_prefetch",
-            "no_sync",
-            "all_reduce_once",
-            "mixed_precision",
-            "cpu_offload",
-            "gradient_divide_factor",
-            "sum_reductions",
-            "separate_reduce_group",
-            "shard_last_dim",
-            "ignore_frozen",
-            "muon_owners",
-        )
-    ),
     calls=_all_calls,
     unmodelled=(
         UNITS_GATHERED_AGAIN,

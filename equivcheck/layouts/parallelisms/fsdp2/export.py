@@ -9,12 +9,11 @@ from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbat
 from equivcheck.layouts.base.script.source import source_of
 from equivcheck.layouts.base.script.text import call
 from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
-from equivcheck.scenario import FSDP2, Muon, Parallelism, Wrapping
+from equivcheck.scenario import FSDP2, Muon, Wrapping
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: FSDP2) -> None:
     """Shard the model in place."""
-    assert isinstance(parallelism, FSDP2), parallelism
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", "one device has to round as the ranks do, which no short script shows")
     draft.need("torch.distributed.fsdp", "fully_shard")

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import ONCE, WhenReduced
 from equivcheck.layouts.parallelisms.local_data_parallel.communication import LOCAL_DATA_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.local_data_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Layout, LocalDataParallel, Parallelism
+from equivcheck.scenario import Layout, LocalDataParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class LocalDataParallelKind(LayoutKind):
+class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
     """Gives each rank rows of its own, and averages gradients by hand after backward."""
 
-    parallelism: ClassVar[type[Parallelism]] = LocalDataParallel
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = LOCAL_DATA_PARALLEL_COMMUNICATION
+    parallelism = LocalDataParallel
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = LOCAL_DATA_PARALLEL_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: LocalDataParallel, mesh: DeviceMesh) -> None:
         """Share out rows, and reduce before gradients are read."""
         from equivcheck.layouts.base import gradients_by_hand
         from equivcheck.layouts.base.data_rows import take_rows
 
-        assert isinstance(parallelism, LocalDataParallel), parallelism
         model, group, size, flat = setup.model, mesh.get_group(), mesh.size(), parallelism.flat_buffer
 
         def average(_optimizer: object, _step: int) -> None:
@@ -43,6 +41,12 @@ class LocalDataParallelKind(LayoutKind):
         setup.before_update.append(average)
         take_rows(setup, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+    def when_reduced(self, parallelism: LocalDataParallel, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """Once, after the last microbatch."""
         return ONCE
+
+    def write_script(self, draft: Draft, parallelism: LocalDataParallel) -> None:
+        """Average the script's gradients explicitly after backward."""
+        from equivcheck.layouts.parallelisms.local_data_parallel.export import write
+
+        write(draft, parallelism)

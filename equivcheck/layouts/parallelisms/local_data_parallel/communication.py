@@ -7,7 +7,6 @@ from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.scenario.mesh import DP
 
 LOCAL_DATA_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("flat_buffer",)),
     calls=lambda view, parallelism: sums_of_gradients(view, DP, view.held, flat=parallelism.flat_buffer),
     sends_shards=True,
 )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from equivcheck.layouts.base.script.by_hand import held_gradients, sum_gradients
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
-from equivcheck.scenario import LocalDataParallel, Parallelism
+from equivcheck.scenario import LocalDataParallel
 from equivcheck.scenario.mesh import DP
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: LocalDataParallel) -> None:
     """Average gradients before they are read."""
-    assert isinstance(parallelism, LocalDataParallel), parallelism
     layout = draft.scenario.layout
     draft.loss_scale = layout.num_data_ranks
     group, size = f"{mesh_of(draft, parallelism)}.get_group()", layout.mesh.size(DP)

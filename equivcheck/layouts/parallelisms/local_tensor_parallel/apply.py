@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.parallelisms.local_tensor_parallel.communication import LOCAL_TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.local_tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import LocalTensorParallel, Parallelism
+from equivcheck.scenario import LocalTensorParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class LocalTensorParallelKind(LayoutKind):
+class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
     """Gives each rank its parts of parameters, and puts collectives around the modules that have them."""
 
-    parallelism: ClassVar[type[Parallelism]] = LocalTensorParallel
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = LOCAL_TENSOR_PARALLEL_COMMUNICATION
+    parallelism = LocalTensorParallel
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = LOCAL_TENSOR_PARALLEL_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.local_tensor_parallel.replacing import replace_modules
         from equivcheck.training.material import Batch
 
-        assert isinstance(parallelism, LocalTensorParallel), parallelism
         ranks = replace_modules(setup, parallelism, mesh)
         if parallelism.loss_parallel:
             keep_logits_apart(setup, ranks)
@@ -45,9 +43,14 @@ class LocalTensorParallelKind(LayoutKind):
 
         setup.take = take
 
-    def finish(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def finish(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
         from equivcheck.layouts.base.local_parts import read_parts
 
-        assert isinstance(parallelism, LocalTensorParallel), parallelism
         read_parts(setup, parallelism, mesh)
+
+    def write_script(self, draft: Draft, parallelism: LocalTensorParallel) -> None:
+        """Replace the script's modules by the sharded ones that ranks run here."""
+        from equivcheck.layouts.parallelisms.local_tensor_parallel.export import write
+
+        write(draft, parallelism)

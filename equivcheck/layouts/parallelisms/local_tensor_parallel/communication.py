@@ -61,7 +61,6 @@ def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
 
 
 LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "collectives")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
     uneven=lambda _plan: True,

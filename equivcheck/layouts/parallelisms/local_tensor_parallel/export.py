@@ -11,12 +11,11 @@ from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
 from equivcheck.layouts.base.script.source import source_of
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import COPIED, Route
-from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel, Parallelism
+from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
     """Replace the modules of the plan, and cut dropout masks as it spreads outputs."""
-    assert isinstance(parallelism, LocalTensorParallel), parallelism
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")

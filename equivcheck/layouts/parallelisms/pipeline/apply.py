@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.parallelisms.pipeline.communication import PIPELINE_COMMUNICATION
 from equivcheck.layouts.parallelisms.pipeline.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Parallelism, Pipeline
+from equivcheck.scenario import Pipeline
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class PipelineKind(LayoutKind):
+class PipelineKind(LayoutKind[Pipeline]):
     """Keeps the layers of this rank's stages, and runs them by a schedule."""
 
-    parallelism: ClassVar[type[Parallelism]] = Pipeline
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = PIPELINE_COMMUNICATION
+    parallelism = Pipeline
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = PIPELINE_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
         """Take the model apart, and let a schedule compute each step."""
         from equivcheck.layouts.parallelisms.pipeline.schedules import build_pipeline
 
-        assert isinstance(parallelism, Pipeline), parallelism
         build_pipeline(setup, parallelism, mesh)
 
-    def imports(self, parallelism: Parallelism) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
+    def imports(self, parallelism: Pipeline) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
         """`torch.distributed.pipelining`."""
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)
+
+    def write_script(self, draft: Draft, parallelism: Pipeline) -> None:
+        """Let a pipeline schedule run the script's steps."""
+        from equivcheck.layouts.parallelisms.pipeline.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.pipeline.known  # noqa: F401

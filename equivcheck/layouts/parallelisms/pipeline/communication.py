@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unmodelled
@@ -70,7 +69,6 @@ def _clipping(view: RankView) -> Totals:
 
 
 PIPELINE_COMMUNICATION = CommunicationModel(
-    options=frozenset(field.name for field in fields(Pipeline)),
     calls=_all_calls,
     uneven=lambda _pipeline: True,
     unmodelled=(

@@ -8,13 +8,12 @@ from equivcheck.layouts.base.script.text import block, call, indented
 from equivcheck.layouts.parallelisms.pipeline.export_copies import CLIPPED, WEIGHTS, copy_weights
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, trained_layers, weights_of_several_ranks
-from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Parallelism, Pipeline
+from equivcheck.scenario import ClipNorm, CrossEntropy, Model, NormType, Pipeline
 from equivcheck.scenario.mesh import PP
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: Pipeline) -> None:
     """Leave each rank its stages, and let a schedule compute."""
-    assert isinstance(parallelism, Pipeline), parallelism
     layout, training = draft.scenario.layout, draft.scenario.training
     if len(layout.parallelisms) > 1:
         raise refuse(f"layout {layout.name}", "only a pipeline alone is written")

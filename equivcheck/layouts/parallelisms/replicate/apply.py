@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.rounding import Rounding, WhenReduced
 from equivcheck.layouts.parallelisms.ddp.compression import SENT_AS
 from equivcheck.layouts.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
 from equivcheck.layouts.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Layout, Parallelism, Precision, Replicate, Replicator
+from equivcheck.scenario import Layout, Precision, Replicate, Replicator
 from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class ReplicateKind(LayoutKind):
+class ReplicateKind(LayoutKind[Replicate]):
     """Calls one of the two `replicate` on the model."""
 
-    parallelism: ClassVar[type[Parallelism]] = Replicate
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = REPLICATE_COMMUNICATION
+    parallelism = Replicate
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = REPLICATE_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: Replicate, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.local_tensors import clip_across, is_localized, localized_slots
         from equivcheck.layouts.parallelisms.replicate.torch_private import replicate_model, synchronises_only
 
-        assert isinstance(parallelism, Replicate), parallelism
         model = setup.model
         replicate_model(model, parallelism, mesh)
         setup.loss_scale *= mesh.size()
@@ -45,16 +43,20 @@ class ReplicateKind(LayoutKind):
             setup.accumulation = lambda last: synchronises_only(model, last)
         take_rows(setup, mesh)
 
-    def when_reduced(self, parallelism: Parallelism, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
+    def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
         """As the implementation does: `DistributedDataParallel` keeps whole gradients."""
-        assert isinstance(parallelism, Replicate), parallelism
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
-    def rounding(self, parallelism: Parallelism, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
+    def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
         """The element type of compressed gradients."""
-        assert isinstance(parallelism, Replicate), parallelism
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None
         when = self.when_reduced(parallelism, layout)
         return Rounding(replicas=1, shards=layout.mesh.size(DP), when=when, reduce=reduce)
+
+    def write_script(self, draft: Draft, parallelism: Replicate) -> None:
+        """Call `replicate` on the script's model."""
+        from equivcheck.layouts.parallelisms.replicate.export import write
+
+        write(draft, parallelism)

@@ -36,7 +36,6 @@ def _mixes_elements(training: Training, layout: Layout) -> bool:
 
 
 REPLICATE_COMMUNICATION = CommunicationModel(
-    options=frozenset(("implementation", "bucket_cap_mb", "wrapping", "no_sync", "compression")),
     calls=_all_calls,
     unmodelled=(Unmodelled(reason=MIXED_ELEMENTS.reason, applies=_mixes_elements),),
 )

@@ -7,13 +7,12 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
-from equivcheck.scenario import Compression, Parallelism, PlannedParallelism, Replicate, Replicator, Wrapping
+from equivcheck.scenario import Compression, PlannedParallelism, Replicate, Replicator, Wrapping
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: Replicate) -> None:
     """Replicate the model in place."""
-    assert isinstance(parallelism, Replicate), parallelism
     if parallelism.compression is not Compression.NONE:
         raise refuse("Replicate.compression", "one device has to round as the ranks do, which no short script shows")
     draft.loss_scale = draft.scenario.layout.num_data_ranks

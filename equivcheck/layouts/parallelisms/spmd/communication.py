@@ -68,7 +68,6 @@ COUNTED_UNITS = Unmodelled(
 )
 
 SPMD_COMMUNICATION = CommunicationModel(
-    options=frozenset(("distribution", "redistribute_gradients")),
     calls=replicated_totals,
     unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS, COUNTED_UNITS),
 )

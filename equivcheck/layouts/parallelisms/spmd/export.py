@@ -6,7 +6,7 @@ from equivcheck.layouts.base.limits.repairs import has_ties
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.text import block, indented
-from equivcheck.scenario import SPMD, CrossEntropy, Distribution, Parallelism, ShapeOp, Training
+from equivcheck.scenario import SPMD, CrossEntropy, Distribution, ShapeOp, Training
 
 _REDISTRIBUTE_GRADIENTS = (
     "for parameter in model.parameters():",
@@ -31,9 +31,8 @@ _BESIDE = (
 )
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: SPMD) -> None:
     """Make DTensors of parameters and batches."""
-    assert isinstance(parallelism, SPMD), parallelism
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])

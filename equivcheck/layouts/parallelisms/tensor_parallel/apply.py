@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.kind import LayoutKind
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Parallelism, Split, TensorParallel
+from equivcheck.scenario import Split, TensorParallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel.style import ParallelStyle
 
+    from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
 
 
-class TensorParallelKind(LayoutKind):
+class TensorParallelKind(LayoutKind[TensorParallel]):
     """Shares out embedding, layers and head by a plan, and activations between layers by rows or features."""
 
-    parallelism: ClassVar[type[Parallelism]] = TensorParallel
-    limits: ClassVar[tuple[Limit, ...]] = LIMITS
-    layout_limits: ClassVar[tuple[LayoutLimit, ...]] = LAYOUT_LIMITS
-    communication: ClassVar[CommunicationModel] = TENSOR_PARALLEL_COMMUNICATION
+    parallelism = TensorParallel
+    limits = LIMITS
+    layout_limits = LAYOUT_LIMITS
+    communication = TENSOR_PARALLEL_COMMUNICATION
 
-    def apply(self, setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    def apply(self, setup: Setup, parallelism: TensorParallel, mesh: DeviceMesh) -> None:
         """Parallelize each module by the plan, and take of each dropout mask what this rank has of the layer's output."""
         from torch.distributed.tensor.parallel import parallelize_module
 
@@ -41,7 +40,6 @@ class TensorParallelKind(LayoutKind):
             tie_again,
         )
 
-        assert isinstance(parallelism, TensorParallel), parallelism
         model = setup.training.model
         styles: dict[str, ParallelStyle] = {}
         if model.source is not None and parallelism.source is not Split.OUTSIDE:
@@ -61,3 +59,13 @@ class TensorParallelKind(LayoutKind):
             keep_logits_apart(setup)
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)
+
+    def write_script(self, draft: Draft, parallelism: TensorParallel) -> None:
+        """Call `parallelize_module` on the script's model."""
+        from equivcheck.layouts.parallelisms.tensor_parallel.export import write
+
+        write(draft, parallelism)
+
+    def import_known(self) -> None:
+        """Register the predicates of its known issues."""
+        import equivcheck.layouts.parallelisms.tensor_parallel.known  # noqa: F401

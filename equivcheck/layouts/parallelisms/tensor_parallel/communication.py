@@ -123,7 +123,6 @@ PENDING_GRADIENTS = Unmodelled(
 )
 
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
-    options=frozenset(("plan", "source", "source_output", "head", "loss_parallel", "redistribute_gradients")),
     calls=_all_calls,
     hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
     unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),

@@ -11,7 +11,7 @@ from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.shards import cut_masks
 from equivcheck.layouts.base.script.text import call
 from equivcheck.layouts.parallelisms.spmd.export import define_beside, redistribute_gradients
-from equivcheck.scenario import ActivationSharding, Model, Parallelism, PlannedParallelism, Split, TensorParallel
+from equivcheck.scenario import ActivationSharding, Model, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.layers.registry import kind_of
@@ -30,9 +30,8 @@ _REPLICATED = (
 )
 
 
-def write(draft: Draft, parallelism: Parallelism) -> None:
+def write(draft: Draft, parallelism: TensorParallel) -> None:
     """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
-    assert isinstance(parallelism, TensorParallel), parallelism
     parameters = parameters_of(draft.scenario.training.model)
     draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
     mesh = mesh_of(draft, parallelism)

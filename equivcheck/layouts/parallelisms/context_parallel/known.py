@@ -1,1 +1,0 @@
-"""Context parallelism has no issue on file: its collectives are written here."""

@@ -1,1 +1,0 @@
-"""Tensor parallelism on plain tensors has no issue on file: its collectives are written here."""

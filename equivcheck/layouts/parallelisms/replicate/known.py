@@ -1,1 +1,0 @@
-"""Composable `replicate` has no issue on file of its own: what goes wrong with it goes wrong with `DistributedDataParallel`."""
