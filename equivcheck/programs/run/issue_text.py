@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.programs import SHOWN_BY
 from equivcheck.programs.run.script import script_of
 from equivcheck.programs.verdict import ProgramVerdict
 
+_LINK = re.compile(r"^(no report found|http\S+?)( \(.*?\))?: ")
 REPORTED = "http"
 """A reported difference has a link that begins so."""
 
@@ -18,7 +21,7 @@ def is_reported(known: KnownDifference) -> bool:
 
 def sentence_of(known: KnownDifference) -> str:
     """Describes the error: ``fill_ of partial values fills each``."""
-    return known.link.partition(": ")[2]
+    return _LINK.sub("", known.link)
 
 
 def title_of(known: KnownDifference) -> str:
