@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
@@ -22,6 +24,8 @@ from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Setup], None]
 """Plants a fault in a setup."""
+Module = TypeVar("Module", bound=nn.Module)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,31 @@ def on_emulated_ranks(
         return ranks.train(num_steps)
 
     return Counterfactual(cause=cause, sentence=sentence, run=run, is_quick=False)
+
+
+def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
+    """All items, then each one if there are several."""
+    if items:
+        yield tuple(items)
+    if len(items) > 1:
+        yield from ((item,) for item in items)
+
+
+def submodule(setup: Setup, name: str, kind: type[Module]) -> Module:
+    """A model's submodule, which must be a `kind`."""
+    found = setup.model.get_submodule(name)
+    assert isinstance(found, kind), f"{name} is a {type(found).__name__}"
+    return found
+
+
+def changing_layers(layers: Sequence[int], kind: type[Module], change: Callable[[Module], object]) -> Change:
+    """Change the modules of some layers."""
+
+    def apply(setup: Setup) -> None:
+        for layer in layers:
+            change(submodule(setup, f"layers.{layer}", kind))
+
+    return apply
 
 
 def gradients_of(setup: Setup) -> Gradients:

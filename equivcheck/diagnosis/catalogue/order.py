@@ -9,7 +9,7 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
@@ -37,7 +37,7 @@ def wrong_orders(diverged: DivergedRun) -> Iterator[Counterfactual]:
 def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
     ranks = layout.mesh.size(TP)
     linears = [index for index, layer in enumerate(diverged.training.model.layers) if isinstance(layer, Layer)]
-    for layers in dict.fromkeys((tuple(linears), *((layer,) for layer in linears)) if linears else ()):
+    for layers in all_then_each(linears):
         who = "every layer" if len(layers) > 1 else f"`layers.{layers[0]}.linear`"
         for outputs in (True, False):
             for dim in (-1, 0):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed
 from equivcheck.oracle.verdict.cause import Cause
@@ -29,11 +29,12 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
         sharers = [index for index, layer in enumerate(layers) if layer.shares == owner]
         choices = [tuple(sharers), *((place,) for place in (*sharers, owner))]
         for places in dict.fromkeys(choices):
+            linears = [f"layers.{place}.linear" for place in places]
             where = f"layer{'' if len(places) == 1 else 's'} {listed([str(at) for at in places])}"
             words = f"the use of the shared {weight} in {where} adds nothing to its gradient"
-            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _detached))
+            yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, detached_weight))
             words = f"the shared {weight} keeps its initial value in {where}"
-            yield on_one_device(diverged, Cause.UNTIED, words, _linear(places, _left_behind))
+            yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, initial_weight))
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
             yield on_one_device(diverged, Cause.UNTIED, words, _apart(sharers, trained=trained))
@@ -43,11 +44,12 @@ Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
 """Prepares the weight that a linear uses instead of its own."""
 
 
-def _linear(places: Iterable[int], weight: Weight) -> Change:
+def using_weight(names: Iterable[str], weight: Weight) -> Change:
+    """Let some linears use another weight; names are the modules'."""
+
     def change(setup: Setup) -> None:
-        for place in places:
-            linear = setup.model.get_submodule(f"layers.{place}.linear")
-            assert isinstance(linear, nn.Linear), "a layer has a linear"
+        for name in names:
+            linear = submodule(setup, name, nn.Linear)
             linear.forward = partial(_through, linear, weight(linear))  # type: ignore[method-assign]
 
     return change
@@ -57,11 +59,12 @@ def _through(linear: nn.Linear, weight: Callable[[], torch.Tensor], values: torc
     return functional.linear(values, weight(), linear.bias)
 
 
-def _detached(linear: nn.Linear) -> Callable[[], torch.Tensor]:
+def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
+    """Weight without a gradient."""
     return linear.weight.detach
 
 
-def _left_behind(linear: nn.Linear) -> Callable[[], torch.Tensor]:
+def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
     """Initial weight in the forward pass; the gradient goes to the current weight."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
@@ -71,8 +74,7 @@ def _apart(sharers: list[int], *, trained: bool) -> Change:
     def change(setup: Setup) -> None:
         own: dict[str, nn.Parameter] = {}
         for place in sharers:
-            linear = setup.model.get_submodule(f"layers.{place}.linear")
-            assert isinstance(linear, nn.Linear), "a layer has a linear"
+            linear = submodule(setup, f"layers.{place}.linear", nn.Linear)
             linear.weight = own[f"layers.{place}.linear.weight"] = nn.Parameter(
                 linear.weight.detach().clone(), requires_grad=linear.weight.requires_grad
             )

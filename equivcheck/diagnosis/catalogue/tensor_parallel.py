@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, over, tensors
@@ -36,12 +36,12 @@ def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
     plan = parallelism.plan
     yield from _replicated(diverged, num_ranks)
     yield from _of_positions(diverged)
-    for layers in _choices([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROW]):
+    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROW]):
         yield from _of_rows(diverged, layers, num_ranks)
-    for layers in _choices([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
+    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
         yield from _of_columns(diverged, layers, num_ranks)
     within = (_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.WITHIN)
-    for layers in _choices(list(filter(None, within))):
+    for layers in all_then_each(list(filter(None, within))):
         yield from _of_columns(diverged, layers, num_ranks)
     if diverged.training.model.head is not None and parallelism.head is Split.COLUMN:
         yield from _of_columns(diverged, (("head.linear",),), num_ranks)
@@ -57,13 +57,6 @@ def _reading_of(diverged: DivergedRun, at: int) -> Linears:
     return tuple(f"layers.{at}.{part.name}" for part in kind_of(layer).parts(layer) if part.reads_input)
 
 
-def _choices(layers: Sequence[Linears]) -> Iterator[tuple[Linears, ...]]:
-    if layers:
-        yield tuple(layers)
-    if len(layers) > 1:
-        yield from ((layer,) for layer in layers)
-
-
 def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Norm gradients left unreduced under sequence parallelism, because each rank sees only its positions."""
     model = diverged.training.model
@@ -77,7 +70,7 @@ def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
         for name, norm, lies in zip(names, normed, inputs_of(model, plan), strict=True)
         if norm is not None and lies is ActivationSharding.ROWS
     ]
-    for chosen in dict.fromkeys((tuple(found), *((name,) for name in found)) if found else ()):
+    for chosen in all_then_each(found):
         words = f"the gradients of {tensors(chosen)} are left unreduced over {where}: each rank keeps those of its own positions"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_from_part, names=chosen))
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of, modules_of, named
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of, named
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.tokens.attention import Alter, placing, seeing
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, Exchange
-from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.setup import Setup
-
-Alter = Callable[[AttentionModule], None]
 
 
 def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -28,7 +27,7 @@ def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
     yield from _counted(diverged, cut)
     for layers in attentions(diverged, causal=True):
         for words, unseen in _masks(cut):
-            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing, unseen=unseen))
+            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(seeing, unseen=unseen))
     for layers in attentions(diverged):
         for words, hidden in _hidden(cut):
             yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
@@ -41,10 +40,7 @@ def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _told(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
-    def change(setup: Setup) -> None:
-        for module in modules_of(setup, layers):
-            alter(module)
-
+    change = changing_layers(layers, AttentionModule, alter)
     return on_one_device(diverged, cause, f"{named(layers)} {words}", change)
 
 
@@ -57,17 +53,11 @@ def _counted(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
                 diverged, Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places)
             )
         for layers in attentions(diverged, rotary=True):
-            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(_placing, places=places))
+            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(placing, positions=places))
 
 
 def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
-    module = setup.model.get_submodule("positions")
-    assert isinstance(module, nn.Embedding), "it is a model with learned positions"
-    module.register_forward_pre_hook(lambda _module, inputs: (places[inputs[0]],))
-
-
-def _placing(module: AttentionModule, *, places: torch.Tensor) -> None:
-    module.placed = lambda values: turned(values, places)  # type: ignore[method-assign]
+    submodule(setup, "positions", nn.Embedding).register_forward_pre_hook(lambda _module, inputs: (places[inputs[0]],))
 
 
 def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,12 +84,8 @@ def _hidden(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"does not see the block that comes first on the ring of {cut.where}", turns == 1
 
 
-def _seeing(module: AttentionModule, *, unseen: torch.Tensor) -> None:
-    module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
-
-
 def _seeing_less(module: AttentionModule, *, hidden: torch.Tensor) -> None:
-    _seeing(module, unseen=hidden | _later(module, len(hidden)))
+    seeing(module, hidden | _later(module, len(hidden)))
 
 
 def _later(module: AttentionModule, length: int) -> torch.Tensor:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from equivcheck.diagnosis.catalogue.counterfactual import all_then_each
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed, over
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.scenario import Attention, ContextParallel
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.layers.attention.module import AttentionModule
-from equivcheck.training.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -63,22 +62,15 @@ def cut_of(diverged: DivergedRun) -> Cut | None:
 
 def attentions(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
     """Attention layers with the given field values: all of them, then each."""
-    found = tuple(
-        index
-        for index, layer in enumerate(diverged.training.model.layers)
-        if isinstance(layer, Attention) and all(getattr(layer, name) == value for name, value in having.items())
+    return all_then_each(
+        [
+            index
+            for index, layer in enumerate(diverged.training.model.layers)
+            if isinstance(layer, Attention) and all(getattr(layer, name) == value for name, value in having.items())
+        ]
     )
-    return iter(dict.fromkeys((found, *((index,) for index in found))) if found else ())
 
 
 def named(layers: tuple[int, ...]) -> str:
     """Attention layers by name."""
     return f"attention in {listed([f'`layers.{layer}`' for layer in layers])}"
-
-
-def modules_of(setup: Setup, layers: tuple[int, ...]) -> Iterator[AttentionModule]:
-    """Attention modules by layer index."""
-    for layer in layers:
-        module = setup.model.get_submodule(f"layers.{layer}")
-        assert isinstance(module, AttentionModule), "it was chosen for its attention"
-        yield module

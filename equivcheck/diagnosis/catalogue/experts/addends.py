@@ -8,7 +8,13 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Counterfactual,
+    all_then_each,
+    changing_layers,
+    on_emulated_ranks,
+    on_one_device,
+)
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of, named
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
@@ -20,7 +26,6 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.experts.module import ExpertsModule, GatedExperts
 from equivcheck.training.layers.region import Region
-from equivcheck.training.setup import Setup
 
 Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Computes the experts' output from values, chosen experts and weights."""
@@ -30,23 +35,23 @@ def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
-    cut = tuple(index for index in layers_of_experts(diverged) if found[index] is not None)
+    cut = [index for index in layers_of_experts(diverged) if found[index] is not None]
     where = over(diverged.mesh, (TP,)) if cut else ""
-    choices = dict.fromkeys((cut, *((index,) for index in cut))) if cut and diverged.rounding is None else ()
-    for layers in choices:
+    for layers in all_then_each(cut) if diverged.rounding is None else ():
         who = f"experts of {named(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)
-            yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, partial(_moving_by, layers=layers, region=region))
+            change = changing_layers(layers, ExpertsModule, partial(_moving_by, region=region))
+            yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, change)
         # The weights alone first: where nothing else learns through experts, both are the same.
         for rows, learns in (
             (False, f"of the routing weights of {who}"),
             (True, f"of the input and the routing weights of {who}"),
         ):
             words = f"the gradient {learns} is not summed over {where}: each rank continues with its partial sum"
-            change = partial(_learning_from_addends, layers=layers, rows=rows)
-            yield on_emulated_ranks(diverged, Cause.PARTIAL_INPUT_GRADIENT, words, change)
+            learning = partial(_learning_from_addends, layers=layers, rows=rows)
+            yield on_emulated_ranks(diverged, Cause.PARTIAL_INPUT_GRADIENT, words, learning)
 
 
 class _AddedOften(Region):
@@ -60,10 +65,9 @@ class _AddedOften(Region):
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 
 
-def _moving_by(setup: Setup, *, layers: tuple[int, ...], region: Region) -> None:
-    for layer in layers:
-        for owner in _owners(module_of(setup, layer)):
-            owner.region = region
+def _moving_by(module: ExpertsModule, *, region: Region) -> None:
+    for owner in _owners(module):
+        owner.region = region
 
 
 def _owners(module: ExpertsModule) -> list[GatedExperts]:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.cut import cut_of
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
-from equivcheck.diagnosis.catalogue.experts.routing import choices, module_of, named
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device
+from equivcheck.diagnosis.catalogue.experts.routing import choices, named
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import choices_of
 from equivcheck.diagnosis.words import over
@@ -18,7 +18,7 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.balance import Counts
-from equivcheck.training.layers.experts.module import Router
+from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.layers.module import Load
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
@@ -36,7 +36,8 @@ def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for layers in choices(diverged, _balances):
         for words, wrong in _ways(diverged):
             sentence = f"the load-balancing loss of {named(layers)} {words}"
-            yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, partial(_changed, layers=layers, wrong=wrong))
+            change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
+            yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, change)
     if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:
         words = "load-balancing losses use expert counts since the step began, not of one microbatch"
         yield on_one_device(diverged, Cause.EXPERT_BALANCE, words, _counting_on)
@@ -58,10 +59,8 @@ def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     yield "is not added", partial(_times, factor=0)
 
 
-def _changed(setup: Setup, *, layers: tuple[int, ...], wrong: Wrong) -> None:
-    for layer in layers:
-        router: Router = module_of(setup, layer).router
-        router.load_of = partial(wrong, router.load_of)  # type: ignore[method-assign]
+def _changed(module: ExpertsModule, *, wrong: Wrong) -> None:
+    module.router.load_of = partial(wrong, module.router.load_of)  # type: ignore[method-assign]
 
 
 def _detached(load: Load) -> Load:

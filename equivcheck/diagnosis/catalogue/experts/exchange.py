@@ -11,10 +11,11 @@ import torch
 from equivcheck.diagnosis.catalogue.counterfactual import (
     Counterfactual,
     changing_gradients,
+    changing_layers,
     multiplying_gradients,
     on_one_device,
 )
-from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
+from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over
 from equivcheck.layouts.base.partition import chunk_size
@@ -23,7 +24,6 @@ from equivcheck.scenario import ExpertParallel
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.setup import Setup
 
 
 def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -47,7 +47,7 @@ def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
         (_split_as_sent, "rows received from a rank are split by the counts of rows sent to it"),
     ):
         exchange = _Exchange(mixed=mixed, blocks=blocks, ranks=ranks)
-        change = partial(_computing, exchange=exchange, layers=tuple(layers_of_experts(diverged)))
+        change = changing_layers(tuple(layers_of_experts(diverged)), ExpertsModule, partial(_computing, exchange=exchange))
         yield on_one_device(diverged, Cause.EXPERT_ROWS, f"in the all-to-all over {where} {words}", change)
 
 
@@ -123,10 +123,8 @@ def _split_as_sent(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.T
     return compute(rows, used)
 
 
-def _computing(setup: Setup, *, exchange: _Exchange, layers: tuple[int, ...]) -> None:
-    for layer in layers:
-        module = module_of(setup, layer)
-        module.routed = module.dispatched = partial(_dispatched, module, exchange)  # type: ignore[method-assign]
+def _computing(module: ExpertsModule, *, exchange: _Exchange) -> None:
+    module.routed = module.dispatched = partial(_dispatched, module, exchange)  # type: ignore[method-assign]
 
 
 def _dispatched(

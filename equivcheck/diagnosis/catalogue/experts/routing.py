@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, all_then_each, changing_layers, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed
 from equivcheck.layouts.base.partition import chunk_size
@@ -56,7 +56,7 @@ def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers that can have them, then in each."""
     for way in _ways(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
-            change = partial(_altered, layers=layers, alter=way.alter)
+            change = changing_layers(layers, ExpertsModule, way.alter)
             yield on_one_device(diverged, way.cause, f"in {named(layers)} {way.words}", change)
 
 
@@ -67,8 +67,7 @@ def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
 
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
     """All expert layers for which `applies` is true, then each."""
-    found = tuple(index for index, layer in layers_of_experts(diverged).items() if applies(layer))
-    return iter(dict.fromkeys((found, *((index,) for index in found))) if found else ())
+    return all_then_each([index for index, layer in layers_of_experts(diverged).items() if applies(layer)])
 
 
 def named(layers: tuple[int, ...]) -> str:
@@ -78,14 +77,7 @@ def named(layers: tuple[int, ...]) -> str:
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
     """Expert module by layer index."""
-    module = setup.model.get_submodule(f"layers.{layer}")
-    assert isinstance(module, ExpertsModule), "it was chosen for its experts"
-    return module
-
-
-def _altered(setup: Setup, *, layers: tuple[int, ...], alter: Alter) -> None:
-    for layer in layers:
-        alter(module_of(setup, layer))
+    return submodule(setup, f"layers.{layer}", ExpertsModule)
 
 
 def _ways(ranks: int) -> Iterator[_Way]:

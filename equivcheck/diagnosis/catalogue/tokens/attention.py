@@ -8,7 +8,14 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Change,
+    Counterfactual,
+    all_then_each,
+    changing_layers,
+    on_emulated_ranks,
+    on_one_device,
+)
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import listed, over
@@ -17,7 +24,6 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
-from equivcheck.training.setup import Setup
 
 Alter = Callable[[AttentionModule], None]
 """Plants a fault in an attention module."""
@@ -29,13 +35,13 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     layers = planned_layers(diverged.training.model, diverged.layout)
     found = [place for place in layers if isinstance(place.site.layer, Attention)]
-    for causal in _choices([place for place in found if _layer(place).causal]):
-        yield _told(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(_seeing, unseen=None))
-    for turning in _choices([place for place in found if _layer(place).rotary and place.num_parts > 1]):
+    for causal in all_then_each([place for place in found if _layer(place).causal]):
+        yield _told(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(seeing, unseen=None))
+    for turning in all_then_each([place for place in found if _layer(place).rotary and place.num_parts > 1]):
         yield from _of_turned(diverged, turning)
-    for causal in _choices([place for place in found if _layer(place).causal and place.num_parts > 1]):
+    for causal in all_then_each([place for place in found if _layer(place).causal and place.num_parts > 1]):
         yield from _of_masked(diverged, causal)
-    for grouped in _choices([place for place in found if _layer(place).heads > _layer(place).kv_heads]):
+    for grouped in all_then_each([place for place in found if _layer(place).heads > _layer(place).kv_heads]):
         yield from _of_grouped(diverged, grouped)
 
 
@@ -45,29 +51,20 @@ def _layer(place: PlannedLayer) -> Attention:
     return layer
 
 
-def _choices(places: Sequence[PlannedLayer]) -> Iterator[tuple[PlannedLayer, ...]]:
-    if places:
-        yield tuple(places)
-    if len(places) > 1:
-        yield from ((place,) for place in places)
-
-
 def _named(places: Sequence[PlannedLayer]) -> str:
     return f"attention in {listed([f'`layers.{place.site.index}`' for place in places])}"
 
 
 def _told(diverged: DivergedRun, cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Counterfactual:
-    return on_one_device(diverged, cause, f"{_named(places)} {words}", lambda setup: _altered(setup, places, alter))
+    return on_one_device(diverged, cause, f"{_named(places)} {words}", _altering(places, alter))
 
 
-def _altered(setup: Setup, places: Sequence[PlannedLayer], alter: Alter) -> None:
-    for place in places:
-        module = setup.model.get_submodule(f"layers.{place.site.index}")
-        assert isinstance(module, AttentionModule), "it was chosen for its attention"
-        alter(module)
+def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
+    return changing_layers([place.site.index for place in places], AttentionModule, alter)
 
 
-def _seeing(module: AttentionModule, unseen: torch.Tensor | None) -> None:
+def seeing(module: AttentionModule, unseen: torch.Tensor | None) -> None:
+    """Replace the attention mask; None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
 
@@ -75,25 +72,26 @@ def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
     positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
     words = f"masks queries or keys by their index in the sequence shards on {over(diverged.mesh, (TP,))}"
     for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
-        yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
+        yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(seeing, unseen=unseen))
     unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
     words = f"sees only keys in the same sequence shard on {over(diverged.mesh, (TP,))}"
-    yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(_seeing, unseen=unseen))
+    yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(seeing, unseen=unseen))
 
 
 def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
     words = f"counts rotary positions from the start of each sequence shard on {over(diverged.mesh, (TP,))}"
-    yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=positions % length))
+    yield _told(diverged, Cause.POSITIONS, places, words, partial(placing, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
             amount = "high" if shift > 0 else "low"
             words = f"counts rotary positions one too {amount} from tensor-parallel rank {part} on"
             moved = positions + shift * (positions // length >= part)
-            yield _told(diverged, Cause.POSITIONS, places, words, partial(_placing, positions=moved))
+            yield _told(diverged, Cause.POSITIONS, places, words, partial(placing, positions=moved))
 
 
-def _placing(module: AttentionModule, positions: torch.Tensor) -> None:
+def placing(module: AttentionModule, positions: torch.Tensor) -> None:
+    """Replace the rotary positions."""
     module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
 
 
@@ -119,7 +117,7 @@ def _repeating(module: AttentionModule, shards: int) -> None:
 
 def _learning_apart(emulated: EmulatedRanks, places: Sequence[PlannedLayer], ranks: int) -> None:
     for rank, setup in zip(emulated.coordinates, emulated.setups, strict=True):
-        _altered(setup, places, partial(_learning_from_own, ranks=ranks, rank=rank.indices[TP]))
+        _altering(places, partial(_learning_from_own, ranks=ranks, rank=rank.indices[TP]))(setup)
 
 
 def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.shared_weights import detached_weight, initial_weight, using_weight
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import over
 from equivcheck.layouts.base.limits.repairs import is_tied
@@ -17,9 +18,6 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Tokens
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
-
-Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
-"""Prepares the weight that a head uses instead of its own."""
 
 
 def wrong_embeddings(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -42,9 +40,7 @@ def _forget_padding(setup: Setup) -> None:
 
 
 def _embedding(setup: Setup, name: str = "embedding") -> nn.Embedding:
-    module = setup.model.get_submodule(name)
-    assert isinstance(module, nn.Embedding), "it is a model of tokens"
-    return module
+    return submodule(setup, name, nn.Embedding)
 
 
 def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
@@ -105,23 +101,11 @@ def _look_up(setup: Setup, *, rows: dict[int, list[int]]) -> None:
 
 def _untied(diverged: DivergedRun) -> Iterator[Counterfactual]:
     words = "the use of the tied `embedding.weight` in the head adds nothing to its gradient"
-    yield on_one_device(diverged, Cause.UNTIED, words, partial(_head_with, weight=lambda head: head.weight.detach))
+    yield on_one_device(diverged, Cause.UNTIED, words, using_weight(("head.linear",), detached_weight))
     words = "the use of the tied `embedding.weight` in the embedding adds nothing to its gradient"
     yield on_one_device(diverged, Cause.UNTIED, words, _embed_without_gradient)
     words = "the tied `embedding.weight` keeps its initial value in the head"
-    yield on_one_device(diverged, Cause.UNTIED, words, partial(_head_with, weight=_left_behind))
-
-
-def _head_with(setup: Setup, *, weight: Weight) -> None:
-    head = setup.model.get_submodule("head.linear")
-    assert isinstance(head, nn.Linear), "a head has a linear"
-    found = weight(head)
-    head.forward = lambda values: functional.linear(values, found(), head.bias)  # type: ignore[assignment,method-assign]
-
-
-def _left_behind(head: nn.Linear) -> Callable[[], torch.Tensor]:
-    start = head.weight.detach().clone()
-    return lambda: start + (head.weight - head.weight.detach())
+    yield on_one_device(diverged, Cause.UNTIED, words, using_weight(("head.linear",), initial_weight))
 
 
 def _embed_without_gradient(setup: Setup) -> None:

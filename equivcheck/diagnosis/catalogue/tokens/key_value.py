@@ -8,14 +8,13 @@ from itertools import cycle
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, all_then_each, changing_layers, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import listed, over
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.attention.module import AttentionModule, turned
-from equivcheck.training.setup import Setup
 
 Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 """Repeats key or value heads; a head's copies are adjacent."""
@@ -24,8 +23,7 @@ Grouped = Callable[[int, torch.Tensor], torch.Tensor]
 def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all attention layers, then in each."""
     layers = diverged.training.model.layers
-    found = tuple(index for index, layer in enumerate(layers) if isinstance(layer, Attention))
-    for chosen in dict.fromkeys((found, *((index,) for index in found)) if found else ()):
+    for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]
         if any(layer.heads > layer.kv_heads for layer in which):
             yield from _copied(diverged, chosen)
@@ -45,7 +43,7 @@ def _copied(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterf
     )
     for how, group in ways:
         words = f"key and value heads in {_named(layers)} get {how}"
-        yield on_one_device(diverged, Cause.KV_HEADS, words, _changing(layers, partial(_grouping, group)))
+        yield on_one_device(diverged, Cause.KV_HEADS, words, changing_layers(layers, AttentionModule, partial(_grouping, group)))
 
 
 def _learning(values: torch.Tensor, learns: list[bool]) -> torch.Tensor:
@@ -67,7 +65,7 @@ def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counter
         for shift in (1, -1):
             where = f"the heads of rank {rank} of {over(diverged.mesh, (TP,))}"
             words = f"rotary positions of keys in {_named(layers)} are off by {shift} in {where}"
-            change = _changing(layers, partial(_placing, ranks, rank, shift))
+            change = changing_layers(layers, AttentionModule, partial(_placing, ranks, rank, shift))
             yield on_one_device(diverged, Cause.POSITIONS, words, change)
 
 
@@ -81,13 +79,3 @@ def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None
 def _placed(ranks: int, rank: int, shift: int, values: torch.Tensor) -> torch.Tensor:
     parts, places = values.chunk(ranks, -3), torch.arange(values.shape[-2])
     return torch.cat([turned(part, places + shift * (at == rank)) for at, part in enumerate(parts)], -3)
-
-
-def _changing(layers: tuple[int, ...], change: Callable[[AttentionModule], None]) -> Change:
-    def apply(setup: Setup) -> None:
-        for layer in layers:
-            module = setup.model.get_submodule(f"layers.{layer}")
-            assert isinstance(module, AttentionModule), "the layer is one of attention"
-            change(module)
-
-    return apply

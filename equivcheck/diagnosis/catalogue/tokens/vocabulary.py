@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
@@ -53,8 +53,7 @@ def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
     """Look each token up in `rows`; tokens in `lost` get zeros."""
 
     def change(setup: Setup) -> None:
-        embedding = setup.model.get_submodule("embedding")
-        assert isinstance(embedding, nn.Embedding), "a model of tokens has one"
+        embedding = submodule(setup, "embedding", nn.Embedding)
 
         def forward(tokens: torch.Tensor) -> torch.Tensor:
             return functional.embedding(rows[tokens], embedding.weight.masked_fill(lost[:, None], 0.0), embedding.padding_idx)
@@ -73,7 +72,7 @@ def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactua
     if not isinstance(loss, CrossEntropy) or leaves_nothing(vocabulary, ranks):
         return
     words = f"each of {where} subtracts the maximum of its own logits, not of all, before exponentials are summed"
-    yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, _minimising(partial(_by_own_maximum, ranks)))
+    yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, partial(_subtracting_own_maximum, ranks=ranks))
     words = f"each of {where} divides by the sum over the exponentials of its own logits, not of all"
     yield on_emulated_ranks(diverged, Cause.SOFTMAX_OF_PART, words, partial(_dividing_by_own, num_ranks=ranks))
 
@@ -85,16 +84,12 @@ def _rolling(shift: int) -> Change:
     return change
 
 
-def _minimising(loss: Loss) -> Change:
-    def change(setup: Setup) -> None:
-        setup.loss = loss
+def _subtracting_own_maximum(setup: Setup, ranks: int) -> None:
+    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
+        maxima = [shard.amax(-1, keepdim=True).expand_as(shard) for shard in logits.detach().chunk(ranks, -1)]
+        return loss_of(training, logits - torch.cat(maxima, -1), labels, divisor)
 
-    return change
-
-
-def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
-    maxima = [shard.amax(-1, keepdim=True).expand_as(shard) for shard in logits.detach().chunk(ranks, -1)]
-    return loss_of(training, logits - torch.cat(maxima, -1), labels, divisor)
+    setup.loss = loss
 
 
 def _dividing_by_own(emulated: EmulatedRanks, num_ranks: int) -> None:
