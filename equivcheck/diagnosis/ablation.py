@@ -24,7 +24,7 @@ def cause_by_ablation(
             if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:
                 return Diagnosis(cause=cause, sentence=words, exact=False)
         except EquivCheckError:
-            continue  # ranks that fail are no better
+            continue  # a plainer scenario whose ranks fail explains nothing
     return None
 
 

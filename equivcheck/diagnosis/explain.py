@@ -150,7 +150,7 @@ def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
             return None
         count = num_agreeing_moments(diverged, candidate.run(num_steps))
     except (RuntimeError, ArithmeticError):
-        # Torch refuses what is wrong in this way, as clipping where no gradient is left, or divides by a step count of zero.
+        # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
         return None
     if count < least:
         return None

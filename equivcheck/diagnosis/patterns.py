@@ -34,7 +34,7 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
     names = [name for name in names if found[name].shape == expected[name].shape and found[name].size]
     if not names:
         return
-    is_one_number = sum(found[name].size for name in names) == 1  # which by chance is representable, or some multiple
+    is_one_number = sum(found[name].size for name in names) == 1  # fits many patterns by chance
     yield from _zero(diverged, names, found)
     if not is_one_number:
         yield from _rounded(diverged, names, found, types)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which type checkers do not see
 from torch.nn.parallel import DistributedDataParallel
 
 from equivcheck.layouts.parallelisms.replicate.torch_private import wrapper_of
@@ -27,7 +27,7 @@ def reduce_by(setup: Setup, reduce: Reduce) -> None:
     """Register `reduce` as communication hook, if the setup has a `DistributedDataParallel`."""
     module = ddp_of(setup)
     if module is not None:
-        # Without annotations, as they would be compared with types and are strings here.
+        # A lambda has no annotations. DDP compares them with types, but here they are strings.
         module.register_comm_hook(None, lambda _state, bucket: reduce(bucket, module.process_group))
 
 

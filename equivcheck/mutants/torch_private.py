@@ -38,10 +38,12 @@ def scatter_by(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
 def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
     """Make a module with replicas reduce over its shards only."""
     for group in _param_groups(module):
+        # The reduction reads the mesh from here; `fully_shard` takes it only once, when it wraps.
         group.mesh_info = FSDPMeshInfo(shards, shard_mesh_dim=0)
 
 
 def _param_groups(module: FSDPModule) -> Sequence[Any]:
+    # `FSDPModule` has no public access to its parameter groups; the attribute was renamed in 2.12.
     state: Any = module._get_fsdp_state()
     if torch_in(ONE_PARAM_GROUP):
         return (state._fsdp_param_group,) if state._fsdp_param_group is not None else ()
@@ -104,4 +106,5 @@ def send_nothing(optimizer: torch.optim.Optimizer) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     if isinstance(optimizer, ZeroRedundancyOptimizer):
+        # `step()` calls this method to broadcast updated parameters; there is no option to skip it.
         optimizer._sync_params = lambda: None  # type: ignore[attr-defined]

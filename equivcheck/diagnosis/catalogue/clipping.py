@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.catalogue.norms import clip_nothing, norm_of, scale_to, with_clipping, wrong_norms
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
@@ -27,19 +28,17 @@ def wrong_clippings(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if clipping is None:
         return
     by_value = isinstance(clipping, ClipValue)
-    change = with_clipping(ClipValue(clip_value=1e300)) if by_value else _clipping_with(clip_nothing)
+    change = with_clipping(ClipValue(clip_value=1e300)) if by_value else partial(_clipping_with, clip=clip_nothing)
     yield on_one_device(diverged, Cause.NOT_CLIPPED, "gradients are not clipped", change)
     if isinstance(clipping, ClipNorm):
         yield from wrong_norms(diverged, clipping)
-        yield on_one_device(diverged, Cause.PART_OF_NORM, "each tensor is clipped by its own norm", _clipping_with(_clip_each))
+        words = "each tensor is clipped by its own norm"
+        yield on_one_device(diverged, Cause.PART_OF_NORM, words, partial(_clipping_with, clip=_clip_each))
     yield from _before_reduction(diverged, clipping)
 
 
-def _clipping_with(clip: Clip) -> Change:
-    def change(setup: Setup) -> None:
-        setup.clip_norm = clip
-
-    return change
+def _clipping_with(setup: Setup, clip: Clip) -> None:
+    setup.clip_norm = clip
 
 
 def _clip_each(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:

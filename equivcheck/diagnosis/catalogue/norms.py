@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -83,16 +84,13 @@ def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
                 words = f"the norm is reduced over {over(diverged.mesh, kept)} only"
             for reported in (False, True):
                 more = ", but returns the total norm" if reported else ""
-                change = _locally(kept, reported=reported)
+                change = partial(_locally, kept=kept, reported=reported)
                 yield on_emulated_ranks(diverged, Cause.LOCAL_NORM, words + more, change)
 
 
-def _locally(kept: tuple[str, ...], *, reported: bool) -> Callable[[EmulatedRanks], None]:
-    def change(ranks: EmulatedRanks) -> None:
-        for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
-            clipping_by(_norm_held_by(ranks, ranks.peers(rank, kept)), reports_whole=reported)(setup)
-
-    return change
+def _locally(ranks: EmulatedRanks, kept: tuple[str, ...], *, reported: bool) -> None:
+    for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
+        clipping_by(_norm_held_by(ranks, ranks.peers(rank, kept)), reports_whole=reported)(setup)
 
 
 def _norm_held_by(ranks: EmulatedRanks, holders: Sequence[int]) -> Norm:
@@ -106,15 +104,12 @@ def _replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
         counts = held_elements_of(diverged).num_copies(chosen)
         if any(bool((each > 1).any()) for each in counts.values()):
             words = f"the total norm counts gradients replicated over {over(diverged.mesh, chosen)} once per rank"
-            yield on_one_device(diverged, Cause.REPLICAS_IN_NORM, words, clipping_by(_norm_counting(counts)))
+            yield on_one_device(diverged, Cause.REPLICAS_IN_NORM, words, clipping_by(partial(_norm_counting, counts=counts)))
 
 
-def _norm_counting(counts: Mapping[str, torch.Tensor]) -> Norm:
-    def norm(gradients: Gradients, kind: NormType) -> torch.Tensor:
-        power = 1 / float(kind.value)
-        return norm_of([each * counts[name].to(each.dtype) ** power for name, each in gradients.items()], kind)
-
-    return norm
+def _norm_counting(gradients: Gradients, kind: NormType, counts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    power = 1 / float(kind.value)
+    return norm_of([each * counts[name].to(each.dtype) ** power for name, each in gradients.items()], kind)
 
 
 def _another(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:

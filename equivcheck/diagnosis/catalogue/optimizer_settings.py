@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,12 @@ def _decay(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if not any((own, *groups)):
         return
     coupled = "weight decay is coupled: added to the gradients, not subtracted from the parameters"
-    yield on_one_device(diverged, Cause.DECAY_COUPLED, coupled, _decaying(coupled=True, extra=False))
+    yield on_one_device(diverged, Cause.DECAY_COUPLED, coupled, partial(_decaying, coupled=True, extra=False))
     decoupled = "weight decay is decoupled: subtracted from the parameters, not added to the gradients"
-    yield on_one_device(diverged, Cause.DECAY_COUPLED, decoupled, _decaying(coupled=False, extra=False))
+    yield on_one_device(diverged, Cause.DECAY_COUPLED, decoupled, partial(_decaying, coupled=False, extra=False))
     yield on_one_device(diverged, Cause.DECAY_TWICE, "weight decay has twice the given value", _grouped(_double_decay))
     for is_coupled in (False, True):
-        change = _decaying(coupled=is_coupled, extra=True)
+        change = partial(_decaying, coupled=is_coupled, extra=True)
         yield on_one_device(diverged, Cause.DECAY_TWICE, "weight decay is applied twice", change)
     without = _grouped(lambda group: group.update(weight_decay=0.0))
     yield on_one_device(diverged, Cause.HYPERPARAMETER, "weight decay is not applied", without)
@@ -68,30 +69,26 @@ def _grouped(change: Callable[[Settings], object]) -> Change:
     return lambda setup: setup.before_training.append(apply)
 
 
-def _decaying(*, coupled: bool, extra: bool) -> Change:
+def _decaying(setup: Setup, *, coupled: bool, extra: bool) -> None:
     """Decay explicitly before each update, in addition to the optimizer (`extra`) or in its place."""
+    decays: list[float] = []
 
-    def change(setup: Setup) -> None:
-        decays: list[float] = []
+    def prepare(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
+        for group in optimizer.param_groups:
+            decays.append(float(group.get("weight_decay", 0.0)))
+            if not extra and "weight_decay" in group:
+                group["weight_decay"] = 0.0
 
-        def prepare(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
-            for group in optimizer.param_groups:
-                decays.append(float(group.get("weight_decay", 0.0)))
-                if not extra and "weight_decay" in group:
-                    group["weight_decay"] = 0.0
+    @contextmanager
+    def decayed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for group, decay in zip(optimizer.param_groups, decays, strict=True):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _decay_one(parameter, decay, group, coupled=coupled)
+        yield
 
-        @contextmanager
-        def decayed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-            for group, decay in zip(optimizer.param_groups, decays, strict=True):
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        _decay_one(parameter, decay, group, coupled=coupled)
-            yield
-
-        setup.before_training.append(prepare)
-        around_update(setup, decayed)
-
-    return change
+    setup.before_training.append(prepare)
+    around_update(setup, decayed)
 
 
 def _decay_one(parameter: torch.Tensor, decay: float, group: Settings, *, coupled: bool) -> None:

@@ -44,7 +44,7 @@ def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
                 what = f"the {'features' if dim else 'rows'} of the {'output' if outputs else 'input'} of {who}"
                 words = f"{what} are gathered from {over(layout.mesh, (TP,))} in the wrong order"
                 for reorder in _orders(ranks, dim):
-                    yield _everywhere(diverged, words, _reordering(layers, reorder, outputs=outputs))
+                    yield _everywhere(diverged, words, partial(_reordering, layers=layers, reorder=reorder, outputs=outputs))
 
 
 def _orders(ranks: int, dim: int) -> Iterator[Reorder]:
@@ -70,16 +70,13 @@ def _everywhere(diverged: DivergedRun, words: str, change: Change) -> Counterfac
     return on_emulated_ranks(diverged, Cause.PERMUTED, words, change_all)
 
 
-def _reordering(layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> Change:
-    def change(setup: Setup) -> None:
-        for layer in layers:
-            linear = setup.model.get_submodule(f"layers.{layer}.linear")
-            if outputs:
-                linear.register_forward_hook(lambda _module, _inputs, values: reorder(values))
-            else:
-                linear.register_forward_pre_hook(lambda _module, inputs: (reorder(inputs[0]), *inputs[1:]))
-
-    return change
+def _reordering(setup: Setup, layers: tuple[int, ...], reorder: Reorder, *, outputs: bool) -> None:
+    for layer in layers:
+        linear = setup.model.get_submodule(f"layers.{layer}.linear")
+        if outputs:
+            linear.register_forward_hook(lambda _module, _inputs, values: reorder(values))
+        else:
+            linear.register_forward_pre_hook(lambda _module, inputs: (reorder(inputs[0]), *inputs[1:]))
 
 
 def _stages(diverged: DivergedRun, pipeline: Pipeline) -> Iterator[Counterfactual]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Change,
     Counterfactual,
     around_update,
     changing_gradients,
@@ -37,17 +37,14 @@ def wrong_reduction_precision(diverged: DivergedRun) -> Iterator[Counterfactual]
     for kind, name in other_types(diverged):
         for when in () if diverged.resumes else (None, ONCE, EACH, WHOLE):
             for division in (Division.AFTER, Division.BEFORE):
-                change = _reducing_in(kind, when, division)
+                change = partial(_reducing_in, kind=kind, when=when, division=division)
                 yield on_emulated_ranks(diverged, cause, f"gradients are reduced in {name}", change)
         rounding = changing_gradients(lambda _name, gradient, kind=kind: gradient.copy_(gradient.to(kind)))  # type: ignore[misc]
         yield on_one_device(diverged, cause, f"gradients are rounded to {name}", rounding)
 
 
-def _reducing_in(kind: torch.dtype, when: WhenReduced | None, division: Division) -> Callable[[EmulatedRanks], None]:
-    def change(ranks: EmulatedRanks) -> None:
-        ranks.reduces_in, ranks.division, ranks.when_reduced = kind, division, when or ranks.when_reduced
-
-    return change
+def _reducing_in(ranks: EmulatedRanks, kind: torch.dtype, when: WhenReduced | None, division: Division) -> None:
+    ranks.reduces_in, ranks.division, ranks.when_reduced = kind, division, when or ranks.when_reduced
 
 
 def wrong_parameter_precision(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -55,25 +52,22 @@ def wrong_parameter_precision(diverged: DivergedRun) -> Iterator[Counterfactual]
     cause = Cause.MASTERS_IN_LOWER_PRECISION
     for kind, name in other_types(diverged):
         words = f"parameters are kept in {name} between steps"
-        yield on_one_device(diverged, cause, words, _rounding_parameters(kind, initially=False))
+        yield on_one_device(diverged, cause, words, partial(_rounding_parameters, kind=kind, initially=False))
         yield on_one_device(
-            diverged, cause, f"{words}, including their initial values", _rounding_parameters(kind, initially=True)
+            diverged, cause, f"{words}, including their initial values", partial(_rounding_parameters, kind=kind, initially=True)
         )
 
 
-def _rounding_parameters(kind: torch.dtype, *, initially: bool) -> Change:
-    def change(setup: Setup) -> None:
-        def cast() -> None:
-            for parameter in setup.model.parameters():
-                parameter.data.copy_(parameter.data.to(kind))
+def _rounding_parameters(setup: Setup, kind: torch.dtype, *, initially: bool) -> None:
+    def cast() -> None:
+        for parameter in setup.model.parameters():
+            parameter.data.copy_(parameter.data.to(kind))
 
-        @contextmanager
-        def rounded(_optimizer: torch.optim.Optimizer) -> Iterator[None]:
-            yield
-            cast()
+    @contextmanager
+    def rounded(_optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        yield
+        cast()
 
-        around_update(setup, rounded)
-        if initially:
-            cast()
-
-    return change
+    around_update(setup, rounded)
+    if initially:
+        cast()

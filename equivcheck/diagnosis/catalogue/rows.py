@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import (
-    Change,
     Counterfactual,
     gradients_of,
     on_emulated_ranks,
@@ -33,11 +33,11 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
             words = f"{over(mesh, chosen)} compute on the same rows: those of the first rank"
-            yield _taking(diverged, Cause.SAME_ROWS, words, _of_first(chosen))
+            yield _taking(diverged, Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
         words = f"each of {over(mesh, axes)} computes on all rows, not only on its own part"
-        yield on_one_device(diverged, Cause.SAME_ROWS, words, _scaling_loss(mesh.size(*axes)))
+        yield on_one_device(diverged, Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
         words = f"the loss is not multiplied by the number of {over(mesh, axes)}, though gradients are averaged over them"
-        yield on_one_device(diverged, Cause.AVERAGED_TWICE, words, _scaling_loss(1 / mesh.size(*axes)))
+        yield on_one_device(diverged, Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
     yield from _left_out(diverged)
     yield from _chunks_left_out(diverged)
@@ -52,12 +52,9 @@ def _taking(diverged: DivergedRun, cause: Cause, words: str, take: Take, *, divi
     return on_emulated_ranks(diverged, cause, words, change)
 
 
-def _of_first(axes: tuple[str, ...]) -> Take:
-    def take(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
-        indices = {name: 0 if name in axes else index for name, index in rank.indices.items()}
-        return ranks.take_rows(replace(rank, indices=indices), batch)
-
-    return take
+def _of_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, axes: tuple[str, ...]) -> Batch:
+    indices = {name: 0 if name in axes else index for name, index in rank.indices.items()}
+    return ranks.take_rows(replace(rank, indices=indices), batch)
 
 
 def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
@@ -71,11 +68,12 @@ def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counter
                 yield _taking(diverged, Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
         words = f"the gradients of rank {rank.rank}'s rows are left out"
         mean = f"{words}, and the mean is over the other ranks"
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, _silent(rank, axes, divided=True))
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, _silent(rank, axes, divided=False))
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, partial(_silent, rank=rank, axes=axes, divided=True))
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, partial(_silent, rank=rank, axes=axes, divided=False))
         for number in microbatches if len(microbatches) > 1 else ():
             words = f"the gradients of rank {rank.rank}'s rows of microbatch {number} are left out"
-            yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, _silent(rank, axes, divided=False, microbatch=number))
+            change = partial(_silent, rank=rank, axes=axes, divided=False, microbatch=number)
+            yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, change)
 
 
 def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, ...]) -> Take:
@@ -83,37 +81,29 @@ def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, .
 
 
 def _silent(
-    rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
-) -> Callable[[EmulatedRanks], None]:
+    ranks: EmulatedRanks, rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
+) -> None:
     """Zero a rank's gradients, in one microbatch or in all."""
+    count = ranks.mesh.size(*axes)
+    others = count / (count - 1) if divided else 1.0
 
-    def change(ranks: EmulatedRanks) -> None:
-        count = ranks.mesh.size(*axes)
-        others = count / (count - 1) if divided else 1.0
+    def weight(other: RankCoordinate, number: int) -> float:
+        return 0.0 if other.agrees(rank, axes) and microbatch in (None, number) else others
 
-        def weight(other: RankCoordinate, number: int) -> float:
-            return 0.0 if other.agrees(rank, axes) and microbatch in (None, number) else others
-
-        ranks.weight_of = weight
-
-    return change
+    ranks.weight_of = weight
 
 
-def _scaling_loss(factor: float) -> Change:
+def _scaling_loss(setup: Setup, factor: float) -> None:
     """Scale the loss and its gradients."""
+    inner = setup.compute
 
-    def change(setup: Setup) -> None:
-        inner = setup.compute
+    def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
+        loss = inner(setup, microbatches, index)
+        for gradient in gradients_of(setup).values():
+            gradient.mul_(factor)
+        return None if loss is None else loss * factor
 
-        def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
-            loss = inner(setup, microbatches, index)
-            for gradient in gradients_of(setup).values():
-                gradient.mul_(factor)
-            return None if loss is None else loss * factor
-
-        setup.compute = compute
-
-    return change
+    setup.compute = compute
 
 
 def _left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -138,23 +128,20 @@ def _chunks_left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for index in range(count if count > 1 else 0):
         words = f"the pipeline leaves out chunk {index} of each microbatch"
         for divides_by_own in (True, False):
-            take = _without_chunk(index, count)
+            take = partial(_without_chunk, index=index, count=count)
             yield _taking(diverged, Cause.MICROBATCH_LOST, words, take, divides_by_own=divides_by_own)
     if count > 1:
         words = f"the pipeline sums the {count} chunks of each microbatch, rather than averaging them"
-        yield on_one_device(diverged, Cause.MICROBATCHES_SUMMED, words, _scaling_loss(count))
+        yield on_one_device(diverged, Cause.MICROBATCHES_SUMMED, words, partial(_scaling_loss, factor=count))
 
 
-def _without_chunk(index: int, count: int) -> Take:
-    def take(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
-        own = ranks.take_rows(rank, batch)
-        chunks = torch.arange(own.rows).chunk(count)
-        kept = torch.tensor([row for at, rows in enumerate(chunks) if at != index for row in rows.tolist()], dtype=torch.int64)
-        inputs, targets = (values.index_select(own.batch_dim, kept) for values in (own.inputs, own.targets))
-        masks = tuple(None if mask is None else mask[kept] for mask in own.masks)
-        return replace(own, inputs=inputs, targets=targets, masks=masks)
-
-    return take
+def _without_chunk(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, index: int, count: int) -> Batch:
+    own = ranks.take_rows(rank, batch)
+    chunks = torch.arange(own.rows).chunk(count)
+    kept = torch.tensor([row for at, rows in enumerate(chunks) if at != index for row in rows.tolist()], dtype=torch.int64)
+    inputs, targets = (values.index_select(own.batch_dim, kept) for values in (own.inputs, own.targets))
+    masks = tuple(None if mask is None else mask[kept] for mask in own.masks)
+    return replace(own, inputs=inputs, targets=targets, masks=masks)
 
 
 def _masked(diverged: DivergedRun) -> Iterator[Counterfactual]:

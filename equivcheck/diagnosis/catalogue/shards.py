@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, changing_gradients, on_one_device
+from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_gradients, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_elements_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -36,31 +36,29 @@ def state_of_other_ranks(diverged: DivergedRun) -> Iterator[Counterfactual]:
         held = held_elements_of(diverged)
         for distance, sources in held.shifted():
             words = f"rank r has the optimizer state of rank r + {distance}"
-            yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, _with_state_of(held, sources))
+            yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, partial(_with_state_of, held=held, sources=sources))
         words = "every rank has the optimizer state of rank 0"
-        yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, _with_state_of(held, [0] * held.num_ranks))
+        change = partial(_with_state_of, held=held, sources=[0] * held.num_ranks)
+        yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, change)
 
 
-def _with_state_of(held: HeldElements, sources: Sequence[int]) -> Change:
-    def change(setup: Setup) -> None:
-        names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
+def _with_state_of(setup: Setup, held: HeldElements, sources: Sequence[int]) -> None:
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}
 
-        def exchange_all(optimizer: torch.optim.Optimizer, _step: int) -> None:
-            for parameter, state in optimizer.state.items():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                        held.exchange(names[parameter], value, sources)
+    def exchange_all(optimizer: torch.optim.Optimizer, _step: int) -> None:
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                    held.exchange(names[parameter], value, sources)
 
-        setup.before_step.append(exchange_all)
-
-    return change
+    setup.before_step.append(exchange_all)
 
 
 def local_statistics(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """The optimizer computes its statistics on each shard, although it is not elementwise."""
     if not diverged.training.optimizer.elementwise and _is_sharded(diverged):
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
-        yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, _by_shards(held_elements_of(diverged)))
+        yield on_one_device(diverged, Cause.LOCAL_STATISTICS, words, partial(_by_shards, held=held_elements_of(diverged)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,23 +69,18 @@ class _Shard:
     optimizer: torch.optim.Optimizer
 
 
-def _by_shards(held: HeldElements) -> Change:
-    def change(setup: Setup) -> None:
-        shards = [
-            shard
-            for name, parameter in setup.model.named_parameters()
-            for shard in _shards(setup.training, name, parameter, held)
-        ]
+def _by_shards(setup: Setup, held: HeldElements) -> None:
+    shards = [
+        shard for name, parameter in setup.model.named_parameters() for shard in _shards(setup.training, name, parameter, held)
+    ]
 
-        def update(optimizer: torch.optim.Optimizer) -> None:
-            rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
-            for shard in shards:
-                if shard.whole.grad is not None:
-                    _update(shard, optimizer, rates[shard.whole])
+    def update(optimizer: torch.optim.Optimizer) -> None:
+        rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+        for shard in shards:
+            if shard.whole.grad is not None:
+                _update(shard, optimizer, rates[shard.whole])
 
-        setup.update = update
-
-    return change
+    setup.update = update
 
 
 def _shards(training: Training, name: str, parameter: torch.nn.Parameter, held: HeldElements) -> Iterator[_Shard]:

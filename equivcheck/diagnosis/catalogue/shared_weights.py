@@ -37,7 +37,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
             yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, initial_weight))
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
-            yield on_one_device(diverged, Cause.UNTIED, words, _apart(sharers, trained=trained))
+            yield on_one_device(diverged, Cause.UNTIED, words, partial(_apart, sharers=sharers, trained=trained))
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
@@ -70,19 +70,16 @@ def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
     return lambda: start + (linear.weight - linear.weight.detach())
 
 
-def _apart(sharers: list[int], *, trained: bool) -> Change:
-    def change(setup: Setup) -> None:
-        own: dict[str, nn.Parameter] = {}
-        for place in sharers:
-            linear = submodule(setup, f"layers.{place}.linear", nn.Linear)
-            linear.weight = own[f"layers.{place}.linear.weight"] = nn.Parameter(
-                linear.weight.detach().clone(), requires_grad=linear.weight.requires_grad
-            )
-        setup.find_slots = lambda model: tuple(slot for slot in default_slots(model) if slot.pieces[0].name not in own)
+def _apart(setup: Setup, sharers: list[int], *, trained: bool) -> None:
+    own: dict[str, nn.Parameter] = {}
+    for place in sharers:
+        linear = submodule(setup, f"layers.{place}.linear", nn.Linear)
+        linear.weight = own[f"layers.{place}.linear.weight"] = nn.Parameter(
+            linear.weight.detach().clone(), requires_grad=linear.weight.requires_grad
+        )
+    setup.find_slots = lambda model: tuple(slot for slot in default_slots(model) if slot.pieces[0].name not in own)
 
-        def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-            return build_optimizer(training, [*parameters, *(own.items() if trained else ())])
+    def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+        return build_optimizer(training, [*parameters, *(own.items() if trained else ())])
 
-        setup.build_optimizer = build
-
-    return change
+    setup.build_optimizer = build

@@ -128,7 +128,7 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int)
         yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, _forwarding(layers, _averaged(num_ranks, backward=backward)))
     words = f"the output of {who} is not summed over {where}: each rank continues with its partial sum"
     for share in (1.0, 1 / num_ranks, 0.0):
-        # Of no share for the others, the first has all of it.
+        # If the other ranks add no bias, the first rank adds all of it.
         shares = [share or 1.0, *[share] * (num_ranks - 1)]
         change = _on_each(layers, lambda place, shares=shares: _own_features(place, num_ranks, shares[place]))  # type: ignore[misc]
         yield on_emulated_ranks(diverged, Cause.PARTIAL_OUTPUT, words, change)

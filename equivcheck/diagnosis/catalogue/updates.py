@@ -60,7 +60,7 @@ def _unchanged(diverged: DivergedRun) -> dict[str, np.ndarray]:
             return {}
         masks[name] = np.asarray(still & (expected[name] != before[name]))
         if not masks[name].any():
-            # The first rank that holds it has updated it rightly; others have not.
+            # The first rank that holds the tensor has updated it correctly, but another has not.
             return {}
     return masks
 

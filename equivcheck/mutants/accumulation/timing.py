@@ -22,7 +22,7 @@ def _sums_over_ranks(scenario: Scenario) -> bool:
 
 
 def _waits_for_last(scenario: Scenario) -> bool:
-    # FullyShardedDataParallel keeps gradients unsharded meanwhile, and raises where it finds such at the update.
+    # FSDP1 keeps unsharded gradients meanwhile, and raises if it finds them at the update.
     waits = any(getattr(parallelism, "no_sync", False) for parallelism in scenario.layout.parallelisms)
     sharded = any(layout.has(FSDP1) for layout in scenario.layouts)
     return has_microbatches_of_ranks(scenario) and waits and not sharded
@@ -49,7 +49,7 @@ def sum_averaged_over_ranks(setup: Setup) -> None:
 @fault(
     layouts=("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel"),
     applies=_waits_for_last,
-    # Where parameters are sharded, what has not been reduced has not come to any shard.
+    # With sharded parameters, unreduced gradients reach no shard, so a microbatch is lost.
     causes=(Cause.NOT_REDUCED, Cause.MICROBATCH_LOST),
     minimum=TWO_RANKS,
 )

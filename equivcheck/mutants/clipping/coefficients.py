@@ -7,7 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which type checkers do not see
 
 from equivcheck.mutants.clipping.norms import BY_NORM, BY_PARAMETERS, Clipping, clip_by, clips_by_norm, coefficient, shrink
 from equivcheck.mutants.comm_hooks import averaged, reduce_by
@@ -21,7 +21,7 @@ from equivcheck.worlds.trace.stage import Stage
 
 
 def _sends_as_computed(scenario: Scenario) -> bool:
-    # Gradients that are views into buckets are divided in another way than others: a difference of a last place.
+    # DDP divides bucket views in another order than other gradients, which changes the last digit.
     views = any(ddp.gradient_as_bucket_view for layout in scenario.layouts for ddp in layout.of(DDP))
     return reduces_by_hooks(scenario) and not views
 

@@ -53,7 +53,7 @@ def last_bucket_lost(setup: Setup) -> None:
 @fault(
     layouts=("ddp x tensor_parallel", "replicate x tensor_parallel"),
     applies=reduces_by_hooks,
-    # Where the shards of ranks are not of one size, their buckets are not either, and the ranks wait for each other.
+    # With unequal shards, buckets have different sizes and the ranks wait for each other.
     causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED, Cause.CALLS_DIFFER),
     minimum=TWO_RANKS,
 )
@@ -88,7 +88,7 @@ def inner_module_called(setup: Setup) -> None:
 @fault(
     layouts=("ddp",),
     applies=_looks_for_unused,
-    # A step later the wrapper raises.
+    # DDP raises one step later.
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
     minimum=TWO_RANKS,
 )

@@ -154,7 +154,7 @@ def momentum_forgotten(training: Training) -> Training:
 @_settings(causes=(Cause.HYPERPARAMETER,))
 def nesterov_forgotten(training: Training) -> Training:
     """`nesterov` is off."""
-    # Muon is left out, as its first step is the same but for rounding to bfloat16.
+    # Not Muon, because its first step differs by bfloat16 rounding only.
     return _with(training, nesterov=False) if isinstance(training.optimizer, SGD) else training
 
 

@@ -123,6 +123,7 @@ def _learning_at(module: nn.Module, forward: Callable[..., torch.Tensor], own: t
 @contextmanager
 def _constant(module: nn.Module) -> Iterator[None]:
     """Temporarily detach a module's parameters."""
+    # Private, because setattr on an nn.Module refuses a plain tensor in place of a parameter (torch 2.9 to 2.15).
     kept = [(each, dict(each._parameters)) for each in module.modules()]
     for each, parameters in kept:
         for name, parameter in parameters.items():

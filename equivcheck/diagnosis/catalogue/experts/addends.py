@@ -44,7 +44,7 @@ def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)
             change = changing_layers(layers, ExpertsModule, partial(_moving_by, region=region))
             yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, change)
-        # The weights alone first: where nothing else learns through experts, both are the same.
+        # Routing weights alone come first, because both are equal if nothing else learns through the experts.
         for rows, learns in (
             (False, f"of the routing weights of {who}"),
             (True, f"of the input and the routing weights of {who}"),

@@ -59,10 +59,10 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfa
     if diverged.data_axes:
         where = over(diverged.mesh, diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
-        yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=True))
+        yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
         if count > 1:
             words = f"each of {where} divides each microbatch's loss by its own counted labels, not by those of the step"
-            yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, _counting_own(loss, of_step=False))
+            yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=False))
 
 
 def _at_least_one(loss: CrossEntropy, outputs: int, batches: Sequence[Batch]) -> float:
@@ -75,23 +75,19 @@ def _divided(divisors: Divisors) -> Change:
     )
 
 
-def _counting_own(loss: CrossEntropy, *, of_step: bool) -> Callable[[EmulatedRanks], None]:
+def _counting_own(ranks: EmulatedRanks, loss: CrossEntropy, *, of_step: bool) -> None:
     """Divide by the rank's own counted labels, in the step or in the microbatch."""
+    outputs, size = ranks.training.model.outputs, ranks.mesh.size(*ranks.data_axes)
+    steps = material(ranks.training).steps
 
-    def change(ranks: EmulatedRanks) -> None:
-        outputs, size = ranks.training.model.outputs, ranks.mesh.size(*ranks.data_axes)
-        steps = material(ranks.training).steps
+    def take(rank: RankCoordinate, batch: Batch) -> Batch:
+        step = next(batches for batches in steps if any(each is batch for each in batches))
+        counted = step if of_step else (batch,)
+        parts = 1 if of_step else len(step)
+        own = _at_least_one(loss, outputs, [ranks.take_rows(rank, each) for each in counted])
+        return replace(ranks.take_rows(rank, batch), divisor=size * parts * own)
 
-        def take(rank: RankCoordinate, batch: Batch) -> Batch:
-            step = next(batches for batches in steps if any(each is batch for each in batches))
-            counted = step if of_step else (batch,)
-            parts = 1 if of_step else len(step)
-            own = _at_least_one(loss, outputs, [ranks.take_rows(rank, each) for each in counted])
-            return replace(ranks.take_rows(rank, batch), divisor=size * parts * own)
-
-        ranks.take = take
-
-    return change
+    ranks.take = take
 
 
 def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
