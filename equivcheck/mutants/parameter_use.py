@@ -77,6 +77,15 @@ def changed(
     return result
 
 
+def change_input_gradient(module: nn.Module, gradients: Through) -> None:
+    """Apply `gradients` to the gradient of a module's first input."""
+
+    def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (changed(inputs[0], gradients=gradients), *inputs[1:])
+
+    module.register_forward_pre_hook(change)
+
+
 def without_sum(tensor: torch.Tensor) -> torch.Tensor:
     """Treat a partial DTensor as if it were already reduced, without communication."""
     if not _is_partial(tensor):

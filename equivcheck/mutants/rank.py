@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from equivcheck.scenario import Layout
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.training.setup import Setup
 
+OnUpdate = Callable[[torch.optim.Optimizer], object]
 DATA_AXES = (DP, REPLICATE, SHARD)
 """Axes along which ranks compute on different rows."""
 
@@ -19,6 +21,24 @@ def mesh_of(setup: Setup) -> DeviceMesh:
     """The setup's mesh. A layout must have been applied."""
     assert setup.mesh is not None, "a mutant is planted after the layout has been applied"
     return setup.mesh
+
+
+def layout_of(setup: Setup) -> Layout:
+    """The rank's layout."""
+    assert setup.layout is not None, "a mutant is planted after the layout has been applied"
+    return setup.layout
+
+
+def around_update(setup: Setup, *, before: OnUpdate = lambda _optimizer: None, after: OnUpdate = lambda _optimizer: None) -> None:
+    """Call functions with the optimizer before and after each update."""
+    inner = setup.update
+
+    def update(optimizer: torch.optim.Optimizer) -> None:
+        before(optimizer)
+        inner(optimizer)
+        after(optimizer)
+
+    setup.update = update
 
 
 def axis_names(setup: Setup) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from equivcheck.mutants.comm_hooks import Unawaited, reduce_by
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, reduces_by_hooks, within
+from equivcheck.mutants.rank import around_update
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Replicate
 from equivcheck.training.setup import Setup
@@ -62,13 +63,7 @@ def read_before_done(setup: Setup) -> None:
     """Averaged gradients are read before their asynchronous all-reduce has finished."""
     unawaited = Unawaited()
     reduce_by(setup, unawaited)
-    update = setup.update
-
-    def wait_and_update(optimizer: Optimizer) -> None:
-        unawaited.wait()
-        update(optimizer)
-
-    setup.update = wait_and_update
+    around_update(setup, before=lambda _optimizer: unawaited.wait())
 
 
 @fault(layouts=EVERYWHERE, applies=has_ranks, causes=(Cause.RANK_FAILED,), minimum=TWO_RANKS)

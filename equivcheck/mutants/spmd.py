@@ -8,7 +8,7 @@ from equivcheck.layouts.base.distribute import distribute_batch
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, has_ranks, is_eager, within
 from equivcheck.mutants.parameter_use import unreduced, use_through
-from equivcheck.mutants.rank import mesh_of
+from equivcheck.mutants.rank import layout_of, mesh_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Scenario
 from equivcheck.training.setup import Setup
@@ -16,8 +16,7 @@ from equivcheck.training.setup import Setup
 
 def _is_propagated(setup: Setup) -> bool:
     """Whether this part of the training runs under `SPMD`; the steps before a checkpoint may not."""
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    return setup.layout.has(SPMD)
+    return layout_of(setup).has(SPMD)
 
 
 def _sums(scenario: Scenario) -> bool:

@@ -20,7 +20,7 @@ from equivcheck.mutants.context_parallel.sites import (
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import loss_of_labels
+from equivcheck.mutants.tokens.needs import has_loss, learns_positions
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
@@ -31,15 +31,6 @@ from equivcheck.training.setup import Setup
 
 def _turns(layer: Attention) -> bool:
     return layer.rotary
-
-
-def _learns_positions(scenario: Scenario) -> bool:
-    source = scenario.training.model.source
-    return source is not None and source.learned_positions
-
-
-def _is_labelled(scenario: Scenario) -> bool:
-    return loss_of_labels(scenario) is not None
 
 
 def _has_long_parts(scenario: Scenario) -> bool:
@@ -57,7 +48,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
     return turned(values, torch.arange(values.shape[-2]))
 
 
-@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def learned_positions_of_own_part(setup: Setup) -> None:
     """Learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
@@ -110,7 +101,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 @fault(
-    layouts=BY_POSITIONS, applies=all_of(is_cut, _is_labelled, _has_long_parts), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS
+    layouts=BY_POSITIONS, applies=all_of(is_cut, has_loss(), _has_long_parts), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS
 )
 def labels_shifted_after_cut(setup: Setup) -> None:
     """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
@@ -124,7 +115,7 @@ def labels_shifted_after_cut(setup: Setup) -> None:
         setup.take = take
 
 
-@fault(layouts=BY_POSITIONS, applies=all_of(is_out_of_order, _is_labelled), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=BY_POSITIONS, applies=all_of(is_out_of_order, has_loss()), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def labels_cut_in_a_row(setup: Setup) -> None:
     """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)

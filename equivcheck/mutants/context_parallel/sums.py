@@ -16,9 +16,9 @@ from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, has_microbatches
 from equivcheck.mutants.rank import scale_gradients
 from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import loss_of_labels
+from equivcheck.mutants.tokens.needs import cross_entropy_of, is_divided
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ContextParallel, CrossEntropy, Scenario
+from equivcheck.scenario import ContextParallel, Scenario
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
@@ -37,11 +37,6 @@ def _averages_unequal_parts(scenario: Scenario) -> bool:
     return scenario.training.loss.is_mean and len(lengths) > 1 and 0 not in lengths
 
 
-def _counts_labels(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and not loss.summed
-
-
 @fault(layouts=BY_POSITIONS, applies=all_of(is_cut, _averages_unequal_parts), causes=(Cause.MEAN_OF_MEANS,), minimum=TWO_RANKS)
 def means_of_unequal_parts_averaged(setup: Setup) -> None:
     """Each rank averages over its own positions, and these means are averaged although shards have unequal lengths."""
@@ -51,14 +46,13 @@ def means_of_unequal_parts_averaged(setup: Setup) -> None:
         setup.loss = lambda *given: inner(*given) * factor
 
 
-@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_cut, _counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
+@fault(layouts=_ONLY_CONTEXT_PARALLEL, applies=all_of(is_cut, is_divided), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
 def labels_counted_by_each_part(setup: Setup) -> None:
     """Each rank divides its loss by its own counted labels, and the losses are averaged."""
     ranks, training, take = ranks_of(setup), setup.training, setup.take
     if ranks is None:
         return
-    loss, size = training.loss, ranks.size
-    assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
+    loss, size = cross_entropy_of(setup), ranks.size
 
     def divided(batches: Sequence[Batch]) -> list[Batch]:
         own = torch.cat([take(batch).targets.flatten() for batch in batches])

@@ -18,7 +18,7 @@ from equivcheck.mutants.needs import (
     reduces_by_hooks,
     updates_exceed_rounding,
 )
-from equivcheck.mutants.rank import data_ranks, scale, scale_gradients, size_of, stepped
+from equivcheck.mutants.rank import around_update, data_ranks, scale, scale_gradients, size_of, stepped
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
@@ -95,10 +95,4 @@ def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tens
 )
 def zeroed_before_update(setup: Setup) -> None:
     """Gradients are zeroed between clipping and the update."""
-    update = setup.update
-
-    def forget(optimizer: torch.optim.Optimizer) -> None:
-        scale(optimizer, 0.0)
-        update(optimizer)
-
-    setup.update = forget
+    around_update(setup, before=lambda optimizer: scale(optimizer, 0.0))

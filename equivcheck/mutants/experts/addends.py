@@ -12,7 +12,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import L
 from equivcheck.mutants.experts.sites import any_experts, experts_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import is_eager, within
-from equivcheck.mutants.rank import size_of
+from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Layout, LocalTensorParallel, Model, Scenario
@@ -101,9 +101,8 @@ def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
 @fault(layouts=LOCAL, applies=_cuts(_has_halves), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS)
 def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
     """The experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
-    assert setup.layout is not None, "a mutant is planted into a rank"
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
-    layers, ranks = _cut_layers(setup.training.model, setup.layout), size_of(setup, TP)
+    layers, ranks = _cut_layers(setup.training.model, layout_of(setup)), size_of(setup, TP)
     for each in parameters_of(setup.training.model):
         owner, _, name = each.full_name.rpartition(".")
         if each.layer in layers and name in ("gate", "gate_bias"):

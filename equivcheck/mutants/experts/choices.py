@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.mutants.experts.sites import ROUTED, experts_of, has_experts
+from equivcheck.mutants.experts.sites import ROUTED, chooses_two, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
@@ -17,10 +17,6 @@ from equivcheck.training.setup import Setup
 
 BY_ROWS = (DDP.tag, Replicate.tag, FSDP1.tag, FSDP2.tag, ExpertParallel.tag)
 """Layouts whose ranks compute all their rows in a microbatch at once."""
-
-
-def _chooses_two(layer: Experts) -> bool:
-    return layer.top_k > 1
 
 
 def _shares_weighted(layer: Experts) -> bool:
@@ -38,7 +34,7 @@ def rows_given_to_next_expert(setup: Setup) -> None:
     reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
 
 
-@fault(layouts=ROUTED, applies=has_experts(_chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
+@fault(layouts=ROUTED, applies=has_experts(chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def second_expert_left_out(setup: Setup) -> None:
     """The chosen expert with the lower score computes nothing."""
 
@@ -46,7 +42,7 @@ def second_expert_left_out(setup: Setup) -> None:
         best = torch.zeros_like(routed[0]).scatter(-1, routed[1].detach().argmax(-1, keepdim=True), value=True)
         return best, routed[1] * best
 
-    reroute(setup, first, _chooses_two)
+    reroute(setup, first, chooses_two)
 
 
 @fault(layouts=BY_ROWS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)

@@ -20,6 +20,11 @@ def any_experts(_layer: Experts) -> bool:
     return True
 
 
+def chooses_two(layer: Experts) -> bool:
+    """Whether each row chooses several experts."""
+    return layer.top_k > 1
+
+
 def has_experts(chosen: Chosen = any_experts) -> Callable[[Scenario], bool]:
     """Whether hooks run and the scenario has such an expert layer."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, experts_in(scenario)))

@@ -8,7 +8,7 @@ from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import is_eager
-from equivcheck.mutants.rank import data_ranks, size_of
+from equivcheck.mutants.rank import data_ranks, layout_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ExpertParallel, Scenario
 from equivcheck.scenario.mesh import EP
@@ -27,8 +27,7 @@ def _divides_units(scenario: Scenario) -> bool:
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def expert_units_without_divide_factor(setup: Setup) -> None:
     """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    (fsdp,) = setup.layout.of(FSDP2)
+    (fsdp,) = layout_of(setup).of(FSDP2)
     for unit in expert_units(setup.model):
         assert isinstance(unit, FSDPModule), "each is a unit"
         unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))

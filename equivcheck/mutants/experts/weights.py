@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from equivcheck.mutants.experts.sites import ROUTED, Chosen, any_experts, experts_of, has_experts
+from equivcheck.mutants.experts.sites import ROUTED, Chosen, any_experts, chooses_two, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
@@ -36,10 +36,6 @@ def _scores(router: Router, inputs: torch.Tensor) -> torch.Tensor:
     return logits.softmax(-1) if router.layer.scores is Scores.SOFTMAX else logits.sigmoid()
 
 
-def _chooses_two(layer: Experts) -> bool:
-    return layer.top_k > 1
-
-
 def _normalises(layer: Experts) -> bool:
     return layer.normalised
 
@@ -61,7 +57,7 @@ def router_weights_not_applied(setup: Setup) -> None:
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
 
 
-@fault(layouts=ROUTED, applies=has_experts(_chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=ROUTED, applies=has_experts(chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_swapped(setup: Setup) -> None:
     """The two chosen experts' weights are swapped."""
 
@@ -69,7 +65,7 @@ def router_weights_swapped(setup: Setup) -> None:
         chosen, weights = routed
         return chosen, (weights.sum(-1, keepdim=True) - weights) * chosen
 
-    reroute(setup, swapped, _chooses_two)
+    reroute(setup, swapped, chooses_two)
 
 
 @fault(layouts=ROUTED, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)

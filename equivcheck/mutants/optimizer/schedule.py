@@ -7,7 +7,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.mutants.mutant import TWO_STEPS, Minimum, fault
 from equivcheck.mutants.needs import EVERYWHERE, updates_exceed_rounding
-from equivcheck.mutants.rank import mesh_of, num_microbatches
+from equivcheck.mutants.rank import around_update, mesh_of, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
 from equivcheck.training.setup import Setup
@@ -42,14 +42,12 @@ def _step_schedule(setup: Setup, times: int) -> None:
     """Step the schedule `times` times per update, including the step by the loop."""
     schedules: list[LRScheduler] = []
     setup.before_training.append(lambda _optimizer, schedule: schedules.extend(() if schedule is None else (schedule,)))
-    update = setup.update
 
-    def update_and_step(optimizer: Optimizer) -> None:
-        update(optimizer)
+    def step(_optimizer: Optimizer) -> None:
         for schedule in schedules * (times - 1):
             schedule.step()
 
-    setup.update = update_and_step
+    around_update(setup, after=step)
 
 
 @fault(layouts=EVERYWHERE, applies=_has_schedule, causes=(Cause.SCHEDULE,), minimum=TWO_STEPS)

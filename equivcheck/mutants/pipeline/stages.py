@@ -13,6 +13,7 @@ from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
 from equivcheck.mutants.needs import within
+from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layout, Model, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
@@ -106,8 +107,7 @@ def pipeline_stages_swapped(setup: Setup) -> None:
     pipe = _pipe_of(setup)
     if pipe is None:
         return
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    pairs = dict(_pairs_by_rank(setup.training.model, setup.layout))
+    pairs = dict(_pairs_by_rank(setup.training.model, layout_of(setup)))
     for one, other in pairs.values():
         if one in pipe.modules:
             pipe.modules[one], pipe.modules[other] = pipe.modules[other], pipe.modules[one]

@@ -11,7 +11,7 @@ from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.mutants.comm_hooks import averaged_in, reduce_by
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, is_wrapped, reduces_by_hooks
-from equivcheck.mutants.rank import scale, stepped
+from equivcheck.mutants.rank import around_update, scale, stepped
 from equivcheck.mutants.torch_private import ReduceInBfloat16, scatter_by
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, ElementType, Layout, Scenario
@@ -54,15 +54,13 @@ def reduced_in_bfloat16(setup: Setup) -> None:
 @fault(layouts=EVERYWHERE, causes=(Cause.MASTERS_IN_LOWER_PRECISION,), minimum=ONE_RANK)
 def masters_in_bfloat16(setup: Setup) -> None:
     """Parameters are rounded to bfloat16 between steps."""
-    update = setup.update
 
-    def update_and_round(optimizer: torch.optim.Optimizer) -> None:
-        update(optimizer)
+    def round_parameters(optimizer: Optimizer) -> None:
         with torch.no_grad():
             for parameter in stepped(optimizer):
                 parameter.copy_(parameter.to(torch.bfloat16))
 
-    setup.update = update_and_round
+    around_update(setup, after=round_parameters)
 
 
 @fault(layouts=EVERYWHERE, causes=(Cause.NOT_UNSCALED, Cause.SCALED), minimum=ONE_RANK)
@@ -75,10 +73,4 @@ def never_unscaled(setup: Setup) -> None:
 def unscaled_after_clipping(setup: Setup) -> None:
     """Gradients are unscaled after clipping, so clipping sees scaled gradients."""
     never_unscaled(setup)
-    update = setup.update
-
-    def unscale_and_update(optimizer: Optimizer) -> None:
-        scale(optimizer, 1.0 / LOSS_FACTOR)
-        update(optimizer)
-
-    setup.update = unscale_and_update
+    around_update(setup, before=lambda optimizer: scale(optimizer, 1.0 / LOSS_FACTOR))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from equivcheck.layouts.base.plan.rules import LayerSite, places
 from equivcheck.mutants.needs import within
+from equivcheck.mutants.rank import layout_of
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.linear.module import Block
@@ -46,8 +47,7 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
     """Modules for the chosen layers; none without tensor parallelism over several ranks."""
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    planned = _planned(setup.training.model, setup.layout)
+    planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):
         if chosen(layer):

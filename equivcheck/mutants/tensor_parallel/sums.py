@@ -9,7 +9,15 @@ from torch import nn
 
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
-from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
+from equivcheck.mutants.parameter_use import (
+    Through,
+    change_input_gradient,
+    changed,
+    sum_twice,
+    unreduced,
+    use_through,
+    without_sum,
+)
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
@@ -73,12 +81,9 @@ def column_input_gradient_reduced_twice(setup: Setup) -> None:
 
 
 def _change_input_gradients(setup: Setup, gradients: Through) -> None:
-    def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (changed(inputs[0], gradients=gradients), *inputs[1:])
-
     for block, _ in blocks(setup, _is_column):
         for linear in _linears(block):
-            linear.register_forward_pre_hook(change)
+            change_input_gradient(linear, gradients)
 
 
 @fault(

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from equivcheck.scenario import CrossEntropy, Training
+from equivcheck.mutants.tokens.needs import cross_entropy_of
+from equivcheck.scenario import Training
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -23,8 +24,7 @@ def minimise(setup: Setup, **changes: float | bool) -> None:
     inner = setup.loss
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-        assert isinstance(training.loss, CrossEntropy), "it was chosen for its labels"
-        other = replace(training.loss, **changes)  # type: ignore[arg-type]
+        other = replace(cross_entropy_of(setup), **changes)  # type: ignore[arg-type]
         return inner(replace(training, loss=other), outputs, targets, divisor)
 
     setup.loss = loss

@@ -15,7 +15,7 @@ from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.needs import length_of, plan_of, shares_out_vocabulary
+from equivcheck.mutants.tokens.needs import learns_positions, length_of, plan_of, shares_out_vocabulary
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
@@ -30,14 +30,9 @@ def _has_padding(scenario: Scenario) -> bool:
     return source is not None and source.padding is not None and not source.frozen
 
 
-def _learns_positions(scenario: Scenario) -> bool:
-    source = scenario.training.model.source
-    return source is not None and source.learned_positions
-
-
 def _embeds_in_parts(scenario: Scenario) -> bool:
     plan = plan_of(scenario)
-    if plan is None or plan.source_output is not ActivationSharding.ROWS or not _learns_positions(scenario):
+    if plan is None or plan.source_output is not ActivationSharding.ROWS or not learns_positions(scenario):
         return False
     return length_of(scenario) % scenario.layout.mesh.size(TP) == 0
 
@@ -68,9 +63,7 @@ def _positions(setup: Setup) -> nn.Module:
     return found if isinstance(found, nn.Module) else nn.Identity()
 
 
-@fault(
-    layouts=WITH_A_PLAN, applies=all_of(shares_out_vocabulary, _learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS
-)
+@fault(layouts=WITH_A_PLAN, applies=all_of(shares_out_vocabulary, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def positions_added_on_every_rank(setup: Setup) -> None:
     """Each tensor-parallel rank adds learned positions before the sum, so they count several times."""
     others = size_of(setup, TP) - 1

@@ -10,7 +10,7 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.parameter_use import changed
-from equivcheck.mutants.rank import rank_along, size_of
+from equivcheck.mutants.rank import layout_of, rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -67,8 +67,7 @@ def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
     """Rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:
         return
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    splits = [entry.split for entry in setup.layout.of(TensorParallel)[0].plan]
+    splits = [entry.split for entry in layout_of(setup).of(TensorParallel)[0].plan]
     for split, module in zip(splits, setup.model.get_submodule("layers").children(), strict=True):
         if isinstance(module, AttentionModule) and split is Split.WITHIN:
             _KeysLater(module)

@@ -11,24 +11,13 @@ from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
 from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import counts_labels, ignores_labels, loss_of_labels
+from equivcheck.mutants.tokens.needs import counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import CrossEntropy, Scenario
 from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
 
 Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 """Computes a divisor per microbatch, given a step's microbatches."""
-
-
-def _is_divided(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and not loss.summed
-
-
-def _counts_weights(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and not loss.summed and loss.class_weights
 
 
 def _divide(setup: Setup, divisors: Divisors) -> None:
@@ -40,8 +29,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:
     """At least 1, because a rank without counted labels would get a NaN loss."""
-    assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
-    return count_labels(setup.training.loss, setup.training.model.outputs, labels) or 1.0
+    return count_labels(cross_entropy_of(setup), setup.training.model.outputs, labels) or 1.0
 
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
@@ -82,11 +70,15 @@ def ignored_labels_counted(setup: Setup) -> None:
     _divide(setup, lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * len(batches))
 
 
-@fault(layouts=EVERYWHERE, applies=_counts_weights, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
+@fault(
+    layouts=EVERYWHERE,
+    applies=has_loss(lambda loss: not loss.summed and loss.class_weights),
+    causes=(Cause.LABEL_COUNT, Cause.SCALED),
+    minimum=ONE_RANK,
+)
 def labels_counted_without_class_weights(setup: Setup) -> None:
     """Labels are weighted by class in the loss, but not in the divisor."""
-    assert isinstance(setup.training.loss, CrossEntropy), "it was chosen for its labels"
-    loss, outputs = replace(setup.training.loss, class_weights=False), setup.training.model.outputs
+    loss, outputs = replace(cross_entropy_of(setup), class_weights=False), setup.training.model.outputs
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
         return [sum(count_labels(loss, outputs, batch.targets) for batch in batches)] * len(batches)
@@ -94,7 +86,7 @@ def labels_counted_without_class_weights(setup: Setup) -> None:
     _divide(setup, divisors)
 
 
-@fault(layouts=EVERYWHERE, applies=_is_divided, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
+@fault(layouts=EVERYWHERE, applies=is_divided, causes=(Cause.LABEL_COUNT, Cause.SCALED), minimum=ONE_RANK)
 def labels_not_counted(setup: Setup) -> None:
     """The loss is summed over labels, but not divided."""
     _divide(setup, lambda batches: [1.0] * len(batches))
@@ -102,7 +94,7 @@ def labels_not_counted(setup: Setup) -> None:
 
 @fault(
     layouts=DATA_PARALLEL,
-    applies=all_of(has_data_ranks, _is_divided),
+    applies=all_of(has_data_ranks, is_divided),
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED, Cause.LABEL_COUNT),
     minimum=TWO_RANKS,
 )

@@ -13,9 +13,9 @@ from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.batches import compute_on, minimise
-from equivcheck.mutants.tokens.needs import ignores_labels, length_of, loss_of_labels, plan_of
+from equivcheck.mutants.tokens.needs import cross_entropy_of, has_loss, ignores_labels, length_of, plan_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ActivationSharding, CrossEntropy, Scenario
+from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.material import IGNORED
 from equivcheck.training.setup import Setup
@@ -23,26 +23,14 @@ from equivcheck.training.setup import Setup
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _has_z_loss(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and loss.z_loss > 0.0
-
-
-def _smooths(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and loss.label_smoothing > 0.0
-
-
-def _weighs(scenario: Scenario) -> bool:
-    loss = loss_of_labels(scenario)
-    return loss is not None and loss.class_weights
+_has_z_loss = has_loss(lambda loss: loss.z_loss > 0.0)
 
 
 def _labels_parts(scenario: Scenario) -> bool:
     """Whether sequences are sharded over ranks and each position has a label."""
     plan, model = plan_of(scenario), scenario.training.model
     by_rows = plan is not None and ActivationSharding.ROWS in inputs_of(model, plan)
-    return by_rows and loss_of_labels(scenario) is not None and length_of(scenario) > 1
+    return by_rows and has_loss()(scenario) and length_of(scenario) > 1
 
 
 def _labels_long_parts(scenario: Scenario) -> bool:
@@ -88,9 +76,7 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,), minimum=TWO_RANKS)
 def z_loss_summed_over_ranks(setup: Setup) -> None:
     """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
-    loss = setup.training.loss
-    assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
-    minimise(setup, z_loss=loss.z_loss * data_ranks(setup))
+    minimise(setup, z_loss=cross_entropy_of(setup).z_loss * data_ranks(setup))
 
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
@@ -99,13 +85,15 @@ def z_loss_lost(setup: Setup) -> None:
     minimise(setup, z_loss=0.0)
 
 
-@fault(layouts=EVERYWHERE, applies=_smooths, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
+@fault(
+    layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.label_smoothing > 0.0), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK
+)
 def label_smoothing_lost(setup: Setup) -> None:
     """Labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
     minimise(setup, label_smoothing=0.0)
 
 
-@fault(layouts=EVERYWHERE, applies=_weighs, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
+@fault(layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.class_weights), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def class_weights_lost(setup: Setup) -> None:
     """Class weights are missing."""
     minimise(setup, class_weights=False)

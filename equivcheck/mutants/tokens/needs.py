@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.mutants.needs import is_eager
 from equivcheck.scenario import Attention, CrossEntropy, PlannedParallelism, Scenario, Split
+from equivcheck.training.setup import Setup
 
 
 def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
@@ -13,16 +16,40 @@ def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
     return loss if isinstance(loss, CrossEntropy) and is_eager(scenario) else None
 
 
+def has_loss(condition: Callable[[CrossEntropy], bool] = lambda _loss: True) -> Callable[[Scenario], bool]:
+    """Whether hooks run and the scenario has a cross-entropy loss that meets a condition."""
+
+    def applies(scenario: Scenario) -> bool:
+        loss = loss_of_labels(scenario)
+        return loss is not None and condition(loss)
+
+    return applies
+
+
+def cross_entropy_of(setup: Setup) -> CrossEntropy:
+    """The rank's cross-entropy loss, which must be one."""
+    assert isinstance(setup.training.loss, CrossEntropy), "the mutant applies to cross-entropy only"
+    return setup.training.loss
+
+
+is_divided = has_loss(lambda loss: not loss.summed)
+"""Whether hooks run and the loss is divided by the number of labels."""
+
+
+def learns_positions(scenario: Scenario) -> bool:
+    """Whether the model has learned positions."""
+    source = scenario.training.model.source
+    return source is not None and source.learned_positions
+
+
 def counts_labels(scenario: Scenario) -> bool:
     """Whether the share of counted labels may differ from the share of rows."""
-    loss = loss_of_labels(scenario)
-    return loss is not None and not loss.summed and (ignores_labels(scenario) or loss.class_weights)
+    return is_divided(scenario) and (ignores_labels(scenario) or has_loss(lambda loss: loss.class_weights)(scenario))
 
 
 def ignores_labels(scenario: Scenario) -> bool:
     """Whether some labels may be ignored."""
-    loss = loss_of_labels(scenario)
-    return loss is not None and loss.ignored is not loss.ignored.NONE
+    return has_loss(lambda loss: loss.ignored is not loss.ignored.NONE)(scenario)
 
 
 def attentions(scenario: Scenario) -> tuple[Attention, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.mutants.needs import is_eager
+from equivcheck.mutants.rank import layout_of
 from equivcheck.scenario import Scenario
 from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.setup import Setup
@@ -20,8 +21,7 @@ def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
 
 def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, PlannedLayer]]:
     """The rank's modules for the chosen layers."""
-    assert setup.layout is not None, "a mutant is planted into a rank"
-    planned = planned_layers(setup.training.model, setup.layout)
+    planned = planned_layers(setup.training.model, layout_of(setup))
     for layer, place in zip(setup.model.get_submodule("layers").children(), planned, strict=True):
         for module in layer.modules():
             if isinstance(module, LayerModule) and chosen(place):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +10,15 @@ from torch import nn
 from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
-from equivcheck.mutants.parameter_use import Through, changed, sum_twice, unreduced, use_through, without_sum
+from equivcheck.mutants.parameter_use import (
+    Through,
+    change_input_gradient,
+    changed,
+    sum_twice,
+    unreduced,
+    use_through,
+    without_sum,
+)
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
@@ -79,14 +86,7 @@ def head_input_gradient_reduced_twice(setup: Setup) -> None:
 
 def _change_head_input(setup: Setup, gradients: Through) -> None:
     if size_of(setup, TP) > 1:
-        _change_input(setup.model.get_submodule("head.linear"), gradients)
-
-
-def _change_input(linear: nn.Module, gradients: Through) -> None:
-    def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (changed(inputs[0], gradients=gradients), *inputs[1:])
-
-    linear.register_forward_pre_hook(change)
+        change_input_gradient(setup.model.get_submodule("head.linear"), gradients)
 
 
 @fault(
@@ -100,7 +100,7 @@ def within_input_gradient_not_reduced(setup: Setup) -> None:
     for module, place in layers_of(setup, _is_within_after_something):
         for part in kind_of(place.site.layer).parts(place.site.layer):
             if part.reads_input:
-                _change_input(module.get_submodule(part.name), without_sum)
+                change_input_gradient(module.get_submodule(part.name), without_sum)
 
 
 @fault(layouts=WITH_A_PLAN, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
