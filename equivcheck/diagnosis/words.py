@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,11 @@ def tensors(names: Sequence[str]) -> str:
 def listed(parts: Sequence[str]) -> str:
     """``a, b and c``."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def layers_by_name(layers: Iterable[int]) -> str:
+    """Layers by index: ```layers.0` and `layers.2```."""
+    return listed([f"`layers.{layer}`" for layer in layers])
 
 
 def numbered(ranks: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.layouts.composition.program import rank_program
-from equivcheck.mutants.precision.lower_precision import masters_in_bfloat16, reduced_in_bfloat16
+from equivcheck.mutants.precision import masters_in_bfloat16, reduced_in_bfloat16
 from equivcheck.scenario import SGD, AdamW, ElementType, MixedPrecision
 from equivcheck.strategies import optimizers, scenarios, trainings
 from equivcheck.training.setup import Setup

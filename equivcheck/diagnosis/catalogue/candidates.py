@@ -11,9 +11,8 @@ from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_parts
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
 from equivcheck.diagnosis.catalogue.experts.addends import wrong_addends
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
-from equivcheck.diagnosis.catalogue.experts.capacity import dropped_rows
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
-from equivcheck.diagnosis.catalogue.experts.routing import wrong_experts
+from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
 from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
 from equivcheck.diagnosis.catalogue.order import wrong_orders
@@ -23,9 +22,8 @@ from equivcheck.diagnosis.catalogue.rows import wrong_rows
 from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_other_ranks, wrong_gradient_shards
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
 from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_splits
-from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention
+from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
-from equivcheck.diagnosis.catalogue.tokens.key_value import wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
 from equivcheck.diagnosis.catalogue.tokens.vocabulary import wrong_vocabularies
 from equivcheck.diagnosis.catalogue.updates import lost_state, skipped_updates, stale_values

@@ -19,8 +19,7 @@ from equivcheck.mutants.context_parallel.sites import (
 )
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
-from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import has_loss, learns_positions
+from equivcheck.mutants.tokens.needs import compute_on, has_loss, learns_positions
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Exchange, Scenario
 from equivcheck.scenario.mesh import CP

@@ -15,8 +15,7 @@ from equivcheck.mutants.experts.gradients import keep_own_gradients
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, has_microbatches
 from equivcheck.mutants.rank import scale_gradients
-from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import cross_entropy_of, is_divided
+from equivcheck.mutants.tokens.needs import compute_on, cross_entropy_of, is_divided
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, Scenario
 from equivcheck.scenario.mesh import CP

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.plan.rules import LayerSite
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import changed
-from equivcheck.mutants.precision.layers import other_mask
+from equivcheck.mutants.precision import other_mask
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
 from equivcheck.oracle.verdict.cause import Cause

@@ -13,7 +13,7 @@ from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE
 from equivcheck.mutants.rank import rank_along
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.sites import Chosen, has_layer, layers_of
+from equivcheck.mutants.tokens.needs import Chosen, has_layer, layers_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Attention, Split
 from equivcheck.scenario.mesh import TP

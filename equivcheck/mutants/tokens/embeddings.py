@@ -1,4 +1,4 @@
-"""Wrong embeddings for tokens and positions."""
+"""Wrong embeddings for tokens and positions, and untied heads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
-from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
-from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager
+from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
+from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, runs_steps
+from equivcheck.mutants.parameter_use import FirstValues, Through, use_through, use_weight_through
 from equivcheck.mutants.rank import rank_along, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tokens.needs import learns_positions, length_of, plan_of, shares_out_vocabulary
@@ -110,3 +111,36 @@ def _sum_of(module: nn.Embedding, look_up: LookUp, first: int, tokens: Any) -> t
     if module.padding_idx is not None:
         found = found.where((own != module.padding_idx).unsqueeze(-1), found.detach())
     return DTensor.from_local(found, weight.device_mesh, [Partial()], run_check=False)
+
+
+def _ties_trained(scenario: Scenario) -> bool:
+    model = scenario.training.model
+    return model.head is not None and model.head.tied and model.source is not None and not model.source.frozen
+
+
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
+def tied_head_without_gradient(setup: Setup) -> None:
+    """A tied head adds nothing to the embedding's gradient."""
+    _use_head_through(setup, torch.Tensor.detach)
+
+
+@fault(layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained), causes=(Cause.UNTIED,), minimum=ONE_RANK)
+def tied_embedding_without_gradient(setup: Setup) -> None:
+    """A tied embedding gets its gradient from the head only."""
+    embedding = getattr(setup.model, "embedding", None)
+    if embedding is not None:
+        use_through(embedding, torch.Tensor.detach)
+
+
+@fault(
+    layouts=EVERYWHERE, applies=all_of(is_eager, _ties_trained, runs_steps), causes=(Cause.UNTIED, Cause.STALE), minimum=TWO_STEPS
+)
+def tied_head_left_behind(setup: Setup) -> None:
+    """A tied head keeps the embedding's initial weight; gradients still go to the embedding."""
+    _use_head_through(setup, FirstValues())
+
+
+def _use_head_through(setup: Setup, through: Through) -> None:
+    head = getattr(setup.model, "head", None)
+    if head is not None:
+        use_weight_through(head.linear, through)

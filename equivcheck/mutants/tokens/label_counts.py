@@ -10,8 +10,7 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
-from equivcheck.mutants.tokens.batches import compute_on
-from equivcheck.mutants.tokens.needs import counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
+from equivcheck.mutants.tokens.needs import compute_on, counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup

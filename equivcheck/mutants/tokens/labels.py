@@ -12,8 +12,7 @@ from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.batches import compute_on, minimise
-from equivcheck.mutants.tokens.needs import cross_entropy_of, has_loss, ignores_labels, length_of, plan_of
+from equivcheck.mutants.tokens.needs import compute_on, cross_entropy_of, has_loss, ignores_labels, length_of, minimise, plan_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP

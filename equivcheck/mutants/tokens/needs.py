@@ -1,12 +1,18 @@
-"""Conditions on token models that mutants need."""
+"""Conditions on token models, their layers, and helpers to change batches and losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from equivcheck.layouts.base.plan.layers import plan_over_ranks
+import torch
+
+from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks, planned_layers
 from equivcheck.mutants.needs import is_eager
-from equivcheck.scenario import Attention, CrossEntropy, PlannedParallelism, Scenario, Split
+from equivcheck.mutants.rank import layout_of
+from equivcheck.scenario import Attention, CrossEntropy, PlannedParallelism, Scenario, Split, Training
+from equivcheck.training.layers.module import LayerModule
+from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
 
@@ -78,3 +84,37 @@ def head_split(scenario: Scenario) -> Split | None:
     """Split for the head over several ranks; None if there is no head or plan, or hooks do not run."""
     plan = plan_of(scenario)
     return None if plan is None or scenario.training.model.head is None else plan.head
+
+
+Chosen = Callable[[PlannedLayer], bool]
+
+
+def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
+    """Whether hooks run and the scenario has such a layer."""
+    return lambda scenario: is_eager(scenario) and any(map(chosen, planned_layers(scenario.training.model, scenario.layout)))
+
+
+def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, PlannedLayer]]:
+    """The rank's modules for the chosen layers."""
+    planned = planned_layers(setup.training.model, layout_of(setup))
+    for layer, place in zip(setup.model.get_submodule("layers").children(), planned, strict=True):
+        for module in layer.modules():
+            if isinstance(module, LayerModule) and chosen(place):
+                yield module, place
+
+
+def compute_on(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
+    """Change each step's full microbatches."""
+    inner = setup.compute
+    setup.compute = lambda setup, batches, index: inner(setup, change(batches), index)
+
+
+def minimise(setup: Setup, **changes: float | bool) -> None:
+    """Change fields in the cross-entropy loss; its divisor stays."""
+    inner = setup.loss
+
+    def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+        other = replace(cross_entropy_of(setup), **changes)  # type: ignore[arg-type]
+        return inner(replace(training, loss=other), outputs, targets, divisor)
+
+    setup.loss = loss

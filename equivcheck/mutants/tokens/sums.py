@@ -22,8 +22,7 @@ from equivcheck.mutants.parameter_use import (
 from equivcheck.mutants.rank import size_of
 from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
-from equivcheck.mutants.tokens.needs import head_split
-from equivcheck.mutants.tokens.sites import has_layer, layers_of
+from equivcheck.mutants.tokens.needs import has_layer, head_split, layers_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split
 from equivcheck.scenario.mesh import TP

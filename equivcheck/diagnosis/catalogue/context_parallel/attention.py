@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of, named
+from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device, submodule
 from equivcheck.diagnosis.catalogue.tokens.attention import Alter, placing, seeing
 from equivcheck.diagnosis.diverged_run import DivergedRun
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ContextParallel, Exchange
@@ -41,7 +42,7 @@ def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 def _told(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
     change = changing_layers(layers, AttentionModule, alter)
-    return on_one_device(diverged, cause, f"{named(layers)} {words}", change)
+    return on_one_device(diverged, cause, f"attention in {layers_by_name(layers)} {words}", change)
 
 
 def _counted(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import all_then_each
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import listed, over
+from equivcheck.diagnosis.words import over
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.scenario import Attention, ContextParallel
 from equivcheck.scenario.mesh import CP
@@ -69,8 +69,3 @@ def attentions(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...
             if isinstance(layer, Attention) and all(getattr(layer, name) == value for name, value in having.items())
         ]
     )
-
-
-def named(layers: tuple[int, ...]) -> str:
-    """Attention layers by name."""
-    return f"attention in {listed([f'`layers.{layer}`' for layer in layers])}"

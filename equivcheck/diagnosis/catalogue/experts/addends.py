@@ -15,10 +15,10 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     on_emulated_ranks,
     on_one_device,
 )
-from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of, named
+from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import layers_by_name, over
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import planned_layers
 from equivcheck.layouts.base.plan.rules import weights_of_addends
@@ -38,7 +38,7 @@ def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
     cut = [index for index in layers_of_experts(diverged) if found[index] is not None]
     where = over(diverged.mesh, (TP,)) if cut else ""
     for layers in all_then_each(cut) if diverged.rounding is None else ():
-        who = f"experts of {named(layers)}"
+        who = f"experts of {layers_by_name(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)

@@ -10,10 +10,10 @@ from torch import nn
 
 from equivcheck.diagnosis.catalogue.context_parallel.cut import cut_of
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device
-from equivcheck.diagnosis.catalogue.experts.routing import choices, named
+from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import choices_of
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import layers_by_name, over
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
@@ -35,7 +35,7 @@ def wrong_balances(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     for layers in choices(diverged, _balances):
         for words, wrong in _ways(diverged):
-            sentence = f"the load-balancing loss of {named(layers)} {words}"
+            sentence = f"the load-balancing loss of {layers_by_name(layers)} {words}"
             change = changing_layers(layers, ExpertsModule, partial(_changed, wrong=wrong))
             yield on_one_device(diverged, Cause.EXPERT_BALANCE, sentence, change)
     if diverged.training.model.balances and len(diverged.training.data.microbatches) > 1:

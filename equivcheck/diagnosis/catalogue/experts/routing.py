@@ -1,16 +1,25 @@
-"""Faults in routers, shared experts and expert gradients."""
+"""Faults in routers, expert capacity, shared experts and expert gradients."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, all_then_each, changing_layers, on_one_device, submodule
+from equivcheck.diagnosis.catalogue.counterfactual import (
+    Counterfactual,
+    all_then_each,
+    changing_layers,
+    on_emulated_ranks,
+    on_one_device,
+    submodule,
+)
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import listed
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
+from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
@@ -57,7 +66,7 @@ def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for way in _ways(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
-            yield on_one_device(diverged, way.cause, f"in {named(layers)} {way.words}", change)
+            yield on_one_device(diverged, way.cause, f"in {layers_by_name(layers)} {way.words}", change)
 
 
 def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
@@ -68,11 +77,6 @@ def layers_of_experts(diverged: DivergedRun) -> dict[int, Experts]:
 def choices(diverged: DivergedRun, applies: Applies = _any) -> Iterator[tuple[int, ...]]:
     """All expert layers for which `applies` is true, then each."""
     return all_then_each([index for index, layer in layers_of_experts(diverged).items() if applies(layer)])
-
-
-def named(layers: tuple[int, ...]) -> str:
-    """Layers by name."""
-    return listed([f"`layers.{layer}`" for layer in layers])
 
 
 def module_of(setup: Setup, layer: int) -> ExpertsModule:
@@ -223,3 +227,30 @@ def _detaching_rows(module: ExpertsModule) -> None:
 
 def _first_detached(_module: object, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return inputs[0].detach(), *inputs[1:]
+
+
+CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
+"""Usual capacity factors."""
+
+
+def dropped_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
+    """Each rank drops rows over an expert's capacity, in all layers or in one."""
+    for layers in choices(diverged) if diverged.can_be_emulated else ():
+        for factor in CAPACITY_FACTORS:
+            words = f"in {layers_by_name(layers)} each expert drops a rank's rows beyond capacity factor {factor:g}"
+            change = partial(_dropping, layers=layers, factor=factor)
+            yield on_emulated_ranks(diverged, Cause.EXPERT_CHOICE, words, change)
+
+
+def _dropping(ranks: EmulatedRanks, *, layers: tuple[int, ...], factor: float) -> None:
+    for setup in ranks.setups:
+        for layer in layers:
+            module = module_of(setup, layer)
+            routing(module, route=partial(_first_rows, share=factor * module.layer.top_k / module.layer.num_experts))
+
+
+def _first_rows(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, *, share: float) -> Routed:
+    """Keep each expert's first rows, up to its capacity."""
+    flat = chosen.reshape(-1, chosen.shape[-1])
+    kept = chosen & (flat.cumsum(0) <= math.ceil(share * len(flat))).reshape(chosen.shape)
+    return kept, weights * kept

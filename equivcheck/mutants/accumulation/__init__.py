@@ -1,1 +1,0 @@
-"""Faults in gradient accumulation and loss normalisation."""

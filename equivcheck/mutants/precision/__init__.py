@@ -1,1 +1,0 @@
-"""Faults in precision, recomputation and shared weights."""
