@@ -105,8 +105,9 @@ def _make_missing(optimizer: torch.optim.Optimizer, slots: Sequence[Slot], value
 
 def _write(tensor: torch.Tensor, pieces: tuple[Piece, ...], wholes: Mapping[str, Any]) -> None:
     local = local_values(tensor)
-    if local.numel() != sum(piece.numel for piece in pieces):
-        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank where its layout says otherwise")
+    expected = sum(piece.numel for piece in pieces)
+    if local.numel() != expected:
+        raise NotWritable(f"{pieces[0].name} has {local.numel()} elements on a rank, not {expected} as its layout says")
     parts = [_part(piece, wholes) for piece in pieces]
     if all(part is None for part in parts):
         return

@@ -71,7 +71,7 @@ class Unawaited:
         """Start the all-reduce and return its unfinished result."""
         values = bucket.buffer().div_(group.size())
         work = dist.all_reduce(values, group=group, async_op=True)
-        assert work is not None, "it is asynchronous"
+        assert work is not None, "async_op=True returns a Work"
         self._begun.append(work)
         return done(values)
 

@@ -75,10 +75,10 @@ class Mutant:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name != self.name.lower():
-            raise InvalidScenario(f"Mutant.name is {self.name!r}; allowed: lower-case words joined by underscores")
+            raise InvalidScenario(f"Mutant.name {self.name!r} is not valid. Expected lower-case words joined by underscores")
         for field in ("layouts", "causes"):
             if not getattr(self, field):
-                raise InvalidScenario(f"Mutant.{field} of {self.name!r} is empty; allowed: at least one")
+                raise InvalidScenario(f"Mutant.{field} () of {self.name!r} is not valid. Expected at least one")
 
 
 Fault = TypeVar("Fault", bound="Callable[[Setup], None]")

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.layouts.composition.registry import layout_names
+from equivcheck.layouts.composition.registry import kinds_of
 from equivcheck.mutants.mutant import BUILT_IN, Mutant
 
 ENTRY_POINTS = "equivcheck.mutants"
@@ -70,7 +70,7 @@ def mutants() -> dict[str, Mutant]:
     for point in entry_points(group=ENTRY_POINTS):
         other = _load(point)
         if other.name in found:
-            raise BrokenMutant(f"{_place(point)}: the name {other.name!r} is taken; allowed: a name of its own")
+            raise BrokenMutant(f"{_place(point)}: name {other.name!r} is not valid: it is taken. Expected a unique name")
         found[other.name] = other
     return found
 
@@ -78,15 +78,14 @@ def mutants() -> dict[str, Mutant]:
 def mutant(name: str) -> Mutant:
     """Look up a mutant. Raises `UsageError` for an unknown name and `BrokenMutant` for a broken entry point."""
     if name not in mutants():
-        raise UsageError(f"mutant {name!r} does not exist; allowed: {', '.join(mutants())}")
+        raise UsageError(f"mutant {name!r} is not valid: it does not exist. Expected one of {', '.join(mutants())}")
     return mutants()[name]
 
 
 def mutants_of(names: Collection[str]) -> tuple[Mutant, ...]:
     """Mutants for any named layout. Raises `UsageError` for an unknown layout."""
     for name in names:
-        if name not in layout_names():
-            raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
+        kinds_of(name)
     return tuple(found for found in mutants().values() if not set(names).isdisjoint(found.layouts))
 
 
@@ -96,10 +95,12 @@ def _load(point: EntryPoint) -> Mutant:
     except Exception as error:
         raise BrokenMutant(f"{_place(point)}: {type(error).__name__}: {error}") from error
     if not isinstance(loaded, Mutant):
-        raise BrokenMutant(f"{_place(point)}: {loaded!r} is not a Mutant")
-    unknown = [name for name in loaded.layouts if name not in layout_names()]
-    if unknown:
-        raise BrokenMutant(f"{_place(point)}: layout {unknown[0]!r} does not exist; allowed: {', '.join(layout_names())}")
+        raise BrokenMutant(f"{_place(point)}: {loaded!r} is not valid: it is not a Mutant. Expected a Mutant")
+    try:
+        for name in loaded.layouts:
+            kinds_of(name)
+    except UsageError as error:
+        raise BrokenMutant(f"{_place(point)}: {error}") from error
     return loaded
 
 

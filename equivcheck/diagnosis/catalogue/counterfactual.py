@@ -129,7 +129,7 @@ def changing_loss(**changes: float | bool) -> Change:
 
     def apply(setup: Setup) -> None:
         loss, inner = setup.training.loss, setup.loss
-        assert isinstance(loss, CrossEntropy), "it is a loss of labels"
+        assert isinstance(loss, CrossEntropy), "the loss is a cross-entropy"
         other = replace(setup.training, loss=replace(loss, **changes))  # type: ignore[arg-type]
         setup.loss = lambda _training, *given: inner(other, *given)
 

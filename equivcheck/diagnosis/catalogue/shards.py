@@ -104,7 +104,7 @@ def _box(elements: torch.Tensor) -> tuple[tuple[int, int], ...] | None:
 
 
 def _update(shard: _Shard, optimizer: torch.optim.Optimizer, rate: float) -> None:
-    assert shard.whole.grad is not None, "only what has a gradient is updated"
+    assert shard.whole.grad is not None, "only parameters with gradients are updated"
     shard.own.grad = shard.whole.grad[shard.box].clone()
     shard.own.data.copy_(shard.whole.data[shard.box])
     for group in shard.optimizer.param_groups:

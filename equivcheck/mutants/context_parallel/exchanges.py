@@ -62,7 +62,7 @@ def ring_ends_before_last_block(setup: Setup) -> None:
     """Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
     for module in attentions(setup):
-        assert ranks is not None, "there are modules where positions are cut alone"
+        assert ranks is not None, "attentions() yields nothing without context parallelism"
         last = ranks.parts[(ranks.index + 1) % ranks.size]
         module.unseen = partial(_none_of, last, module.unseen)  # type: ignore[method-assign]
 

@@ -65,7 +65,7 @@ def causal_mask_by_order_of_ranks(setup: Setup) -> None:
     """The causal mask assumes contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     for module in attentions(setup, is_causal):
-        assert ranks is not None, "there are modules where positions are cut alone"
+        assert ranks is not None, "attentions() yields nothing without context parallelism"
         order = torch.cat(ranks.parts)
         _mask_by(module, torch.empty_like(order).index_copy(0, order, torch.arange(len(order))))
 

@@ -71,7 +71,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
     def keep(_router: object, _inputs: object, routed: Routed) -> None:
         sums[:] = [routed[1].sum(-1, keepdim=True)]
 
-    assert module.shared is not None, "it was chosen for its shared expert"
+    assert module.shared is not None, "only layers with a shared expert are selected"
     module.router.register_forward_hook(keep)
     module.shared.register_forward_hook(lambda _module, _inputs, made: made * sums[0])
 
@@ -80,7 +80,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
 def shared_expert_added_for_each_choice(setup: Setup) -> None:
     """The shared expert's output is added once per chosen expert."""
     for module in experts_of(setup, _shares_beside_two):
-        assert module.shared is not None, "it was chosen for its shared expert"
+        assert module.shared is not None, "only layers with a shared expert are selected"
         module.shared.register_forward_hook(_times(module.layer.top_k))
 
 

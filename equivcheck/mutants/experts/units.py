@@ -29,7 +29,7 @@ def expert_units_without_divide_factor(setup: Setup) -> None:
     """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     (fsdp,) = layout_of(setup).of(FSDP2)
     for unit in expert_units(setup.model):
-        assert isinstance(unit, FSDPModule), "each is a unit"
+        assert isinstance(unit, FSDPModule), "every expert unit is an FSDPModule"
         unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
 
 

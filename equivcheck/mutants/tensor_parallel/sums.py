@@ -95,7 +95,7 @@ def _change_input_gradients(setup: Setup, gradients: Through) -> None:
 def norm_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, norm gradients are not summed over ranks."""
     for block, _ in blocks(setup, _is_norm_of_rows):
-        assert block.norm is not None, "it was chosen for its norm"
+        assert block.norm is not None, "only layers with a norm are selected"
         use_through(block.norm, unreduced)
 
 

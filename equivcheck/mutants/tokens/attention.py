@@ -54,7 +54,7 @@ def _copies_heads(place: PlannedLayer) -> bool:
 
 def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule, PlannedLayer]]:
     for module, place in layers_of(setup, chosen):
-        assert isinstance(module, AttentionModule), "it was chosen for its attention"
+        assert isinstance(module, AttentionModule), "only attention layers are selected"
         yield module, place
 
 

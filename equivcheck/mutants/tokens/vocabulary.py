@@ -57,7 +57,7 @@ def _embedding(setup: Setup) -> nn.Module:
 
 def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
     """A row-sharded DTensor with zeros in each rank's last row."""
-    assert isinstance(weight, DTensor), "the plan has the embedding"
+    assert isinstance(weight, DTensor), "the plan shards the embedding"
     local = weight.to_local()
     kept = torch.ones(len(local), 1, dtype=local.dtype)
     kept[-1] = 0.0
@@ -70,7 +70,7 @@ def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
 def vocabulary_offset_off_by_one(setup: Setup) -> None:
     """Each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
     ranks, source = size_of(setup, TP), setup.training.model.source
-    assert source is not None, "it was chosen for its tokens"
+    assert source is not None, "the mutant applies to token models only"
     size = chunk_size(source.vocabulary, ranks)
 
     def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,7 +113,7 @@ def softmax_denominator_not_reduced(setup: Setup) -> None:
 def _by_own_denominator(rank: int, ranks: int) -> Callable[[Training, torch.Tensor, torch.Tensor, float], torch.Tensor]:
     def loss_of_rank(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float) -> torch.Tensor:
         loss, counts = training.loss, labels.flatten() != IGNORED
-        assert isinstance(loss, CrossEntropy), "it was chosen for its labels"
+        assert isinstance(loss, CrossEntropy), "the mutant applies to cross-entropy only"
         total = logits.chunk(ranks, -1)[rank].logsumexp(-1, keepdim=True)
         likely, classes = (logits - total).flatten(0, -2)[counts], logits.shape[-1]
         weight = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)

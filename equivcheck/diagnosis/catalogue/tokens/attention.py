@@ -48,7 +48,7 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 def _layer(place: PlannedLayer) -> Attention:
     layer = place.site.layer
-    assert isinstance(layer, Attention), "it was chosen for its attention"
+    assert isinstance(layer, Attention), "only attention layers are selected"
     return layer
 
 

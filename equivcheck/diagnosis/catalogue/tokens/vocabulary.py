@@ -116,7 +116,7 @@ def _divided_by(
 ) -> torch.Tensor:
     """Loss with `own` as the softmax denominator's log."""
     loss, total, classes = training.loss, logits.logsumexp(-1), logits.shape[-1]
-    assert isinstance(loss, CrossEntropy), "it is a loss of labels"
+    assert isinstance(loss, CrossEntropy), "the loss is a cross-entropy"
     weights = class_weights(classes, logits.dtype) if loss.class_weights else torch.ones(classes, dtype=logits.dtype)
     shares = (1.0 - loss.label_smoothing) * weights[labels.clamp(min=0)] + loss.label_smoothing * weights.mean()
     more = shares * (own - total) + loss.z_loss * (own.square() - total.square())
