@@ -1,4 +1,4 @@
-"""Every mutant: all known kinds are there, and each is caught, and diagnosed rightly, in the smallest scenario that shows it."""
+"""Every known kind of fault has a mutant, and each mutant is caught and diagnosed in its smallest scenario."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ KINDS: dict[Family, dict[str, tuple[str, ...]]] = {
         "one rank raises, the others wait": ("rank_raises",),
     },
 }
-"""Ways in which parallel trainings are known to go wrong, and the mutants that go wrong in that way."""
+"""Known faults in parallel training, with their mutants."""
 NAMES = list(mutants())
 WITHOUT_VALUES = {
     "rank_skips_reduction": Outcome.HUNG,
@@ -188,14 +188,14 @@ WITHOUT_VALUES = {
     "rank_without_experts_skips_exchange": Outcome.HUNG,
     "rank_raises": Outcome.CRASHED,
 }
-"""Mutants whose ranks never end their step, so that there are no values to differ."""
+"""Mutants whose ranks never finish their step, so no values can differ."""
 HIDDEN_FROM_PARAMETERS = ("norm_after_clipping_returned",)
 HIDDEN_FROM_GRADIENTS = ("zeroed_before_update", "padded_tail_not_updated", "not_clipped", "optimizer_of_unwrapped_parameters")
 
 
 @pytest.fixture(autouse=True)
 def _tolerate_torch_warnings() -> Iterator[None]:
-    """Half-finished runs make torch warn."""
+    """Interrupted runs make torch warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -203,32 +203,32 @@ def _tolerate_torch_warnings() -> Iterator[None]:
 
 @cache
 def _caught(name: str) -> Verdict:
-    """What becomes of a mutant's smallest scenario with the mutant in it; checked once for all tests of it."""
+    """Verdict on a mutant in its smallest scenario; cached for all tests."""
     return check(MINIMUMS[name], alter=mutant(name).plant)
 
 
 @pytest.mark.parametrize("family", KINDS)
 def test_every_known_kind_of_a_family_has_a_mutant(family: Family) -> None:
-    """No kind on the list is without one of that family."""
+    """Every listed kind has a mutant in its family."""
     for kind, names in KINDS[family].items():
         assert names, kind
         assert {mutant(name).family for name in names} == {family}, kind
 
 
 def test_every_mutant_has_a_minimum() -> None:
-    """Each has one scenario that shows it, and none is left of a mutant that is gone."""
+    """Every mutant has a scenario, and every scenario has a mutant."""
     assert sorted(MINIMUMS) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_can_be_sent_to_processes(name: str) -> None:
-    """Ranks may be processes, which are sent what to plant."""
+    """Faults can be pickled, because ranks may be processes."""
     assert pickle.loads(pickle.dumps(mutant(name).plant)) == mutant(name).plant
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_minimum_is_what_its_mutant_says(name: str) -> None:
-    """The scenario is as small as the mutant says, and has what it breaks."""
+    """The scenario has the mutant's ranks, layers and steps, and contains the broken part."""
     found, scenario = mutant(name), MINIMUMS[name]
     size = scenario.layout.mesh.num_ranks, len(scenario.training.model.layers), scenario.training.steps
 
@@ -239,9 +239,9 @@ def test_a_minimum_is_what_its_mutant_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_is_caught_in_its_minimum_which_is_equivalent_without_it(name: str) -> None:
-    """It is a finding with the mutant alone, by its values if there are any: whoever does not compare calls sees them.
+    """Only the mutant makes a finding, by its values if there are any, so it is seen without comparing calls.
 
-    The check without it comes last, as nothing that is planted may stay with the ranks.
+    The check without the mutant comes last, because the ranks must not keep anything that was planted.
     """
     require_supported(MINIMUMS[name])
     caught = _caught(name)
@@ -255,7 +255,7 @@ def test_a_mutant_is_caught_in_its_minimum_which_is_equivalent_without_it(name: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mutant_is_diagnosed_rightly_in_its_minimum(name: str) -> None:
-    """From what the ranks left alone, as one of the causes that the mutant counts as right."""
+    """The cause is one that the mutant lists, found from the ranks' values only."""
     require_supported(MINIMUMS[name])
     found = explained(_caught(name), alter=mutant(name).plant).diagnosis
 
@@ -265,7 +265,7 @@ def test_a_mutant_is_diagnosed_rightly_in_its_minimum(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if mutant(name).family is Family.CLIPPING])
 def test_a_wrong_clipping_reaches_parameters(name: str) -> None:
-    """Unless the norm is only misreported, gradients are clipped wrongly, and so parameters are updated wrongly."""
+    """Wrong clipping reaches parameters, unless only the norm is misreported."""
     followers = _caught(name).followers
 
     assert any(place.startswith("step 0 update") for place in followers) is (name not in HIDDEN_FROM_PARAMETERS)
@@ -273,7 +273,7 @@ def test_a_wrong_clipping_reaches_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", HIDDEN_FROM_GRADIENTS)
 def test_a_mutant_after_backward_leaves_gradients_right(name: str) -> None:
-    """Those who compare gradients alone, as backward leaves them, see nothing in one step."""
+    """In one step, gradients after backward are right."""
     divergence = _caught(name).divergence
 
     assert divergence is not None
@@ -282,7 +282,7 @@ def test_a_mutant_after_backward_leaves_gradients_right(name: str) -> None:
 
 @pytest.mark.parametrize("name", HIDDEN_FROM_PARAMETERS)
 def test_a_misreported_norm_is_all_that_differs(name: str) -> None:
-    """Gradients and parameters are right: the norm alone shows it."""
+    """Gradients and parameters are right; only the norm differs."""
     verdict = _caught(name)
 
     assert verdict.divergence is not None
@@ -292,7 +292,7 @@ def test_a_misreported_norm_is_all_that_differs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["zeroed_before_update", "clipped_by_own_norms", "row_bias_on_every_rank"])
 def test_a_model_with_a_scale_is_explained_as_well(name: str) -> None:
-    """What goes by elements that ranks hold, or that were not updated, knows a parameter without dims."""
+    """Held and unchanged elements are also found for a parameter without dims."""
     plain, chosen = MINIMUMS[name], mutant(name)
     scaled = replace(plain, training=replace(plain.training, model=replace(plain.training.model, scale=True)))
     verdict = explained(check(scaled, alter=chosen.plant), alter=chosen.plant)

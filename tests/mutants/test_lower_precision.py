@@ -1,4 +1,4 @@
-"""Faults of precision: wherever they change a bit of a gradient or parameter, they are caught at the first step."""
+"""Precision faults are caught at the first step if they change any bit in a gradient or parameter."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 EXAMPLES = max(3, settings().max_examples // 30)
 UNHURRIED = settings(deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate), suppress_health_check=list(HealthCheck))
 TRAININGS = trainings(optimizers=optimizers(kinds=st.sampled_from((SGD, AdamW))))
-"""Those that mix elements may be in doubt: a single rounding may move all of a matrix."""
+"""Elementwise optimizers only: with others, one rounding may change a full matrix, so verdicts may be in doubt."""
 PARAMS = st.sampled_from((ElementType.BFLOAT16, ElementType.FLOAT16, None))
 REDUCED_IN_FLOAT32 = st.fixed_dictionaries(
     {"mixed_precision": st.builds(MixedPrecision, param=PARAMS, reduce=st.just(ElementType.FLOAT32))}
@@ -36,7 +36,7 @@ def _first_steps(scenario: Scenario, alter: Callable[[Setup], None] | None) -> l
 
 
 def _assert_caught(scenario: Scenario, fault: Callable[[Setup], None]) -> None:
-    """The fault is caught, if the scenario is equivalent without it and any bit of the first step differs."""
+    """Assert that the fault is caught if the scenario is equivalent without it and any bit differs in the first step."""
     if check(scenario).outcome is not Outcome.EQUIVALENT:
         return
     if all(map(np.array_equal, _first_steps(scenario, None), _first_steps(scenario, fault))):
@@ -50,13 +50,13 @@ def _assert_caught(scenario: Scenario, fault: Callable[[Setup], None]) -> None:
 @settings(UNHURRIED, max_examples=EXAMPLES)
 @given(scenarios(trainings=TRAININGS, layouts=lowered_layouts("fsdp2", max_ranks=4, options=REDUCED_IN_FLOAT32)))
 def test_a_reduction_in_bfloat16_instead_of_float32_is_caught(scenario: Scenario) -> None:
-    """Whether gradients were computed in lower precision or not."""
+    """Gradients may be computed in lower precision or not."""
     _assert_caught(scenario, reduced_in_bfloat16)
 
 
 @pytest.mark.parametrize("tag", [*(pytest.param(tag, marks=pytest.mark.slow) for tag in ("ddp", "fsdp1")), "fsdp2"])
 def test_parameters_kept_in_bfloat16_are_caught(tag: str) -> None:
-    """What is computed in lower precision is stepped in the training's own."""
+    """Parameters are updated in the training's own precision."""
 
     @settings(UNHURRIED, max_examples=EXAMPLES)
     @given(scenarios(trainings=TRAININGS, layouts=lowered_layouts(tag, max_ranks=4)))
@@ -68,7 +68,7 @@ def test_parameters_kept_in_bfloat16_are_caught(tag: str) -> None:
 
 @pytest.mark.slow
 def test_a_reduction_in_bfloat16_shrinks_to_two_ranks_and_one_layer() -> None:
-    """What is left of a finding in lower precision is as small as that of any other."""
+    """A finding in lower precision shrinks as far as others."""
     smallest = find(
         scenarios(layouts=lowered_layouts("fsdp2", max_ranks=4, options=REDUCED_IN_FLOAT32)),
         lambda scenario: check(scenario, alter=reduced_in_bfloat16).outcome is Outcome.DIVERGED,

@@ -1,4 +1,4 @@
-"""What is left of a generated catch, held against the least that is known to show a mutant: mutants of some families.
+"""Generated catches shrink to nearly the known minimum, for mutants from some families.
 
 The selftest does this for all of them.
 """
@@ -28,7 +28,7 @@ REPRESENTATIVES = (
 
 @pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_a_catch_shrinks_to_at_most_one_more_than_it_takes(name: str) -> None:
-    """At most one rank, one layer and one step more than the known minimum are left, in less than 20 seconds of shrinking."""
+    """Shrinking leaves at most one rank, layer and step more than the minimum, and takes less than 20 seconds."""
     chosen = mutant(name)
     row = examine(replace(chosen, layouts=chosen.layouts[:1]), ONE_CATCH)
     assert row.shrunk is not None

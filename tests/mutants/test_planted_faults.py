@@ -1,4 +1,4 @@
-"""Planted faults: each is caught, and shrinks to a scenario that a person can hold in their head."""
+"""Planted faults are caught and shrink to small scenarios."""
 
 import warnings
 from collections.abc import Iterator
@@ -20,20 +20,20 @@ PLANTED = (
     pytest.param("state_lost", "fsdp2", marks=pytest.mark.slow),
     pytest.param("rank_skips_reduction", "ddp", marks=pytest.mark.slow),
 )
-"""Names of mutants, each with a layout in which it is planted."""
+"""Mutants, each with a layout to plant it in."""
 SEARCH = settings(max_examples=2000, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)
 def _tolerate_torch_warnings() -> Iterator[None]:
-    """Half-finished runs make torch warn."""
+    """Interrupted runs make torch warn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _shrunk(name: str, layout: str, outcomes: tuple[Outcome, ...]) -> Scenario:
-    """The smallest scenario in which a mutant is a finding of one of these outcomes."""
+    """The smallest scenario whose verdict with the mutant is one of `outcomes`."""
     found = mutant(name)
 
     def caught(scenario: Scenario) -> bool:
@@ -44,7 +44,7 @@ def _shrunk(name: str, layout: str, outcomes: tuple[Outcome, ...]) -> Scenario:
 
 @pytest.mark.parametrize(("name", "layout"), PLANTED)
 def test_a_planted_fault_is_caught_and_shrinks(name: str, layout: str) -> None:
-    """At most two ranks, two layers and three steps are left, and the same scenario without the fault is equivalent."""
+    """At most two ranks, two layers and three steps are left, and the scenario is equivalent without the fault."""
     smallest = _shrunk(name, layout, tuple(outcome for outcome in Outcome if outcome.is_finding))
 
     assert smallest.layout.mesh.num_ranks <= 2
@@ -54,7 +54,7 @@ def test_a_planted_fault_is_caught_and_shrinks(name: str, layout: str) -> None:
 
 
 def test_a_rank_that_skips_a_collective_is_a_hang_with_every_ranks_place() -> None:
-    """A deadlock or mismatch is known as such, not for the time that passes, and each rank says where it was."""
+    """A deadlock or mismatch is recognised without a timeout, and each rank reports its position."""
     smallest = _shrunk("rank_skips_reduction", "ddp", (Outcome.HUNG,))
 
     verdict = check(smallest, alter=mutant("rank_skips_reduction").plant)

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant."""
+"""The smallest scenario for each mutant."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ MINIMUMS = {
     for family in (gradients, layers, tokens, token_layers, plain_tensors, experts, context_parallel)
     for name, scenario in family.MINIMUMS.items()
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

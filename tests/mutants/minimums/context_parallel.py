@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of sequences whose positions are cut over two ranks."""
+"""The smallest scenario for each context-parallel mutant."""
 
 from __future__ import annotations
 
@@ -70,4 +70,4 @@ MINIMUMS: dict[str, Scenario] = {
     "gradients_averaged_over_parts": _cut(),
     "parts_summed_each_microbatch": _cut(rows=(2, 2)),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of experts, on one rank, shared out over two or three, or cut within over two."""
+"""The smallest scenario for each mutant in expert layers: on one rank, expert-parallel, or with split hidden features."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def _training(layer: AnyLayer, *rows: int) -> Training:
 
 
 def _alone(layer: AnyLayer, *rows: int) -> Scenario:
-    """On one rank."""
+    """One rank."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
     return Scenario(training=_training(layer, *rows or (4,)), layout=layout)
 
 
 def _by_rows(layer: AnyLayer, **axes: int) -> Scenario:
-    """Rows over ranks along one axis, or along two."""
+    """Rows over ranks along one or two axes."""
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items()))
     layout = Layout(mesh=mesh, parallelisms=(FSDP2() if len(axes) > 1 else DDP(),))
     return Scenario(training=_training(layer, 4), layout=layout)
@@ -67,7 +67,7 @@ def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
 
 
 def _units_of_shards(layer: AnyLayer) -> Scenario:
-    """In float32, as in float64 torch divides twice over one rank along the shards; by sums where an average cannot divide so."""
+    """Float32, because torch divides float64 gradients twice over one shard; a sum loss, because a mean cannot divide so."""
     axes = (Axis(name="dp", size=1), Axis(name="ep", size=2))
     fsdp = FSDP2(sum_reductions=torch_in(FACTOR_OF_ALL_RANKS))
     parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), fsdp)
@@ -114,4 +114,4 @@ MINIMUMS: dict[str, Scenario] = {
     "expert_units_without_divide_factor": _units_of_shards(PLAIN),
     "expert_units_divided_by_hand_too": _units_of_shards(PLAIN),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of data parallelism, accumulation, clipping and sharding."""
+"""The smallest scenario for each mutant in data parallelism, accumulation, clipping and sharding."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARDED = FSDP2()
 
 
 def on_mesh(sizes: dict[str, int], *by: Parallelism, layer: Layer = LAYER, offset: bool = False, **training: object) -> Scenario:
-    """A model of one layer on a mesh; parallelisms innermost first."""
+    """A model with one layer on a mesh; parallelisms innermost first."""
     model = Model(features=2, layers=(layer,), offset=offset)
     data = training.pop("data", Data(microbatches=(2,)))
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
@@ -46,7 +46,7 @@ def on_mesh(sizes: dict[str, int], *by: Parallelism, layer: Layer = LAYER, offse
 
 
 def over(ranks: int, by: Parallelism = PLAIN, **options: object) -> Scenario:
-    """The same on so many data-parallel ranks."""
+    """One layer on some data-parallel ranks."""
     return on_mesh({DP: ranks}, by, **options)  # type: ignore[arg-type]
 
 
@@ -132,4 +132,4 @@ MINIMUMS: dict[str, Scenario] = {
     "parameters_of_last_step": over(1, SHARDED, steps=2),
     "updated_shards_not_sent": over(2, DDP(zero_redundancy=True)),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of layers, optimizers, precision and the runtime."""
+"""The smallest scenario for each mutant in layers, optimizers, precision and the runtime."""
 
 from __future__ import annotations
 
@@ -140,4 +140,4 @@ MINIMUMS: dict[str, Scenario] = {
     "rank_raises": TWO_RANKS,
     "rank_skips_update": TWO_RANKS,
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

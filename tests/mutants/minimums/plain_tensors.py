@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of tensor parallelism on plain tensors."""
+"""The smallest scenario for each mutant in tensor parallelism on plain tensors."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ MINIMUMS: dict[str, Scenario] = {
     "tokens_of_others_looked_up": _of_tokens(source=Split.ROW),
     "maximum_of_own_logits": _of_tokens(head=Split.COLUMN, loss_parallel=True),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of attention, of a shared-out vocabulary, and of sums around layers of tokens."""
+"""The smallest scenario for each mutant in attention, vocabulary parallelism and reductions around token layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _training(layer: AnyLayer, head: Head, length: int) -> Training:
 
 
 def _alone(layer: AnyLayer) -> Scenario:
-    """On one rank."""
+    """One rank."""
     return Scenario(
         training=_training(layer, Head(), 2), layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
     )
@@ -53,7 +53,7 @@ def _on_2(  # noqa: PLR0913 - what a plan says, by keyword
     ends: Head = Head(),  # noqa: B008 - frozen
     length: int = 2,
 ) -> Scenario:
-    """Shared out over two ranks, which may have a part of each sequence each around the layer."""
+    """Two tensor-parallel ranks, optionally with sequence parallelism around the layer."""
     lies = POSITIONS if by_positions else WHOLE
     plan = TensorParallel(plan=(LayerPlan(split=split, output=lies),), source=source, source_output=lies, head=head)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
@@ -82,4 +82,4 @@ MINIMUMS: dict[str, Scenario] = {
     "logits_gradient_summed": _on_2(),
     "gate_and_up_cut_as_one": _on_2(GatedMLP(hidden=2), Split.WITHIN),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

@@ -1,4 +1,4 @@
-"""The smallest scenario that shows each mutant of token models."""
+"""The smallest scenario for each token mutant."""
 
 from __future__ import annotations
 
@@ -90,4 +90,4 @@ MINIMUMS: dict[str, Scenario] = {
     "tied_embedding_without_gradient": _scenario(head=Head(tied=True)),
     "tied_head_left_behind": _scenario(head=Head(tied=True), steps=2),
 }
-"""By the name of the mutant."""
+"""Scenarios by mutant."""

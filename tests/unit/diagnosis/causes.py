@@ -1,4 +1,4 @@
-"""Each cause with the smallest scenario that tells it from others, and a fault of that kind planted on its ranks."""
+"""Each cause with the smallest scenario that identifies it, and a planted fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ PLAIN, SHARDED = DDP(), FSDP2()
 def over(
     sizes: dict[str, int], by: Parallelism = PLAIN, *layers: Layer, rows: tuple[int, ...] = (4,), **training: object
 ) -> Scenario:
-    """A model of one layer, unless others are given, spread over a mesh."""
+    """One layer, or the given ones, on a mesh."""
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()))
     model = Model(features=2, layers=layers or (LAYER,))
     return Scenario(
@@ -57,7 +57,7 @@ def over(
 
 
 def on_2(by: Parallelism = PLAIN, *layers: Layer, rows: tuple[int, ...] = (4,), **training: object) -> Scenario:
-    """The same over two data-parallel ranks."""
+    """One layer, or the given ones, on two data-parallel ranks."""
     return over({"dp": 2}, by, *layers, rows=rows, **training)
 
 
@@ -71,12 +71,12 @@ NORMED, TIED = Layer(width=2, norm=Norm.RMS), Layer(width=2, shares=0)
 
 
 def one_more_call(setup: Setup) -> None:
-    """Let every rank reduce what nobody reads."""
+    """Issue an all-reduce whose result is unused."""
     setup.before_update.append(lambda _optimizer, _step: dist.all_reduce(torch.zeros(1)))
 
 
 def last_row_of_one_tensor(setup: Setup) -> None:
-    """Turn the gradient of one row into what nothing explains."""
+    """Replace one gradient row with values that no fault explains."""
     weight = setup.model.get_parameter("layers.0.linear.weight")
 
     def spoil() -> None:
@@ -88,22 +88,22 @@ def last_row_of_one_tensor(setup: Setup) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A cause, and where it is seen."""
+    """A cause with a scenario that shows it."""
 
     cause: Cause
-    """What the diagnosis must name."""
+    """Expected cause."""
     scenario: Scenario
-    """Where the fault is planted."""
+    """Scenario to plant the fault in."""
     fault: str | Fault
-    """The name of a mutant, or a fault planted by hand."""
+    """Name of a mutant, or a fault."""
     words: str
-    """Part of the sentence."""
+    """Expected part of the sentence."""
     exact: bool = True
-    """Whether the diagnosis is more than a pattern or a hint."""
+    """Whether the diagnosis is proven."""
 
     @property
     def plant(self) -> Fault:
-        """Changes the setup of each rank."""
+        """Plants the fault in each rank's setup."""
         return mutant(self.fault).plant if isinstance(self.fault, str) else self.fault
 
 

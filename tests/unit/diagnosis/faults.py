@@ -1,4 +1,4 @@
-"""Faults planted by hand into the setup of a rank, each in a few lines, and small scenarios that show them."""
+"""Faults in a few lines each, and small scenarios that show them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ LAYOUTS = (
 
 
 def gradients(change: Callable[[torch.Tensor], Any]) -> Fault:
-    """Change every gradient in place before it is read."""
+    """Change every gradient in place after backward."""
 
     def apply(setup: Setup) -> None:
         for parameter in setup.model.parameters():
@@ -78,7 +78,7 @@ def gradients(change: Callable[[torch.Tensor], Any]) -> Fault:
 
 
 def settings(**values: Any) -> Fault:
-    """Give the optimizer other settings."""
+    """Change optimizer settings."""
 
     def apply(optimizer: torch.optim.Optimizer, _schedule: object) -> None:
         for group in optimizer.param_groups:
@@ -104,17 +104,17 @@ def keep_gradients(setup: Setup) -> None:
 
 
 def lose_state(setup: Setup) -> None:
-    """Forget the optimizer's state at each step."""
+    """Clear the optimizer state at each step."""
     setup.before_step.append(lambda optimizer, _step: optimizer.state.clear())
 
 
 def nothing_is_updated(setup: Setup) -> None:
-    """Leave the optimizer out."""
+    """Skip updates."""
     setup.update = lambda _optimizer: None
 
 
 def another_start(setup: Setup) -> None:
-    """Let rank 1 start elsewhere."""
+    """Let rank 1 start from other parameters."""
     if dist.get_rank() == 1:
         with torch.no_grad():
             for parameter in setup.model.parameters():
@@ -122,7 +122,7 @@ def another_start(setup: Setup) -> None:
 
 
 def clip_nothing(setup: Setup) -> None:
-    """Return the norm and leave gradients alone."""
+    """Return the norm without clipping."""
 
     def clip(_module: nn.Module, parameters: list[torch.Tensor], clipping: Any) -> torch.Tensor:
         return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], float(clipping.norm_type.value))
@@ -131,7 +131,7 @@ def clip_nothing(setup: Setup) -> None:
 
 
 def clip_by_own_shard(setup: Setup) -> None:
-    """Clip by the norm of what the rank holds."""
+    """Clip by the norm over the rank's own shard."""
 
     def clip(_module: nn.Module, parameters: list[torch.Tensor], clipping: Any) -> torch.Tensor:
         local = [p.grad.to_local() for p in parameters if p.grad is not None]  # type: ignore[attr-defined]
@@ -144,7 +144,7 @@ def clip_by_own_shard(setup: Setup) -> None:
 
 
 def bias_everywhere(setup: Setup) -> None:
-    """Add the bias of the second layer on both ranks."""
+    """Add the second layer's bias on both ranks."""
     linear = setup.model.get_submodule("layers.1.linear")
     linear.register_forward_hook(lambda module, _inputs, outputs: outputs + module.bias.detach().full_tensor())
 
@@ -161,17 +161,17 @@ def round_parameters(setup: Setup) -> None:
 
 
 def spoil(setup: Setup) -> None:
-    """Turn gradients into what nothing explains."""
+    """Replace gradients with values that no fault explains."""
     gradients(lambda gradient: gradient.copy_(torch.cos(1e3 * gradient)))(setup)
 
 
 def unread(setup: Setup) -> None:
-    """Turn gradients into what has not arrived."""
+    """Replace gradients with NaN, like results that have not arrived."""
     gradients(lambda gradient: gradient.fill_(torch.nan))(setup)
 
 
 def skip_a_collective(setup: Setup) -> None:
-    """Let rank 1 leave out the reduction of its gradients."""
+    """Let rank 1 skip its gradient reduction."""
     assert isinstance(setup.module, DistributedDataParallel)
     if dist.get_rank() == 1:
         module = setup.module

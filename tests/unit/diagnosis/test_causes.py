@@ -1,4 +1,4 @@
-"""Each kind of fault, planted by hand, is told by its cause and in a sentence."""
+"""Each fault is diagnosed with its cause and a sentence."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
 
 @pytest.mark.parametrize(("scenario", "alter", "cause", "words"), CASES, ids=[case[2].value for case in CASES])
 def test_a_fault_is_told_by_its_cause(scenario: Scenario, alter: Fault, cause: Cause, words: str) -> None:
-    """One device that is wrong in this way leaves what the ranks left, over all steps."""
+    """A single-device training with this fault leaves the ranks' values in all steps."""
     verdict = explained(check(scenario, alter=alter), alter=alter)
 
     assert verdict.diagnosis is not None, verdict.describe()
@@ -53,7 +53,7 @@ def test_a_fault_is_told_by_its_cause(scenario: Scenario, alter: Fault, cause: C
 
 
 def test_nothing_explains_what_is_not_known() -> None:
-    """No cause is made up: the text says that none fits."""
+    """The report says that no known fault fits."""
     verdict = explained(check(ON_DDP, alter=faults.spoil), alter=faults.spoil)
 
     assert verdict.diagnosis is None, verdict.diagnosis
@@ -61,7 +61,7 @@ def test_nothing_explains_what_is_not_known() -> None:
 
 
 def test_values_that_have_not_arrived_are_told_by_their_pattern() -> None:
-    """NaN where the reference has none is what asynchronous results are until they are waited for; that is no proof."""
+    """NaN suggests an asynchronous result that was read too early, but proves nothing."""
     verdict = explained(check(ON_DDP, alter=faults.unread), alter=faults.unread)
 
     assert verdict.diagnosis is not None
@@ -69,7 +69,7 @@ def test_values_that_have_not_arrived_are_told_by_their_pattern() -> None:
 
 
 def test_what_looks_the_same_is_named_beside_it() -> None:
-    """Over two ranks and two equal microbatches, a factor of two has two explanations."""
+    """With two ranks and two equal microbatches, a factor of two has two explanations."""
     double = faults.gradients(lambda values: values.mul_(2.0))
     training = replace(
         TRAINING, data=Data(microbatches=(2, 2)), model=Model(features=1, layers=(Layer(width=1),)), optimizer=Adam()
@@ -83,14 +83,14 @@ def test_what_looks_the_same_is_named_beside_it() -> None:
 
 
 def test_verdicts_that_are_no_findings_stay_as_they_are() -> None:
-    """Honest ranks are never diagnosed, nor run again."""
+    """Correct ranks are not diagnosed, and do not run again."""
     verdict = check(ON_DDP)
 
     assert explained(verdict, alter=faults.spoil) is verdict
 
 
 def test_ranks_that_do_not_diverge_again_are_not_diagnosed() -> None:
-    """A verdict of a fault that is no longer planted says that it does not show."""
+    """If the fault is no longer planted, the verdict says that it was not reproduced."""
     verdict = explained(check(ON_DDP, alter=faults.spoil))
 
     assert verdict.diagnosis is None

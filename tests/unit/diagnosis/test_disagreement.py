@@ -1,4 +1,4 @@
-"""Ranks of which the first is right."""
+"""Ranks that disagree although the first one is right."""
 
 from equivcheck import check
 from equivcheck.diagnosis.explain import explained
@@ -8,7 +8,7 @@ from mutants.minimums import MINIMUMS
 
 
 def test_a_second_rank_that_is_not_updated_disagrees() -> None:
-    """What the first rank holds is right, so that neither unchanged rows nor a ratio explain it."""
+    """Neither unchanged rows nor a ratio explains it, because the first rank's values are right."""
     skips = mutant("rank_skips_update")
 
     verdict = explained(check(MINIMUMS[skips.name], alter=skips.plant), alter=skips.plant)

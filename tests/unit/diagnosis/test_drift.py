@@ -1,4 +1,4 @@
-"""Ranks that start each step from the reference's values show where a run goes wrong."""
+"""Starting each step from the reference's values shows where a run goes wrong."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from unit.diagnosis.faults import ON_DDP, ON_FSDP2, Fault
 
 @pytest.mark.parametrize("scenario", faults.LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(faults.LAYOUTS)])
 def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: Scenario) -> None:
-    """Ranks that start elsewhere and lose their state leave the reference's values, if these are given to them at each step."""
+    """Ranks with a wrong start and lost state match the reference if each step starts from its values."""
     require_supported(scenario)
 
     def lose_everything(setup: faults.Setup) -> None:
@@ -58,7 +58,7 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
     ids=["every step", "state", "parameters", "from the second on"],
 )
 def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Fault, drift: str) -> None:
-    """Whether a step goes wrong, or what it begins with."""
+    """Either some steps are wrong, or the values carried over between them."""
     assert explained(check(scenario, alter=alter), alter=alter).drift == drift
 
 
@@ -71,7 +71,7 @@ def test_a_verdict_says_where_the_run_goes_wrong(scenario: Scenario, alter: Faul
     ids=["one step", "processes"],
 )
 def test_where_there_is_nothing_to_examine_the_reason_is_given(world: str, change: dict[str, int], drift: str) -> None:
-    """No rank runs again for that."""
+    """No rank runs again."""
     fault = faults.gradients(lambda values: values.mul_(3.0))
     diverged = run_again(replace(ON_DDP, training=replace(ON_DDP.training, **change)), fault, "sim")  # type: ignore[arg-type]
     assert diverged is not None
@@ -80,7 +80,7 @@ def test_where_there_is_nothing_to_examine_the_reason_is_given(world: str, chang
 
 
 def test_a_run_that_resumes_is_not_examined() -> None:
-    """The first steps ran on other ranks, under another layout."""
+    """Another layout ran the first steps."""
     fault = faults.gradients(lambda values: values.mul_(3.0))
     diverged = run_again(replace(ON_DDP, resume=Resume(layout=ON_FSDP2.layout, steps=1)), fault, "sim")
     assert diverged is not None
@@ -89,7 +89,7 @@ def test_a_run_that_resumes_is_not_examined() -> None:
 
 
 def test_ranks_that_cannot_be_given_values_are_told_with_the_reason() -> None:
-    """A parameter that is not as large as its layout says."""
+    """A parameter has another size than its layout says."""
 
     def shrink(setup: faults.Setup) -> None:
         inner = setup.find_slots
@@ -104,5 +104,5 @@ def test_ranks_that_cannot_be_given_values_are_told_with_the_reason() -> None:
 
 
 def _halved(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    """Slots that say that each parameter is held twice."""
+    """Slots that list each parameter twice."""
     return tuple(replace(slot, pieces=slot.pieces * 2) for slot in slots)

@@ -1,4 +1,4 @@
-"""Ranks emulated on one device compute what one device computes, until a counterfactual changes them."""
+"""Emulated ranks match the single-device run unless a counterfactual changes them."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ THREE_TIMES = faults.gradients(lambda values: values.mul_(3.0))
 
 
 def diverged(scenario: Scenario) -> DivergedRun:
-    """A run of ranks with three times their gradients."""
+    """A run whose gradients are three times too large."""
     found = run_again(scenario, THREE_TIMES, "sim")
     assert found is not None
     return found
@@ -31,7 +31,7 @@ def diverged(scenario: Scenario) -> DivergedRun:
 
 @pytest.mark.parametrize("scenario", LAYOUTS, ids=[f"{number} {at.name}" for number, at in enumerate(LAYOUTS)])
 def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None:
-    """Whatever the real ranks did, and however they are spread."""
+    """The layout and the real ranks' values do not matter."""
     require_supported(scenario)
     run = diverged(scenario)
 
@@ -43,7 +43,7 @@ def test_emulated_ranks_compute_what_one_device_does(scenario: Scenario) -> None
 
 @pytest.mark.parametrize("when", [EACH, WHOLE, ONCE, WhenReduced(once=True)])
 def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduced) -> None:
-    """Each, whole or once: an average is linear."""
+    """`EACH`, `WHOLE` and `ONCE` give the same average, because averaging is linear."""
     run = diverged(ON_DDP)
     ranks = EmulatedRanks(run)
     ranks.when_reduced = when
@@ -63,7 +63,7 @@ def test_when_gradients_are_reduced_does_not_matter_to_the_mean(when: WhenReduce
     ids=["a microbatch unreduced", "weighed", "a tensor unreduced", "changed before reducing", "in bfloat16"],
 )
 def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callable[[EmulatedRanks], None], tensors: int) -> None:
-    """In the first step: what follows from it is another matter."""
+    """Only the first step counts, because later steps follow from it."""
     run = diverged(ON_DDP)
     ranks = EmulatedRanks(run)
     ranks.when_reduced = EACH
@@ -75,7 +75,7 @@ def test_what_is_changed_shows_in_the_gradients_that_it_concerns(change: Callabl
 
 
 def test_a_rank_takes_elements_that_it_does_not_hold_from_one_that_does() -> None:
-    """Two shards of five rows make the whole on each rank."""
+    """Two shards with five rows give the full tensor on each rank."""
     held = held_elements_of(diverged(ON_FSDP2))
     name = "layers.0.linear.weight"
     mine, others = held.by(name, 0), held.by(name, 1)
@@ -90,7 +90,7 @@ def test_a_rank_takes_elements_that_it_does_not_hold_from_one_that_does() -> Non
 
 
 def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
-    """There and back again."""
+    """Two exchanges restore the values."""
     held = held_elements_of(diverged(ON_FSDP2))
     name = "layers.0.linear.weight"
     value = held.by(name, 1).float()
@@ -101,7 +101,7 @@ def test_an_exchange_gives_each_rank_the_elements_of_another() -> None:
 
 
 def test_copies_are_counted_along_the_axes_that_replicate() -> None:
-    """Of hybrid sharding along the replicas only."""
+    """With hybrid sharding, along replicas only."""
     held = held_elements_of(diverged(over({"dp_replicate": 2, "dp_shard": 2}, FSDP2())))
 
     assert {int(each.max()) for each in held.num_copies(("dp_replicate",)).values()} == {2}
@@ -109,7 +109,7 @@ def test_copies_are_counted_along_the_axes_that_replicate() -> None:
 
 
 def test_peers_differ_along_the_given_axes_only() -> None:
-    """Rank 1 of a mesh of 2 x 2 is at (0, 1)."""
+    """In a 2 x 2 mesh, rank 1 is at (0, 1)."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     ranks = coordinates_of_ranks(mesh)
 
@@ -133,5 +133,5 @@ def test_peers_differ_along_the_given_axes_only() -> None:
     ids=lambda value: value.layout.name if isinstance(value, Scenario) else f"{value.once} {value.whole}",
 )
 def test_when_a_layout_reduces(scenario: Scenario, when: WhenReduced) -> None:
-    """DDP keeps whole gradients, as FSDP does that shards nothing."""
+    """DDP keeps full gradients; so does FSDP if it shards nothing."""
     assert when_reduced(scenario.layout) == when

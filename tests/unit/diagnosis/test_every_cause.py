@@ -1,4 +1,4 @@
-"""Each cause that a diagnosis can name is named where a fault of that kind has been planted, and nowhere else."""
+"""Each cause is diagnosed for its planted fault, and not without it."""
 
 import pytest
 
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 EXAMPLES = (*causes.EXAMPLES, *token_causes.EXAMPLES)
 ELSEWHERE = {Cause.READ_BY_TORCH}
-"""Seen in `tests/equivalence/test_full_tensor.py`."""
+"""Tested in `tests/equivalence/test_full_tensor.py`."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)
 def test_a_planted_fault_is_named(example: Example) -> None:
-    """The cause and its sentence, from what the ranks left alone."""
+    """Cause and sentence follow from the ranks' values only."""
     require_supported(example.scenario)
     verdict = explained(check(example.scenario, alter=example.plant), alter=example.plant)
 
@@ -30,7 +30,7 @@ def test_a_planted_fault_is_named(example: Example) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.cause.value)
 def test_the_same_scenario_without_the_fault_is_not_diagnosed(example: Example) -> None:
-    """Honest ranks leave nothing to explain."""
+    """Correct ranks are not diagnosed."""
     verdict = check(example.scenario)
     require_mended(verdict)
 
@@ -39,5 +39,5 @@ def test_the_same_scenario_without_the_fault_is_not_diagnosed(example: Example) 
 
 
 def test_every_cause_has_an_example() -> None:
-    """A cause that is added here needs a scenario that shows it."""
+    """A new cause needs a scenario that shows it."""
     assert {example.cause for example in EXAMPLES} | ELSEWHERE == set(Cause)

@@ -1,4 +1,4 @@
-"""Ranks that hang or crash are told by what each was doing."""
+"""The diagnosis for hangs and crashes says what each rank was doing."""
 
 import pytest
 
@@ -13,7 +13,7 @@ WAITS = {"state": RankState.WAITING, "pending": "all_reduce.sum float64[2] on ra
 
 
 def test_a_rank_that_raises_is_named_with_those_that_wait_for_it() -> None:
-    """Who raised what, and who waits where."""
+    """The sentence has the error and the position of each waiting rank."""
     reports = (
         RankReport(rank=0, **WAITS),  # type: ignore[arg-type]
         RankReport(rank=1, state=RankState.RAISED, error="ValueError: no\nmore"),
@@ -46,14 +46,14 @@ def test_a_rank_that_raises_is_named_with_those_that_wait_for_it() -> None:
     ids=["dies", "all raise"],
 )
 def test_ranks_that_fail_are_named_with_what_they_say(reports: tuple[RankReport, ...], sentence: str) -> None:
-    """Also where they say nothing."""
+    """A rank may die without a message."""
     found = diagnosis_of_failure(Failure(kind=FailureKind.RAISED, summary="", reports=reports))
 
     assert (found.cause, found.sentence, found.exact) == (Cause.RANK_FAILED, sentence, True)
 
 
 def test_ranks_that_hang_are_grouped_by_what_they_do() -> None:
-    """Those that have finished or still compute are told as well."""
+    """Finished and computing ranks are named too."""
     reports = (
         RankReport(rank=0, **WAITS),  # type: ignore[arg-type]
         RankReport(rank=1, state=RankState.FINISHED),
@@ -70,7 +70,7 @@ def test_ranks_that_hang_are_grouped_by_what_they_do() -> None:
 
 
 def test_ranks_that_call_differently_are_named_with_their_calls() -> None:
-    """A rank that leaves a reduction out is beside those that wait in one."""
+    """A rank that skips a reduction is named next to the waiting ones."""
     verdict = explained(check(ON_DDP, alter=skip_a_collective), alter=skip_a_collective)
 
     assert verdict.diagnosis is not None

@@ -1,4 +1,4 @@
-"""Faults that resemble a known one are told apart from it, and what fits twice or fits in part is told as such."""
+"""Similar faults are distinguished, and double or partial fits are reported."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def diagnosis_of(scenario: Scenario, fault: Fault) -> Diagnosis | None:
-    """What is said of ranks with a fault."""
+    """Diagnosis for ranks with a fault."""
     verdict = check(scenario, alter=fault)
     assert verdict.outcome.is_finding, verdict.describe()
     return explained(verdict, alter=fault).diagnosis
@@ -92,7 +92,7 @@ NEAR_MISSES: dict[str, tuple[Scenario, Fault, Cause | None]] = {
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_a_fault_that_resembles_another_is_not_taken_for_it(name: str) -> None:
-    """One cause is named, and no second one beside it."""
+    """Exactly one cause is named."""
     scenario, fault, cause = NEAR_MISSES[name]
     found = diagnosis_of(scenario, fault)
 
@@ -113,7 +113,7 @@ def test_a_fault_that_resembles_another_is_not_taken_for_it(name: str) -> None:
     ids=["2", "3"],
 )
 def test_a_second_cause_that_fits_as_well_is_named(scenario: Scenario, factor: float, first: str, second: str) -> None:
-    """As many microbatches as ranks: a sum over either is the same."""
+    """If there are as many microbatches as ranks, both sums fit."""
     found = diagnosis_of(scenario, times(factor))
 
     assert found is not None
@@ -124,7 +124,7 @@ def test_a_second_cause_that_fits_as_well_is_named(scenario: Scenario, factor: f
 
 
 def test_a_fault_of_the_first_step_alone_explains_that_step_alone() -> None:
-    """What differs afterwards is not explained, and the sentence says so."""
+    """The sentence says that later differences have more causes."""
     found = diagnosis_of(on_2(steps=2), at_step(0, lambda values: values.mul_(2.0)))
 
     assert found is not None
@@ -133,14 +133,14 @@ def test_a_fault_of_the_first_step_alone_explains_that_step_alone() -> None:
 
 
 def test_a_fault_that_comes_later_is_no_fault_of_all_steps() -> None:
-    """Gradients that are doubled from the second step on: a sum at every step would have shown in the first."""
+    """Gradients doubled from the second step on are no sum over ranks, because that would show in the first step."""
     found = diagnosis_of(on_2(steps=2, optimizer=SGD(lr=0.125)), at_step(1, lambda values: values.mul_(2.0)))
 
     assert found is None or found.cause is not Cause.SUMMED or not found.exact
 
 
 def test_a_pattern_says_that_it_is_no_proof() -> None:
-    """Values that nothing reproduces, all of them representable in bfloat16."""
+    """All values are representable in bfloat16, but no fault reproduces them."""
 
     def garble(values: torch.Tensor) -> None:
         values.copy_(torch.cos(1e3 * values).bfloat16())
@@ -155,7 +155,7 @@ def test_a_pattern_says_that_it_is_no_proof() -> None:
 
 @pytest.mark.parametrize(("width", "cause"), [(1, None), (2, Cause.SCALED)], ids=["one element", "two elements"])
 def test_no_factor_is_told_from_a_single_number(width: int, cause: Cause | None) -> None:
-    """One element is some multiple of the right value whatever is wrong; the same multiple in two elements says something."""
+    """A single element always has a ratio. Two elements with one ratio are evidence."""
     training = Training(model=Model(features=1, layers=(Layer(width=width),)), data=Data(microbatches=(2,)))
 
     def multiply_weight(setup: Setup) -> None:
@@ -172,7 +172,7 @@ def test_no_factor_is_told_from_a_single_number(width: int, cause: Cause | None)
 
 
 def test_what_nothing_explains_is_marked_as_unexplained() -> None:
-    """No cause, and a line that says so, with where the run goes wrong."""
+    """The report says that no known fault fits, and where the run goes wrong."""
     verdict = explained(check(on_2(), alter=faults.spoil), alter=faults.spoil)
 
     assert verdict.diagnosis is None
@@ -180,7 +180,7 @@ def test_what_nothing_explains_is_marked_as_unexplained() -> None:
 
 
 def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
-    """Ranks that are right without sharing: a hint, told after all that can be proven."""
+    """Ranks that match without sharing get a hint, because nothing is proven."""
     scenario = on_2(DDP(), Layer(width=2), Layer(width=2, shares=0))
 
     def spoil_shared(setup: Setup) -> None:
@@ -195,7 +195,7 @@ def test_a_shared_weight_that_nothing_explains_is_blamed_by_ablation() -> None:
 
 
 def test_an_explanation_that_cannot_be_trained_is_none() -> None:
-    """A candidate that divides by a step count of zero is passed over, and others are tried."""
+    """A candidate that divides by step count zero is skipped."""
     alternating = Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS)
     adam = Adam(implementation=Implementation.FOREACH)
     scenario = on_2(DDP(find_unused_parameters=True), alternating, optimizer=adam, steps=3)

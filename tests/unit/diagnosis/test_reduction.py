@@ -1,4 +1,4 @@
-"""Gradients that are reduced in a wrong way are told by what they are."""
+"""Wrong gradient reductions are identified."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +28,7 @@ FSDP_OF_4 = replace(
 
 
 def multiplied(factor: float) -> Callable[[Setup], None]:
-    """Plant gradients multiplied before they are read."""
+    """Plant gradients multiplied after backward."""
 
     def multiply(setup: Setup, _optimizer: torch.optim.Optimizer) -> None:
         for parameter in setup.model.parameters():
@@ -59,7 +59,7 @@ CASES = (
 
 @pytest.mark.parametrize(("scenario", "alter", "cause", "sentence"), CASES, ids=lambda value: getattr(value, "value", None))
 def test_a_wrong_reduction_is_named(scenario: Scenario, alter: Callable[[Setup], None], cause: Cause, sentence: str) -> None:
-    """The cause, the tensors and the ranks, over all steps."""
+    """The sentence names the cause, the tensors and the ranks."""
     verdict = explained(check(scenario, alter=alter), alter=alter)
 
     assert verdict.diagnosis is not None

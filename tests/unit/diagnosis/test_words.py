@@ -19,14 +19,14 @@ def diverged() -> DivergedRun:
 
 
 def test_few_tensors_are_named_and_many_counted() -> None:
-    """Three are named, of four two."""
+    """Up to three tensors are named; from four on, two are."""
     assert tensors("a") == "`a`"
     assert tensors("abc") == "`a`, `b` and `c`"
     assert tensors("abcd") == "`a`, `b` and 2 more"
 
 
 def test_ranks_and_axes() -> None:
-    """In the singular and the plural, with the sizes of axes."""
+    """Singular, plural and axis sizes."""
     mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=4)))
 
     assert (numbered([1]), numbered([0, 2, 3])) == ("rank 1", "ranks 0, 2 and 3")
@@ -45,7 +45,7 @@ def test_ranks_and_axes() -> None:
     ],
 )
 def test_elements_are_told_as_rows_where_they_are(rows: list[list[int]], words: str) -> None:
-    """Else they are counted."""
+    """Elements that are not full rows are counted."""
     assert rows_of_tensor({"a": np.array(rows, dtype=np.bool_)}) == words
 
 
@@ -68,5 +68,5 @@ def test_gradients_come_with_their_verb(diverged: DivergedRun) -> None:
     ],
 )
 def test_a_factor_is_named_by_what_it_is_the_number_of(diverged: DivergedRun, ratio: float, words: str) -> None:
-    """Ranks of an axis, or microbatches, or nothing."""
+    """A factor is explained by axis sizes or microbatches, or not at all."""
     assert number_of(diverged, ratio) == words

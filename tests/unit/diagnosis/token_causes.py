@@ -1,4 +1,4 @@
-"""The causes of token models and of experts, each with the smallest scenario of a mutant that shows it."""
+"""Causes in token models and experts, each with its mutant's smallest scenario."""
 
 from equivcheck.oracle.verdict.cause import Cause
 from mutants.minimums import MINIMUMS

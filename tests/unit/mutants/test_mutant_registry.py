@@ -1,4 +1,4 @@
-"""The registry of mutants: names, layouts, and third parties."""
+"""Mutant registry: names, layouts and entry points."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, *loaded: object) -> None:
 
 
 def test_every_module_of_faults_is_listed_family_by_family() -> None:
-    """A fault in a module that nobody imports would be no mutant; a family is a folder, or one module."""
+    """An unlisted module would never register its mutants. A family is a folder or a module."""
     root = Path(registry.__file__).parent
     modules = {
         path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
@@ -63,7 +63,7 @@ def test_every_module_of_faults_is_listed_family_by_family() -> None:
 
 
 def test_a_built_in_mutant_is_the_function_that_plants_it() -> None:
-    """Its name is the function's, what is wrong the function's docstring, and its family where that is."""
+    """Name, text and family come from the function's name, docstring and module."""
     assert all(name == found.name for name, found in mutants().items())
     found = mutant("state_lost")
     assert found.plant is state_lost
@@ -72,12 +72,12 @@ def test_a_built_in_mutant_is_the_function_that_plants_it() -> None:
 
 
 def test_every_built_in_mutant_names_layouts_that_exist() -> None:
-    """A scenario can be drawn for each."""
+    """A scenario can be generated for each mutant."""
     assert {name for found in mutants().values() for name in found.layouts} <= set(layout_names())
 
 
 def test_an_entry_point_adds_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A third party's mutant is found by its name and by its layouts."""
+    """A third-party mutant is found by name and by layout."""
     _install(monkeypatch, FOREIGN)
     assert mutant(FOREIGN.name) is FOREIGN
     assert FOREIGN in mutants_of(("fsdp2",))
@@ -85,14 +85,14 @@ def test_an_entry_point_adds_a_mutant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_name_lists_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mutant that does not exist is a usage error that names it and every one that does."""
+    """The error names the unknown mutant and lists all others."""
     _install(monkeypatch, FOREIGN)
     with pytest.raises(UsageError, match=r"^mutant 'typo' is not valid: .*a_third_party_s_own$"):
         mutant("typo")
 
 
 def test_an_unknown_layout_lists_those_that_exist() -> None:
-    """A layout that does not exist is a usage error that names it and every one that does."""
+    """The error names the unknown layout and lists all others."""
     with pytest.raises(UsageError, match=r"^layout 'typo' .*: ddp, "):
         mutants_of(("ddp", "typo"))
 
@@ -108,14 +108,14 @@ def test_an_unknown_layout_lists_those_that_exist() -> None:
 def test_an_entry_point_that_gives_no_new_mutant_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, loaded: tuple[object, ...], says: str
 ) -> None:
-    """What an entry point gives instead is named, with the entry point."""
+    """The error names the entry point and what it loaded."""
     _install(monkeypatch, *loaded)
     with pytest.raises(BrokenMutant, match=rf"^entry point 'entry\d' of equivcheck\.mutants \(third_party:MUTANT\): .*{says}"):
         mutants()
 
 
 def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An import error of a third party names its entry point and cause in one line."""
+    """The error names the entry point and the import error in one line."""
     point = EntryPoint(name="theirs", value="no_such_module:MUTANT", group=registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
     with pytest.raises(BrokenMutant, match=r"^entry point 'theirs' .*ModuleNotFoundError: No module named 'no_such_module'$"):
