@@ -17,7 +17,7 @@ from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, 
 from equivcheck.strategies.chance import MOSTLY, RARELY, below
 
 if TYPE_CHECKING:
-    from equivcheck.programs.run.growing import Growing
+    from equivcheck.programs.run.builder import ProgramBuilder
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (2, 2), (4,), (1,), (1, 2), (2, 1))
 """Two ranks come first."""
@@ -42,15 +42,15 @@ def programs(draw: DrawFn, *, operations: Sequence[str] = (), max_ranks: int = 4
 
     `operations` are names; empty for all except those that only sweeps use. Programs have 2 to `max_ranks` ranks.
     """
-    from equivcheck.programs.run.growing import Growing
+    from equivcheck.programs.run.builder import ProgramBuilder
 
     mesh = draw(st.sampled_from([each for each in MESHES if prod(each) <= max_ranks]))
     names = tuple(operations) or DRAWN
-    growing = Growing()
-    growing.add(draw(_leaves(len(mesh))))
+    builder = ProgramBuilder()
+    builder.add(draw(_leaves(len(mesh))))
     for _ in range(draw(st.integers(FEWEST, MOST)) - 1):
-        _grow(draw, growing, len(mesh), names)
-    return TensorProgram(mesh=mesh, statements=tuple(growing.statements))
+        _grow(draw, builder, len(mesh), names)
+    return TensorProgram(mesh=mesh, statements=tuple(builder.statements))
 
 
 @st.composite
@@ -66,40 +66,40 @@ def _placements(draw: DrawFn, num_axes: int, num_dims: int, *, with_addends: boo
     return tuple(allowed[draw(_CHOICES) % len(allowed)] for _ in range(num_axes))
 
 
-def _grow(draw: DrawFn, growing: Growing, num_axes: int, names: Sequence[str]) -> None:
+def _grow(draw: DrawFn, builder: ProgramBuilder, num_axes: int, names: Sequence[str]) -> None:
     """Append a statement, after the arguments that it needs."""
     kind = draw(_KINDS)
-    distance = min(draw(_DISTANCES), len(growing))
+    distance = min(draw(_DISTANCES), len(builder))
     if kind is Operation:
-        _operate(draw, growing, num_axes, (OPERATIONS[names[draw(below(len(names)))]], distance))
+        _operate(draw, builder, num_axes, (OPERATIONS[names[draw(below(len(names)))]], distance))
     elif kind is Redistribution:
-        placements = _placements(draw, num_axes, len(growing.shape(distance)), with_addends=False)
-        growing.add(Redistribution(placements=placements, argument=distance))
+        placements = _placements(draw, num_axes, len(builder.shape(distance)), with_addends=False)
+        builder.add(Redistribution(placements=placements, argument=distance))
     else:
-        growing.add(RoundTrip(argument=distance) if kind is RoundTrip else draw(_leaves(num_axes)))
+        builder.add(RoundTrip(argument=distance) if kind is RoundTrip else draw(_leaves(num_axes)))
 
 
-def _operate(draw: DrawFn, growing: Growing, num_axes: int, taken: tuple[OperationFacts, int]) -> None:
+def _operate(draw: DrawFn, builder: ProgramBuilder, num_axes: int, taken: tuple[OperationFacts, int]) -> None:
     """Append an operation on an earlier value. Its other arguments are created for it, or are earlier values."""
     facts, distance = taken
-    place, shape = len(growing) - distance, growing.shape(distance)
+    place, shape = len(builder) - distance, builder.shape(distance)
     dims = (*range(len(shape)), *range(-len(shape), 0)) or (0,)
     dim = dims[draw(_DIMS) % len(dims)] if facts.takes_dim else 0
-    places = [place, *(_argument(draw, growing, num_axes, (argument, shape, dim)) for argument in facts.arguments)]
-    distances = tuple(len(growing) - each for each in places)
-    growing.add(Operation(name=facts.name, arguments=distances, dim=dim, output=draw(_OUTPUTS)))
+    places = [place, *(_argument(draw, builder, num_axes, (argument, shape, dim)) for argument in facts.arguments)]
+    distances = tuple(len(builder) - each for each in places)
+    builder.add(Operation(name=facts.name, arguments=distances, dim=dim, output=draw(_OUTPUTS)))
 
 
-def _argument(draw: DrawFn, growing: Growing, num_axes: int, needed: tuple[Argument, tuple[int, ...], int]) -> int:
+def _argument(draw: DrawFn, builder: ProgramBuilder, num_axes: int, needed: tuple[Argument, tuple[int, ...], int]) -> int:
     """Number of the argument's statement: a new one that fits, or a recent value."""
     argument, shape, dim = needed
     shapes = shapes_of(argument, shape, dim)
     if not shapes or (argument.kind is Kind.LEAF and not draw(MOSTLY)):
-        return len(growing) - min(draw(_DISTANCES), len(growing))
+        return len(builder) - min(draw(_DISTANCES), len(builder))
     made = shapes[draw(_CHOICES) % len(shapes)]
     placements = _placements(draw, num_axes, len(made), with_addends=argument.kind is Kind.LEAF)
-    growing.add(make(argument, made, placements, seed=draw(_SEEDS), high=argument.high(shape, dim)))
-    return len(growing) - 1
+    builder.add(make(argument, made, placements, seed=draw(_SEEDS), high=argument.high(shape, dim)))
+    return len(builder) - 1
 
 
 _REDUCTIONS: SearchStrategy[str] = st.sampled_from(("sum", *REDUCTIONS))

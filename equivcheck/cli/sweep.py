@@ -51,7 +51,7 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
     """All first operations are run for their results, unless the time is over before."""
     from equivcheck.programs.sweep.pairs import Pairs
     from equivcheck.programs.sweep.results import first_programs, results_on
-    from equivcheck.programs.sweep.taking import places_of
+    from equivcheck.programs.sweep.second_programs import places_of
     from equivcheck.worlds.pool import ranks
 
     programs = tuple(first_programs(sweep, seed))

@@ -14,14 +14,14 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns.program import MAX_STATEMENTS, TensorProgram
 from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.refused_by_some import refused_by_some
-from equivcheck.programs.run.kept import kept_plan, kept_reference
+from equivcheck.programs.run.cache import cached_plan, cached_reference
 from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.on_file import known_difference
 from equivcheck.programs.run.one_device import Plan
 from equivcheck.programs.run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.programs.run.targets import target_of
-from equivcheck.programs.to_blame import first_raising, parts_that_disagree, with_blame
+from equivcheck.programs.to_blame import first_raising, parts_that_disagree, with_culprit
 from equivcheck.programs.verdict import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import ranks
@@ -56,16 +56,16 @@ def check_program(
         members.prepare_to_compile()
     with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
         warnings.simplefilter("ignore")
-        plan = replace(kept_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
+        plan = replace(cached_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
-        verdict = _settled(_at_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
+        verdict = _marked_known(_with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
-            verdict = _with_parts(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
+            verdict = _with_first_bad_part(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
         verdict = _with_types(verdict, on.also_against(plan))
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _at_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+def _with_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
     """If a leaf's gradient differs, compare all values' gradients to find the first difference."""
     verdict = verdict_of(plan)
     if _phase(verdict) is not Phase.GRADIENT:
@@ -85,7 +85,7 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
         run = _run(members, plan, target, deadline)
     except RanksFailed as error:
         failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
-        blamed = judge_failure(verdict, with_blame(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
+        blamed = judge_failure(verdict, with_culprit(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
         return _with_values_before(blamed, lambda shorter: _verdict(members, shorter, target, deadline))
     return _judged(verdict, plan, run.values)
 
@@ -96,7 +96,7 @@ def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], Pr
     before = verdict.program.statements[:number]
     if not any(isinstance(each, Operation) for each in before):
         return verdict
-    found = verdict_of(kept_plan(replace(verdict.program, statements=before)))
+    found = verdict_of(cached_plan(replace(verdict.program, statements=before)))
     if _phase(found) is not Phase.VALUE:
         return verdict
     return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; then: {verdict.reason}")
@@ -113,31 +113,31 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
     places = [tuple((each.statement, each.kind) for each in result.refusals) for result in results]
     verdict = replace(verdict, refusals=results[0].refusals)
     if len(set(places)) > 1:
-        return replace(verdict, outcome=Outcome.CRASHED, reason=_apart(plan, results))
+        return replace(verdict, outcome=Outcome.CRASHED, reason=_first_disagreement(plan, results))
     refused = frozenset(each.statement for each in results[0].refusals)
     case = Case(
-        reference=lambda: kept_reference(plan, refused, NUM_COPIES),
-        confirming_reference=lambda: kept_reference(plan, refused, NUM_CONFIRMING),
+        reference=lambda: cached_reference(plan, refused, NUM_COPIES),
+        confirming_reference=lambda: cached_reference(plan, refused, NUM_CONFIRMING),
         required_steps=1,
     )
     return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]
 
 
-def _apart(plan: Plan, results: Sequence[RankResult]) -> str:
+def _first_disagreement(plan: Plan, results: Sequence[RankResult]) -> str:
     first, rank = min(
-        ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _by_all(each, results)),
+        ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _refused_by_all(each, results)),
         key=lambda found: found[0].statement % MAX_STATEMENTS,
     )
-    others = [number for number, result in enumerate(results) if not _has(result, first)]
+    others = [number for number, result in enumerate(results) if not _refuses(result, first)]
     where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
     return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or with another error"
 
 
-def _by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
-    return all(_has(result, refusal) for result in results)
+def _refused_by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
+    return all(_refuses(result, refusal) for result in results)
 
 
-def _has(result: RankResult, refusal: Refusal) -> bool:
+def _refuses(result: RankResult, refusal: Refusal) -> bool:
     return (refusal.statement, refusal.kind) in [(each.statement, each.kind) for each in result.refusals]
 
 
@@ -149,11 +149,11 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
     return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
 
 
-def _settled(verdict: ProgramVerdict) -> ProgramVerdict:
+def _marked_known(verdict: ProgramVerdict) -> ProgramVerdict:
     return _as_known(verdict, known_difference(verdict.program, verdict))
 
 
-def _with_parts(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
+def _with_first_bad_part(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:
     """Add the first value whose local shapes contradict its placements. Reading such a value gives meaningless numbers."""
     if apart is None:
         return verdict

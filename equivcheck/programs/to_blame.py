@@ -18,7 +18,7 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 """Hangs that are detected immediately, so that more runs cost little."""
 
 
-def with_blame(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
+def with_culprit(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
     """Add to the failure the statement that causes it, found by running the program again.
 
     A value whose local shapes contradict its placements comes first. If ranks wait, the program is shortened to the first

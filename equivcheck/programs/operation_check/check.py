@@ -18,7 +18,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.operation_check.placements import all_placements, given_placements
 from equivcheck.programs.operation_check.reference import reference_of
 from equivcheck.programs.operation_check.result import OperationResult, PlacementRow
-from equivcheck.programs.operation_check.run import OperationLeft, Placements, forget, run_on_rank
+from equivcheck.programs.operation_check.run import OperationRun, Placements, clear_caches, run_on_rank
 from equivcheck.programs.operation_check.task import Function, OperationTask, invalid
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.system.tally import record
@@ -109,14 +109,14 @@ def _checked(
     members = _members(tasks[0], world)
     rows: list[PlacementRow] = []
     with kept_rules():
-        members.run(forget, deadline=deadline)
+        members.run(clear_caches, deadline=deadline)
         if tasks[0].setup is not None:
             tasks[0].setup()
         for task in tasks:
             chosen = all_placements(task, reductions) if listed is None else given_placements(task, listed)
             own = task if members.has_copies else replace(task, setup=None)
             rows += _Judge(own, members, deadline).rows(chosen)
-        members.run(forget, deadline=deadline)
+        members.run(clear_caches, deadline=deadline)
     return tuple(rows), members.name
 
 
@@ -148,7 +148,7 @@ class _Judge:
 
     def _judged(self, row: PlacementRow) -> PlacementRow:
         try:
-            left: Sequence[OperationLeft] = self._run(row.placements, raises=False).values
+            left: Sequence[OperationRun] = self._run(row.placements, raises=False).values
         except RanksFailed as error:
             failure = self._refused_by_some(row.placements) if error.failure.hung else None
             return judge_failure(row, (failure or error).failure)
@@ -180,7 +180,7 @@ class _Judge:
             )
 
 
-def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationLeft:
+def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
     return run_on_rank(task, placements, raises=raises)
 
 

@@ -55,7 +55,7 @@ def _given(task: OperationTask, given: Any) -> Placements:
     if isinstance(each_of, (str, Placement)) or not isinstance(each_of, Sequence) or len(each_of) != len(tensors):
         names = ", ".join(name for name, _ in tensors)
         raise invalid(f"placements {given!r}", "one is needed per tensor", f"{len(tensors)}, for {names}")
-    return tuple(_of_axes(name, tensor, lies, num_axes) for (name, tensor), lies in zip(tensors, each_of, strict=True))
+    return tuple(_of_axes(name, tensor, own, num_axes) for (name, tensor), own in zip(tensors, each_of, strict=True))
 
 
 def _of_axes(name: str, tensor: torch.Tensor, given: Any, num_axes: int) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.oracle.reference.noise import expected_of
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.programs.operation_check.run import left_by
+from equivcheck.programs.operation_check.run import run_operation
 from equivcheck.programs.operation_check.task import OperationTask, invalid
 from equivcheck.programs.run.reference import NOISE_LIMIT, disturbance, doubt_of
 from equivcheck.programs.run.rounding_unit import RoundingUnit
@@ -39,17 +39,17 @@ def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
             return task.function(*arguments)
 
     tensors = [moved(tensor.clone()).requires_grad_(task.is_differentiated(tensor)) for _, tensor in task.tensors]
-    return left_by(task, _differentiable(task) if seed is None else watched, tensors, moved)
+    return run_operation(task, _differentiable(task) if seed is None else watched, tensors, moved)
 
 
 def _differentiable(task: OperationTask) -> Any:
     """The function, with an error if no result has a gradient to compare."""
-    from equivcheck.programs.operation_check.task import named
+    from equivcheck.programs.operation_check.task import named_tensors
 
     def function(*arguments: Any) -> Any:
         found = task.function(*arguments)
         wanted = [name for name, each in task.tensors if task.is_differentiated(each)]
-        if wanted and not any(each is not None and each.requires_grad for _, each in named(found)):
+        if wanted and not any(each is not None and each.requires_grad for _, each in named_tensors(found)):
             why = f"on one device no result has a gradient for {', '.join(wanted)}"
             raise invalid("gradients=True", why, "an operation with a derivative, or gradients=False")
         return found

@@ -97,25 +97,27 @@ class OperationResult:
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"
         lines = [heading, *(f"  {line}" for line in self._table())]
         for row in self.wrong:
-            lines += ["", f"{self._in_words(row)}: {row.said}", *(f"  {line}" for line in row.evidence())]
+            lines += ["", f"{self._heading(row)}: {row.said}", *(f"  {line}" for line in row.evidence())]
         return "\n".join(map(printable, lines))
 
-    def _in_words(self, row: PlacementRow) -> str:
+    def _heading(self, row: PlacementRow) -> str:
         pairs = zip(self.inputs, row.placements, strict=True)
         seed = f", seed {row.seed}" if len({each.seed for each in self.rows}) > 1 else ""
-        return ", ".join(f"{name} {_lies(lies)}" for name, lies in pairs) + seed
+        return ", ".join(f"{name} {_placements_text(own)}" for name, own in pairs) + seed
 
     def _table(self) -> list[str]:
         several = len({row.seed for row in self.rows}) > 1
         heads = (*(("seed",) if several else ()), *self.inputs, "outcome", "results", "why")
-        body = [(*((str(row.seed),) if several else ()), *map(_lies, row.placements), *_cells(row)) for row in self.rows]
+        body = [
+            (*((str(row.seed),) if several else ()), *map(_placements_text, row.placements), *_cells(row)) for row in self.rows
+        ]
         widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
         return [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in (heads, *body)
         ]
 
 
-def _lies(placements: tuple[str, ...] | None) -> str:
+def _placements_text(placements: tuple[str, ...] | None) -> str:
     return "plain" if placements is None else " ".join(placements)
 
 

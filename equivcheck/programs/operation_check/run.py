@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns.placement import partial
 from equivcheck.programs.operation_check.refused import refusal_of
-from equivcheck.programs.operation_check.task import Function, OperationTask, named
-from equivcheck.programs.run.rank import moment, placed
+from equivcheck.programs.operation_check.task import Function, OperationTask, named_tensors
+from equivcheck.programs.run.rank import moment, torch_placements
 from equivcheck.programs.run.reading import full_of
 from equivcheck.programs.run.values import local_part, weights_of
 from equivcheck.worlds.dtensor_caches import forget_shardings
@@ -32,7 +32,7 @@ class OperationFailed(EquivCheckError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationLeft:
+class OperationRun:
     """Results on one rank."""
 
     trace: ValueTrace | None
@@ -43,7 +43,7 @@ class OperationLeft:
     """Error with which the rank refused; empty if it did not."""
 
 
-def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
+def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
     """Call a function with `tensors` in place of the task's tensors, and differentiate.
 
     `moved` makes full tensors from results, gradients, and the weights by which results are multiplied for the backward pass.
@@ -51,7 +51,7 @@ def left_by(task: OperationTask, function: Function, tensors: list[torch.Tensor]
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]
     torch.manual_seed(task.seed)
-    values: Tensors = {name: None if each is None else moved(each) for name, each in named(function(*arguments))}
+    values: Tensors = {name: None if each is None else moved(each) for name, each in named_tensors(function(*arguments))}
     gradients: Tensors = {}
     names = [name for name, _ in task.tensors]
     if task.gradients:
@@ -74,7 +74,7 @@ def _real(tensors: Tensors) -> Tensors:
     return {name: torch.view_as_real(each) if each is not None and each.is_complex() else each for name, each in tensors.items()}
 
 
-def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) -> OperationLeft:
+def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) -> OperationRun:
     """Run the operation on this rank. A refusal is returned, or raised if `raises`."""
     if task.setup is None:
         return _run(task, placements, raises=raises)
@@ -83,43 +83,43 @@ def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) ->
         return _run(task, placements, raises=raises)
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clear DTensor's caches on this rank, because other rules may have filled them."""
     forget_shardings()
 
 
-def _run(task: OperationTask, placements: Placements, *, raises: bool) -> OperationLeft:
+def _run(task: OperationTask, placements: Placements, *, raises: bool) -> OperationRun:
     mesh = device_mesh(task.sizes, task.axis_names)
     outputs: list[str] = []
 
     def watched(*arguments: Any) -> Any:
         found = (task.function if task.on_ranks is None else task.on_ranks(mesh))(*arguments)
-        outputs.extend(_lies(each) for _, each in named(found) if each is not None)
+        outputs.extend(_placements_text(each) for _, each in named_tensors(found) if each is not None)
         return found
 
     try:
-        tensors = [_part(task, tensor, lies, mesh) for (_, tensor), lies in zip(task.tensors, placements, strict=True)]
-        return OperationLeft(trace=left_by(task, watched, tensors, full_of), outputs=tuple(outputs))
+        tensors = [_part(task, tensor, own, mesh) for (_, tensor), own in zip(task.tensors, placements, strict=True)]
+        return OperationRun(trace=run_operation(task, watched, tensors, full_of), outputs=tuple(outputs))
     except Exception as error:
         text = refusal_of(error, task.refuses)
         if text is None or raises:
             raise OperationFailed(f"{type(error).__name__}: {error}") from error
-        return OperationLeft(trace=None, refusal=text)
+        return OperationRun(trace=None, refusal=text)
 
 
-def _part(task: OperationTask, tensor: torch.Tensor, lies: tuple[str, ...] | None, mesh: Any) -> torch.Tensor:
-    if lies is None:
+def _part(task: OperationTask, tensor: torch.Tensor, own: tuple[str, ...] | None, mesh: Any) -> torch.Tensor:
+    if own is None:
         part = tensor.clone()
     else:
-        local = local_part(tensor, task.sizes, mesh.get_coordinate(), lies)
-        part = DTensor.from_local(local, mesh, placed(lies), run_check=False, shape=tensor.shape, stride=tensor.stride())
+        local = local_part(tensor, task.sizes, mesh.get_coordinate(), own)
+        part = DTensor.from_local(local, mesh, torch_placements(own), run_check=False, shape=tensor.shape, stride=tensor.stride())
     return part.requires_grad_() if task.is_differentiated(tensor) else part
 
 
-def _lies(value: torch.Tensor) -> str:
-    return ", ".join(map(_in_words, value.placements)) if isinstance(value, DTensor) else "plain"
+def _placements_text(value: torch.Tensor) -> str:
+    return ", ".join(map(_placement_text, value.placements)) if isinstance(value, DTensor) else "plain"
 
 
-def _in_words(placement: Placement) -> str:
+def _placement_text(placement: Placement) -> str:
     """The text that torch 2.10 and later print. Before, `str` omits a Partial's reduction."""
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)

@@ -70,7 +70,7 @@ def invalid(argument: str, why: str, expected: str) -> UsageError:
     return UsageError(f"check_operation: {argument} is not valid: {why}. Expected {expected}")
 
 
-def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
+def named_tensors(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor | None]]:
     """All tensors in an operation's result, with names. Raises `UsageError` for results that cannot be compared."""
     if found is None or isinstance(found, torch.Tensor):
         yield name, found
@@ -78,10 +78,10 @@ def named(found: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor 
         yield name, torch.tensor(found, dtype=torch.float64 if isinstance(found, float) else None)
     elif isinstance(found, Mapping):
         for key, each in found.items():
-            yield from named(each, f"{name}[{key!r}]")
+            yield from named_tensors(each, f"{name}[{key!r}]")
     elif isinstance(found, (tuple, list)):
         for number, each in enumerate(found):
-            yield from named(each, f"{name} {number}" if name == "output" else f"{name}[{number}]")
+            yield from named_tensors(each, f"{name} {number}" if name == "output" else f"{name}[{number}]")
     else:
         expected = "tensors, numbers, None, or tuples, lists and dicts of these"
         raise invalid(f"{name} {found!r:.100}", "it cannot be compared", f"{expected}")

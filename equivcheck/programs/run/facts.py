@@ -15,7 +15,7 @@ _NORMS = (
     *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
 )
 """Operations whose result may be partial with a norm as its reduction."""
-_SHARD_ADDENDS = frozenset(
+_SHARD_PARTIALS = frozenset(
     {
         *("sort", "sort_stable", "sort_descending", "argsort", "msort", "topk", "topk_smallest", "cummin", "cummax"),
         *("gather", "take_along", "scatter_add", "scatter_add_own", "scatter_value"),
@@ -58,19 +58,19 @@ def facts_of(program: TensorProgram) -> frozenset[str]:
         if any(isinstance(each, Operation) and each.name in _ANY for each in taken):
             found.add("takes any()")
         if isinstance(statement, (Leaf, Constant)):
-            found.update(_of_tensor(statement, program.mesh))
+            found.update(_tensor_facts(statement, program.mesh))
         elif isinstance(statement, Redistribution):
-            found.update(_of_parts(statement.placements))
+            found.update(_redistribution_facts(statement.placements))
         elif isinstance(statement, Operation):
-            found.update(_of_operation(statement))
+            found.update(_operation_facts(statement))
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
             found.add("not replicated")
-    if any(map(reduction_of, found)) and not _SHARD_ADDENDS.isdisjoint(program.operations):
+    if any(map(reduction_of, found)) and not _SHARD_PARTIALS.isdisjoint(program.operations):
         found.add("cut")
     return frozenset(found)
 
 
-def _of_operation(statement: Operation) -> Iterator[str]:
+def _operation_facts(statement: Operation) -> Iterator[str]:
     if statement.dim < 0:
         yield "negative dim"
     if statement.name in _NORMS:
@@ -83,7 +83,7 @@ def _of_operation(statement: Operation) -> Iterator[str]:
         yield "bits"
 
 
-def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
+def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
     cut: list[int] = []
     for size, placement in zip(mesh, statement.placements, strict=True):
         dim, reduction = cut_dim(placement), reduction_of(placement)
@@ -92,7 +92,7 @@ def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[st
         elif dim is None:
             yield "replicated"
         else:
-            yield from _of_cut(statement.shape[dim], size)
+            yield from _shard_facts(statement.shape[dim], size)
             cut.append(dim)
         if size == 1:
             yield "axis of one rank"
@@ -102,7 +102,7 @@ def _of_tensor(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[st
         yield NO_ELEMENTS
 
 
-def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:
+def _redistribution_facts(placements: tuple[str, ...]) -> Iterator[str]:
     """Facts that may hold for a redistributed value, because its size is unknown."""
     cut = [dim for dim in map(cut_dim, placements) if dim is not None]
     if cut:
@@ -111,7 +111,7 @@ def _of_parts(placements: tuple[str, ...]) -> Iterator[str]:
         yield "dim cut twice"
 
 
-def _of_cut(extent: int, size: int) -> Iterator[str]:
+def _shard_facts(extent: int, size: int) -> Iterator[str]:
     yield "cut"
     if extent % size:
         yield "uneven"

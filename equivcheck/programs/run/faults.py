@@ -38,7 +38,7 @@ class DroppedAllReduce(DTensorTarget):
         return super().redistribute(self.from_local(value.to_local(), kept, value.shape, value.stride()), placements)
 
 
-class WholeAddends(DTensorTarget):
+class FullPartials(DTensorTarget):
     """Each partial value in a sum is the full value."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
@@ -82,13 +82,13 @@ class MissingConversion(PlainTarget):
 
     def needed(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Skip the reduction if the value is partial."""
-        return value if any(map(reduction_of, value.lies)) else super().needed(value, placements)
+        return value if any(map(reduction_of, value.placements)) else super().needed(value, placements)
 
 
 FAULTS: dict[str, type[DTensorTarget]] = {
     "doubled_backward": DoubledBackward,
     "dropped_all_reduce": DroppedAllReduce,
-    "whole_addends": WholeAddends,
+    "whole_addends": FullPartials,
     "swapped_rows": SwappedRows,
     "elementwise_rule": ElementwiseRule,
     "missing_conversion": MissingConversion,

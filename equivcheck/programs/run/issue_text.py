@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from equivcheck.programs.run.known.difference import KnownDifference
-from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.programs.run.script import script_of
 from equivcheck.programs.verdict import ProgramVerdict
 
@@ -34,7 +34,7 @@ def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) ->
 
     If the program was run, `verdict` adds the expected and the actual result.
     """
-    script = script_of(SHOWN_BY[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
+    script = script_of(SMALLEST_PROGRAMS[known.id], f"{sentence_of(known)[:1].upper()}{sentence_of(known)[1:]}.")
     parts = [
         f"# {title_of(known)}",
         f"Seen on torch {', '.join(known.seen_on())} (CPU, gloo).",

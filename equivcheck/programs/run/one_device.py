@@ -21,7 +21,7 @@ from equivcheck.programs.nouns.statements import (
 )
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.rounding_unit import RoundingUnit
-from equivcheck.programs.run.values import weights_of, whole
+from equivcheck.programs.run.values import full_tensor, weights_of
 
 Outputs = tuple[torch.Tensor, ...]
 Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
@@ -117,7 +117,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
     """Run a statement on plain tensors; None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
-        return (whole(statement),)
+        return (full_tensor(statement),)
     if isinstance(statement, Redistribution):
         fits = all((cut_dim(each) or 0) < arguments[0].ndim for each in statement.placements if cut_dim(each) is not None)
         return (arguments[0].clone(),) if fits else None
@@ -185,15 +185,15 @@ def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool,
 
 def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
     if isinstance(statement, (Leaf, Constant)):
-        return (whole(statement),)
+        return (full_tensor(statement),)
     if not applies or not isinstance(statement, Operation):
         return (arguments[0].clone(),)
     return results_of(statement.name, arguments, statement.dim)
 
 
-def differentiate(program: TensorProgram, wholes: list[torch.Tensor]) -> None:
+def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
     """Compute the gradients of the weighted sum of all sinks from the full values of all statements."""
-    sinks = {number: wholes[number] for number in program.sinks()}
+    sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:
         sum(summed[1:], summed[0]).backward()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from equivcheck.programs.nouns.operations.operation import OperationFacts, Shape
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.statements import Leaf
 from equivcheck.programs.run.calls import results_of
-from equivcheck.programs.run.values import whole
+from equivcheck.programs.run.values import full_tensor
 
 _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
 """Attributes of the sharding propagator with rules by overload. Some versions of torch lack some of them."""
@@ -98,7 +98,7 @@ def _tensors(facts: OperationFacts, shape: Shape, dim: int) -> list[torch.Tensor
     for seed, argument in enumerate(facts.arguments, start=1):
         made = next(iter(shapes_of(argument, shape, dim)), shape)
         statements.append(make(argument, made, (), seed=seed, high=argument.high(shape, dim)))
-    tensors = [whole(each) for each in statements]
+    tensors = [full_tensor(each) for each in statements]
     return [
         tensor.requires_grad_() if isinstance(each, Leaf) else tensor for each, tensor in zip(statements, tensors, strict=True)
     ]

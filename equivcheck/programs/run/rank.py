@@ -18,7 +18,7 @@ from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
 from equivcheck.programs.run.reading import full_of, require_parts
 from equivcheck.programs.run.refusals import refusal
-from equivcheck.programs.run.values import local_part, whole
+from equivcheck.programs.run.values import full_tensor, local_part
 from equivcheck.programs.verdict import BACKWARD, Refusal
 from equivcheck.worlds.dtensor_caches import forget_shardings
 from equivcheck.worlds.meshes import device_mesh
@@ -48,12 +48,12 @@ class RankResult:
     """Refusals in the order of statements."""
 
 
-def placed(placements: tuple[str, ...]) -> tuple[Placement, ...]:
+def torch_placements(placements: tuple[str, ...]) -> tuple[Placement, ...]:
     """Convert placements to torch's classes."""
-    return tuple(_placed(each) for each in placements)
+    return tuple(_torch_placement(each) for each in placements)
 
 
-def _placed(placement: str) -> Placement:
+def _torch_placement(placement: str) -> Placement:
     dim, reduction = cut_dim(placement), reduction_of(placement)
     if dim is not None:
         return Shard(dim)
@@ -86,7 +86,7 @@ class DTensorTarget:
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
         local = local_part(full, self.program.mesh, coordinate, placements)
-        return self.from_local(local, placed(placements), full.shape, full.stride())
+        return self.from_local(local, torch_placements(placements), full.shape, full.stride())
 
     def from_local(self, local: torch.Tensor, placements: Any, shape: Any, stride: Any) -> torch.Tensor:
         """DTensor of known shape, built without communication."""
@@ -98,7 +98,7 @@ class DTensorTarget:
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Change the placements of a value."""
-        moved: torch.Tensor = value.redistribute(self.mesh, placed(placements))
+        moved: torch.Tensor = value.redistribute(self.mesh, torch_placements(placements))
         return moved
 
     def round_trip(self, value: Any) -> torch.Tensor:
@@ -145,7 +145,7 @@ class _RankRun:
         self.plan, self.target, self.raising = plan, target, raising
         self.sinks = frozenset(plan.program.sinks())
         self.values: list[torch.Tensor] = []
-        self.wholes: list[torch.Tensor] = []
+        self.full_values: list[torch.Tensor] = []
         self.read: dict[str, torch.Tensor | None] = {}
         self.refusals: list[Refusal] = []
 
@@ -159,14 +159,14 @@ class _RankRun:
     def _run(self, number: int, statement: Statement) -> None:
         try:
             outputs = self._outputs(number, statement)
-            wholes = self._wholes(number, statement, outputs)
+            full_values = self._full_values(number, statement, outputs)
         except Exception as error:
-            outputs, wholes = self._refused(number, error)
+            outputs, full_values = self._refused(number, error)
         chosen = value_of(statement, outputs, self.plan.applies[number])
         self.values.append(self.target.settled(chosen))
-        self.wholes.append(value_of(statement, wholes, self.plan.applies[number]))
+        self.full_values.append(value_of(statement, full_values, self.plan.applies[number]))
         if self.plan.is_read(number):
-            for name, each in zip(value_names(self.plan, number, len(wholes)), wholes, strict=True):
+            for name, each in zip(value_names(self.plan, number, len(full_values)), full_values, strict=True):
                 self.read[name] = each.detach()
         if self.plan.every_gradient and self.values[-1].requires_grad:
             self.values[-1].retain_grad()
@@ -174,7 +174,7 @@ class _RankRun:
     def _outputs(self, number: int, statement: Statement) -> Outputs:
         arguments = [self.values[number - back] for back in arguments_of(statement)]
         if isinstance(statement, (Leaf, Constant)):
-            part = self.target.distribute(whole(statement), statement.placements)
+            part = self.target.distribute(full_tensor(statement), statement.placements)
             return (part.requires_grad_() if isinstance(statement, Leaf) else part,)
         if not self.plan.applies[number]:
             return (self.target.clone(arguments[0]),)
@@ -184,7 +184,7 @@ class _RankRun:
             return (self.target.round_trip(arguments[0]),)
         return self.target.call(statement, arguments)
 
-    def _wholes(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
+    def _full_values(self, number: int, statement: Statement, outputs: Outputs) -> Outputs:
         """Full values. Only a sink keeps its gradient; unread values stay unchanged."""
         chosen = value_of(statement, outputs, self.plan.applies[number])
         with_gradient = number in self.sinks
@@ -193,9 +193,9 @@ class _RankRun:
                 self.target.require_parts(each, expected)
         if not self.plan.is_read(number):
             return outputs
-        return tuple(self._whole(each, with_gradient=with_gradient and each is chosen) for each in outputs)
+        return tuple(self._full_value(each, with_gradient=with_gradient and each is chosen) for each in outputs)
 
-    def _whole(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
+    def _full_value(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
         with torch.set_grad_enabled(with_gradient):
             return self.target.whole(value)
 
@@ -217,7 +217,7 @@ class _RankRun:
     def _gradients(self) -> dict[str, torch.Tensor | None]:
         try:
             if self.plan.differentiable:
-                differentiate(self.plan.program, self.wholes)
+                differentiate(self.plan.program, self.full_values)
             return {name: self.target.gradient(self.values[number]) for name, number in self.plan.differentiated.items()}
         except Exception as error:
             text = refusal(error)

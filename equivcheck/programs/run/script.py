@@ -92,7 +92,7 @@ def local_part(full, mesh, coordinate, placements):
     part = full
     for size, index, placement in zip(mesh, coordinate, placements):
         if placement.is_partial():
-            part = addend(part, size, index, placement.reduce_op)
+            part = partial_value(part, size, index, placement.reduce_op)
     for size, index, placement in zip(mesh, coordinate, placements):
         if isinstance(placement, Shard):
             part = chunk(part, size, index, placement.dim)
@@ -152,7 +152,7 @@ def script_of(
 ) -> str:
     """Write a script for a program. If ranks refuse a statement, the script raises."""
     functions = [f"\n\n{source(OPERATIONS[each], OPERATION)}\n" for each in dict.fromkeys(program.operations)]
-    arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.addend, values.weights_of)]
+    arithmetic = [f"\n\n{inspect.getsource(each)}" for each in (values.chunk, values.partial_value, values.weights_of)]
     header = HEADER.format(title=title, num_ranks=program.num_ranks, mesh=program.mesh, name=name)
     return "".join([header, *functions, "\n\n", *_program(program), TARGETS, *arithmetic, MAIN])
 
@@ -185,7 +185,7 @@ def _line(number: int, statement: Statement, *, applies: bool) -> str:
 
 
 def _literal(statement: Leaf | Constant) -> str:
-    full = values.whole(statement)
+    full = values.full_tensor(statement)
     numbers = full.flatten().tolist()
     return f"torch.tensor({numbers}, dtype={full.dtype}).view({statement.shape})"
 

@@ -13,7 +13,7 @@ from equivcheck.programs.nouns.placement import cut_dim, reduction_of
 from equivcheck.programs.nouns.statements import Constant, Contents, Leaf
 
 
-def whole(statement: Leaf | Constant) -> torch.Tensor:
+def full_tensor(statement: Leaf | Constant) -> torch.Tensor:
     """Full tensor for a leaf or constant: float64, except for integers and booleans."""
     chance = np.random.default_rng(statement.seed)
     count = math.prod(statement.shape)
@@ -54,7 +54,7 @@ def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
         reduction = reduction_of(placement)
         if reduction is not None:
-            part = addend(part, size, index, reduction)
+            part = partial_value(part, size, index, reduction)
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
         dim = cut_dim(placement)
         if dim is not None:
@@ -70,7 +70,7 @@ def chunk(full: torch.Tensor, size: int, index: int, dim: int) -> torch.Tensor:
     return full.narrow(dim, start, min(start + length, extent) - start)
 
 
-def addend(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
+def partial_value(full: torch.Tensor, size: int, index: int, reduction: str) -> torch.Tensor:
     """One rank's partial value. No rank has the full value; reducing over the axis with `size` ranks restores it."""
     if reduction in ("max", "min"):
         holder = torch.arange(full.numel()).view(full.shape) % size == index

@@ -11,17 +11,17 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.deadline import USUAL_DEADLINE, seconds_of_program
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.programs.run.kept import kept_plan, unplaced
+from equivcheck.programs.run.cache import cached_plan, with_replicated_leaves
 from equivcheck.programs.sweep.order import Coverage
 from equivcheck.programs.sweep.results import Result
-from equivcheck.programs.sweep.taking import Place, programs_taking
+from equivcheck.programs.sweep.second_programs import Place, programs_taking
 from equivcheck.system.choice import Choice
 
 MAX_SHAPES = 4
 """Results with different shapes to try for each new kind."""
 
 
-class Newness(Choice):
+class Novelty(Choice):
     """Result features that the second operation has not met yet. They are tried in this order."""
 
     KIND = "placements and dtypes"
@@ -31,12 +31,12 @@ class Newness(Choice):
     FIRST = "first operations"
     """A full `ResultSpec` together with the first operation."""
 
-    def of(self, result: Result) -> Hashable:
+    def feature(self, result: Result) -> Hashable:
         """The feature that must be new; None if leaves in a single-operation sweep have it too."""
         kind, spec = result.spec.kind, result.spec
-        if self is Newness.KIND:
+        if self is Novelty.KIND:
             return None if spec.has_kind_of_leaves else kind
-        if self is Newness.SPEC:
+        if self is Novelty.SPEC:
             return None if spec.has_kind_of_leaves and not spec.memory else spec
         return spec, result.name
 
@@ -53,17 +53,17 @@ class Pairs:
     """Seeds the order and the other arguments."""
     world: str = "sim"
     """World in which first operations are checked."""
-    num_tried: Counter[Newness] = field(default_factory=Counter)
+    num_tried: Counter[Novelty] = field(default_factory=Counter)
     """How many combinations were tried, by feature."""
-    num_covered: Counter[Newness] = field(default_factory=Counter)
+    num_covered: Counter[Novelty] = field(default_factory=Counter)
     """How many combinations one device could compute, by feature."""
     _met: set[tuple[Place, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
-    def total(self, newness: Newness) -> int:
+    def total(self, novelty: Novelty) -> int:
         """How many combinations there are, tried or not."""
-        return len(self._by_key(newness)) * len(self.places)
+        return len(self._by_key(novelty)) * len(self.places)
 
     def coverage(self) -> tuple[Coverage, ...]:
         """Combinations tried so far, and those left."""
@@ -73,39 +73,39 @@ class Pairs:
                 num_covered=self.num_covered[each],
                 num_left=self.total(each) - self.num_tried[each],
             )
-            for each in Newness
+            for each in Novelty
         )
 
     def __len__(self) -> int:
         """Number of combinations to try."""
-        return sum(map(self.total, Newness))
+        return sum(map(self.total, Novelty))
 
     def __iter__(self) -> Iterator[TensorProgram | None]:
         """A program for each pair; None if one device refuses the pair."""
         places = random.Random(self.seed).sample(self.places, len(self.places))
-        for newness in Newness:
-            groups = self._groups(newness)
+        for novelty in Novelty:
+            groups = self._groups(novelty)
             for turn in range(len(groups)):
                 for number, place in enumerate(places):
                     for results in groups[(turn + number) % len(groups)]:
-                        yield self._tried(newness, place, results)
+                        yield self._tried(novelty, place, results)
 
-    def _tried(self, newness: Newness, place: Place, results: list[Result]) -> TensorProgram | None:
+    def _tried(self, novelty: Novelty, place: Place, results: list[Result]) -> TensorProgram | None:
         """The first program one device can compute. The results differ in shape, but share the new feature."""
-        key = newness.of(results[0])
-        self.num_tried[newness] += 1
+        key = novelty.feature(results[0])
+        self.num_tried[novelty] += 1
         if (place, key) in self._met:
-            self.num_covered[newness] += 1
+            self.num_covered[novelty] += 1
             return None
         for result in results:
             refused = (place, result.shape, result.spec.dtype)
             if refused in self._refused or not self._is_right(result.program):
                 continue
-            chance = random.Random(repr((self.seed, place, unplaced(result.program))))
-            program = next((each for each in programs_taking(result, place, chance) if all(kept_plan(each).applies)), None)
+            chance = random.Random(repr((self.seed, place, with_replicated_leaves(result.program))))
+            program = next((each for each in programs_taking(result, place, chance) if all(cached_plan(each).applies)), None)
             if program is not None:
-                self.num_covered[newness] += 1
-                self._met.update((place, each.of(result)) for each in Newness)
+                self.num_covered[novelty] += 1
+                self._met.update((place, each.feature(result)) for each in Novelty)
                 return program
             self._refused.add(refused)
         return None
@@ -117,25 +117,25 @@ class Pairs:
             self._right[program] = verdict.outcome is Outcome.EQUIVALENT and not (verdict.refusals or verdict.clones)
         return self._right[program]
 
-    def _groups(self, newness: Newness) -> list[list[list[Result]]]:
+    def _groups(self, novelty: Novelty) -> list[list[list[Result]]]:
         """Results with new features, grouped by single-device run, because such results share the reference."""
-        keys, groups = self._by_key(newness), list[list[list[Result]]]()
-        for found in sorted(self._by_computation(), key=lambda each: -len({*map(newness.of, each)})):
-            group = {newness.of(result): result for result in reversed(found)}
+        keys, groups = self._by_key(novelty), list[list[list[Result]]]()
+        for found in sorted(self._by_computation(), key=lambda each: -len({*map(novelty.feature, each)})):
+            group = {novelty.feature(result): result for result in reversed(found)}
             groups.append([_of_several_shapes(result, keys.pop(key)) for key, result in group.items() if key in keys])
         return [group for group in groups if group]
 
-    def _by_key(self, newness: Newness) -> dict[Hashable, list[Result]]:
+    def _by_key(self, novelty: Novelty) -> dict[Hashable, list[Result]]:
         found: dict[Hashable, list[Result]] = defaultdict(list)
         for result in self.results:
-            found[newness.of(result)].append(result)
+            found[novelty.feature(result)].append(result)
         found.pop(None, None)
         return found
 
     def _by_computation(self) -> list[list[Result]]:
         found: dict[TensorProgram, list[Result]] = defaultdict(list)
         for result in self.results:
-            found[unplaced(result.program)].append(result)
+            found[with_replicated_leaves(result.program)].append(result)
         return list(found.values())
 
 

@@ -16,7 +16,7 @@ FIRST_REDUCTIONS = REDUCTIONS[:3]
 """Reductions if the first argument is partial. The minimum is left out, because it mirrors the maximum."""
 OTHER_REDUCTIONS = REDUCTIONS[:1]
 """Reductions if other arguments are partial, or the mesh has several axes."""
-ODD = tuple(partial(each) for each in REDUCTIONS if each not in OTHER_REDUCTIONS)
+LIMITED_PARTIALS = tuple(partial(each) for each in REDUCTIONS if each not in OTHER_REDUCTIONS)
 """Partial placements only combined with replicated arguments."""
 
 
@@ -51,7 +51,7 @@ class Sweep:
         """All placement pairs. With more than two arguments, all but two are replicated."""
         for arguments in itertools.product(*lists):
             special = [each for each in arguments if set(each.placements) != {REPLICATE}]
-            odd = [each for each in special if not {*each.placements}.isdisjoint(ODD)]
+            odd = [each for each in special if not {*each.placements}.isdisjoint(LIMITED_PARTIALS)]
             if len(special) <= (1 if odd else 2):
                 yield arguments
 

@@ -20,7 +20,7 @@ from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, 
 from equivcheck.programs.nouns.statements import arguments_of
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.rank import DTensorTarget
-from equivcheck.programs.run.values import whole
+from equivcheck.programs.run.values import full_tensor
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.ranks import Ranks
@@ -145,7 +145,7 @@ def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
         for statement in program.statements:
             taken = [values[len(values) - back] for back in arguments_of(statement)]
             if isinstance(statement, (Leaf, Constant)):
-                found = (target.distribute(whole(statement), statement.placements),)
+                found = (target.distribute(full_tensor(statement), statement.placements),)
                 values.append(found[0].requires_grad_() if isinstance(statement, Leaf) else found[0])
             elif isinstance(statement, Redistribution):
                 found = (target.redistribute(taken[0], statement.placements),)

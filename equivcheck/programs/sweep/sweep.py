@@ -75,7 +75,7 @@ class Swept:
             self._group(name, verdict)
 
     def _group(self, name: str, verdict: ProgramVerdict) -> None:
-        what, facts = what_of(verdict), facts_of(verdict.program)
+        what, facts = failure_name(verdict), facts_of(verdict.program)
         new = Group(operation=name, outcome=verdict.outcome, what=what, first=verdict, facts=facts)
         self.groups.setdefault((name, verdict.outcome, what), new).add(facts)
 
@@ -108,7 +108,7 @@ def operation_of(program: TensorProgram) -> str:
     return next(each.name for each in reversed(program.statements) if isinstance(each, Operation))
 
 
-def what_of(verdict: ProgramVerdict) -> str:
+def failure_name(verdict: ProgramVerdict) -> str:
     """First difference in a few words: phase and difference, or the error."""
     if verdict.known:
         return verdict.known

@@ -22,7 +22,7 @@ def _indices(placement: str, *shape: int, high: int) -> Constant:
     return Constant(shape=shape, placements=(placement,), contents=Contents.INDICES, high=high)
 
 
-SHOWN_BY: dict[str, TensorProgram] = {
+SMALLEST_PROGRAMS: dict[str, TensorProgram] = {
     "dtensor_scan_along_negative_dim": _of("cumsum", _leaf("S(0)", 2), dim=-1),
     "dtensor_mean_losses": _of("huber_loss_mean", _leaf("S(0)", 3), _leaf("S(0)", 3, seed=1)),
     "dtensor_writes_to_slices": _of("mul_slice", _leaf("S(0)", 2)),

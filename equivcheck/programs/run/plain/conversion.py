@@ -13,13 +13,13 @@ Placements = tuple[str, ...]
 
 
 def converted(
-    local: torch.Tensor, shape: Sequence[int], lies: Placements, wanted: Placements, axes: Sequence[Collectives]
+    local: torch.Tensor, shape: Sequence[int], current: Placements, wanted: Placements, axes: Sequence[Collectives]
 ) -> torch.Tensor:
     """Convert a rank's part of a tensor of full `shape` to other placements.
 
     If several axes change, or others shard the same dims, inner axes are gathered first and sharded again afterwards.
     """
-    placements, between = list(lies), _between(lies, wanted)
+    placements, between = list(current), _between(current, wanted)
     for number in reversed(range(len(axes))):
         local = _along(local, _extents(shape, placements, axes, number), placements[number], between[number], axes[number])
         placements[number] = between[number]
@@ -29,14 +29,14 @@ def converted(
     return local
 
 
-def _between(lies: Placements, wanted: Placements) -> Placements:
+def _between(current: Placements, wanted: Placements) -> Placements:
     """Placements on the way: `wanted` if one axis changes, else replicated on every axis that changes."""
-    changed = [number for number, (old, new) in enumerate(zip(lies, wanted, strict=True)) if old != new]
-    dims = {dim for number in changed for each in (lies[number], wanted[number]) if (dim := cut_dim(each)) is not None}
-    undone = {number for number, each in enumerate(lies) if number in changed or cut_dim(each) in dims}
+    changed = [number for number, (old, new) in enumerate(zip(current, wanted, strict=True)) if old != new]
+    dims = {dim for number in changed for each in (current[number], wanted[number]) if (dim := cut_dim(each)) is not None}
+    undone = {number for number, each in enumerate(current) if number in changed or cut_dim(each) in dims}
     if len(undone) <= 1:
         return wanted
-    return tuple(REPLICATE if number in undone else each for number, each in enumerate(lies))
+    return tuple(REPLICATE if number in undone else each for number, each in enumerate(current))
 
 
 def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Collectives], number: int) -> list[int]:
@@ -49,13 +49,13 @@ def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Col
     return found
 
 
-def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, axis: Collectives) -> torch.Tensor:
+def _along(local: torch.Tensor, extents: Sequence[int], current: str, wanted: str, axis: Collectives) -> torch.Tensor:
     """Change the placement along one axis. Raises `NotImplementedError` for partial maxima and minima."""
-    if lies == wanted:
+    if current == wanted:
         return local
-    local = _sum(local, lies, axis)
-    source, target = cut_dim(lies), cut_dim(wanted)
-    if reduction_of(lies):
+    local = _sum(local, current, axis)
+    source, target = cut_dim(current), cut_dim(wanted)
+    if reduction_of(current):
         local = (
             local if reduction_of(wanted) else axis.all_reduce(local) if target is None else axis.reduce_scatter(local, target)
         )
@@ -74,8 +74,8 @@ def _along(local: torch.Tensor, extents: Sequence[int], lies: str, wanted: str, 
     return local * axis.size if reduction_of(wanted) == "avg" else local
 
 
-def _sum(local: torch.Tensor, lies: str, axis: Collectives) -> torch.Tensor:
+def _sum(local: torch.Tensor, current: str, axis: Collectives) -> torch.Tensor:
     """Convert partial averages to partial sums."""
-    if reduction_of(lies) not in (None, "sum", "avg"):
-        raise NotImplementedError(f"{lies} is not supported on plain tensors: only sums have a derivative")
-    return local / axis.size if reduction_of(lies) == "avg" else local
+    if reduction_of(current) not in (None, "sum", "avg"):
+        raise NotImplementedError(f"{current} is not supported on plain tensors: only sums have a derivative")
+    return local / axis.size if reduction_of(current) == "avg" else local

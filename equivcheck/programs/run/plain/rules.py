@@ -26,24 +26,24 @@ PRODUCTS = {"mm": False, "linear": True}
 """Products of two matrices, by whether the second one is transposed."""
 
 
-def needs(statement: Operation, lies: Sequence[str], shapes: Sequence[Shape]) -> Needs:
+def needs(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs:
     """Placements along one axis. All arguments are replicated if there is no rule, or their placements fit none."""
-    found = _rule(statement, lies, shapes)
-    return found or ((REPLICATE,) * len(lies), REPLICATE)
+    found = _rule(statement, current, shapes)
+    return found or ((REPLICATE,) * len(current), REPLICATE)
 
 
-def _rule(statement: Operation, lies: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
-    if lies[0] == partial() and statement.name in LINEAR:
+def _rule(statement: Operation, current: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
+    if current[0] == partial() and statement.name in LINEAR:
         return (partial(),), partial()
     if statement.name in PRODUCTS:
-        return _of_product(lies, shapes, transposed=PRODUCTS[statement.name])
+        return _product_rule(current, shapes, transposed=PRODUCTS[statement.name])
     if statement.name in ELEMENTWISE:
-        return _of_elements(lies, shapes)
-    dim = cut_dim(lies[0])
-    return None if dim is None or len(lies) > 1 else _of_part(statement, dim, len(shapes[0]))
+        return _elementwise_rule(current, shapes)
+    dim = cut_dim(current[0])
+    return None if dim is None or len(current) > 1 else _shard_rule(statement, dim, len(shapes[0]))
 
 
-def _of_part(statement: Operation, dim: int, num_dims: int) -> Needs | None:
+def _shard_rule(statement: Operation, dim: int, num_dims: int) -> Needs | None:
     """Rule for one argument sharded along `dim`: the operation is independent along it, or sums over it."""
     found, along = None, statement.dim % max(1, num_dims)
     if statement.name in ALONG_A_DIM and dim != along:
@@ -56,26 +56,26 @@ def _of_part(statement: Operation, dim: int, num_dims: int) -> Needs | None:
     return None if found is None else ((shard(dim),), found)
 
 
-def _of_product(lies: Sequence[str], shapes: Sequence[Shape], *, transposed: bool) -> Needs | None:
+def _product_rule(current: Sequence[str], shapes: Sequence[Shape], *, transposed: bool) -> Needs | None:
     """Shard rows of the first matrix, columns of the second, or the inner dim; or one matrix is partial."""
     if len(shapes[0]) != 2 or len(shapes[1]) != 2:
         return None
     columns, inner = (0, 1) if transposed else (1, 0)
-    if lies[0] == shard(0):
+    if current[0] == shard(0):
         return (shard(0), REPLICATE), shard(0)
-    if lies[0] == shard(1) or lies[1] == shard(inner):
+    if current[0] == shard(1) or current[1] == shard(inner):
         return (shard(1), shard(inner)), partial()
-    if lies[1] == shard(columns):
+    if current[1] == shard(columns):
         return (REPLICATE, shard(columns)), shard(1)
-    if lies[0] == partial():
+    if current[0] == partial():
         return (partial(), REPLICATE), partial()
-    return ((REPLICATE, partial()), partial()) if lies[1] == partial() else None
+    return ((REPLICATE, partial()), partial()) if current[1] == partial() else None
 
 
-def _of_elements(lies: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
+def _elementwise_rule(current: Sequence[str], shapes: Sequence[Shape]) -> Needs | None:
     """Shard the first sharded dim, unless another argument is longer there. Arguments that broadcast along it are replicated."""
     num_dims = max(map(len, shapes))
-    for each, shape in zip(lies, shapes, strict=True):
+    for each, shape in zip(current, shapes, strict=True):
         dim = cut_dim(each)
         if dim is None:
             continue

@@ -35,24 +35,26 @@ class PlainTarget(DTensorTarget):
             raise NotImplementedError(f"{placements} is not supported on plain tensors: only sums have a derivative")
         coordinate = self.mesh.get_coordinate()
         assert coordinate is not None
-        return _lying(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
+        return _with_placements(local_part(full, self.program.mesh, coordinate, placements), placements, full.shape)
 
     def clone(self, value: Any) -> torch.Tensor:
         """Clone with the same placements."""
-        return _lying(value.clone(), value.lies, value.full_shape)
+        return _with_placements(value.clone(), value.placements, value.full_shape)
 
     def call(self, statement: Operation, arguments: list[Any]) -> Outputs:
         """Run an operation on local parts if its rule allows it, else on replicated tensors, converting arguments first.
 
         Each axis has its own rule, because the operation on local parts is again the same operation.
         """
-        lies, shapes = [each.lies for each in arguments], [tuple(each.full_shape) for each in arguments]
-        along = [needs(statement, [each[axis] for each in lies], shapes) for axis in range(self.mesh.ndim)]
+        current, shapes = [each.placements for each in arguments], [tuple(each.full_shape) for each in arguments]
+        along = [needs(statement, [each[axis] for each in current], shapes) for axis in range(self.mesh.ndim)]
         wanted = [tuple(each[0][number] for each in along) for number in range(len(arguments))]
         parts = [self.needed(each, placements) for each, placements in zip(arguments, wanted, strict=True)]
         placements = tuple(each[1] for each in along)
         found = self.results(statement, parts, wanted, placements)
-        return tuple(_lying(each, placements, self._full_shape(each.shape, placements, statement, arguments)) for each in found)
+        return tuple(
+            _with_placements(each, placements, self._full_shape(each.shape, placements, statement, arguments)) for each in found
+        )
 
     def results(
         self,
@@ -70,12 +72,12 @@ class PlainTarget(DTensorTarget):
 
     def converted(self, value: Any, placements: Placements) -> torch.Tensor:
         """Convert a value to other placements."""
-        return converted(value, value.full_shape, value.lies, placements, self.axes)
+        return converted(value, value.full_shape, value.placements, placements, self.axes)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Change the placements of a value."""
         moved = self.converted(value, placements)
-        return _lying(moved.clone() if moved is value else moved, placements, value.full_shape)
+        return _with_placements(moved.clone() if moved is value else moved, placements, value.full_shape)
 
     def round_trip(self, value: Any) -> torch.Tensor:
         """Clone, because a plain tensor has no local tensor to convert."""
@@ -93,18 +95,20 @@ class PlainTarget(DTensorTarget):
         if gradient is None:
             return None
         scale = 1
-        for placement, axis in zip(value.lies, self.axes, strict=True):
+        for placement, axis in zip(value.placements, self.axes, strict=True):
             scale *= axis.size if reduction_of(placement) == "avg" else 1
         with torch.no_grad():
-            return converted(gradient * scale, value.full_shape, tuple(map(_of_gradient, value.lies)), self.replicated, self.axes)
+            return converted(
+                gradient * scale, value.full_shape, tuple(map(_gradient_placement, value.placements)), self.replicated, self.axes
+            )
 
     def settled(self, value: Any) -> torch.Tensor:
         """Result of an operation with its placements."""
-        return value if hasattr(value, "lies") else self.distributed_plain(value)
+        return value if hasattr(value, "full_shape") else self.distributed_plain(value)
 
     def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
         """Replicated copy of a tensor every rank has."""
-        return _lying(value.clone(), self.replicated, value.shape)
+        return _with_placements(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:
         cut = [dim for each in placements if (dim := cut_dim(each)) is not None]
@@ -114,13 +118,13 @@ class PlainTarget(DTensorTarget):
         return tuple(results_of(statement.name, wholes, statement.dim)[0].shape)
 
 
-def _lying(tensor: torch.Tensor, placements: Placements, shape: Any) -> torch.Tensor:
+def _with_placements(tensor: torch.Tensor, placements: Placements, shape: Any) -> torch.Tensor:
     noted: Any = tensor
-    noted.lies, noted.full_shape = placements, tuple(shape)
+    noted.placements, noted.full_shape = placements, tuple(shape)
     return tensor
 
 
-def _of_gradient(placement: str) -> str:
+def _gradient_placement(placement: str) -> str:
     if placement == REPLICATE:
         return partial()
     return REPLICATE if reduction_of(placement) else placement

@@ -111,7 +111,7 @@ class TypeChecks(PlainTarget):
 
     def _checked(self, value: Any) -> torch.Tensor:
         """Require that types and placements of a value agree. Raises `SpmdTypeError`."""
-        spmd.assert_type(value, self._types(value.lies))
+        spmd.assert_type(value, self._types(value.placements))
         return _tensor(value)
 
 

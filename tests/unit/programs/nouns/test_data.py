@@ -14,7 +14,7 @@ import torch
 from equivcheck.programs.nouns import Constant, Leaf, Operation, TensorProgram
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.run.calls import results_of
-from equivcheck.programs.run.values import weights_of, whole
+from equivcheck.programs.run.values import full_tensor, weights_of
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.system.torch_version import torch_in
 
@@ -53,7 +53,7 @@ class _Found:
 def _numbers(statement: Leaf | Constant, seed: int) -> torch.Tensor:
     """Other numbers for another seed: half of a tensor twice as large, as a leaf of its size always has the same ones."""
     drawn = replace(statement, seed=statement.seed + seed)
-    return whole(replace(drawn, shape=(2, *drawn.shape)))[0].clone() if isinstance(drawn, Leaf) else whole(drawn)
+    return full_tensor(replace(drawn, shape=(2, *drawn.shape)))[0].clone() if isinstance(drawn, Leaf) else full_tensor(drawn)
 
 
 def _run(program: TensorProgram, seed: int, factor: float = 1.0) -> _Found | None:

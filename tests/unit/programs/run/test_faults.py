@@ -16,7 +16,7 @@ def program(placement: str, *statements: Operation | Redistribution) -> TensorPr
     return TensorProgram(mesh=(2,), statements=(Leaf(shape=(4, 6), placements=(placement,)), *statements))
 
 
-SHOWN_BY = {
+SMALLEST_PROGRAMS = {
     "doubled_backward": (program("S(0)", Redistribution(placements=("R",))), Phase.GRADIENT),
     "dropped_all_reduce": (program("P(sum)", Redistribution(placements=("R",))), Phase.VALUE),
     "whole_addends": (program("P(sum)"), Phase.VALUE),
@@ -28,13 +28,13 @@ SHOWN_BY = {
 
 def test_every_fault_has_a_program() -> None:
     """None is left out below."""
-    assert SHOWN_BY.keys() == FAULTS.keys()
+    assert SMALLEST_PROGRAMS.keys() == FAULTS.keys()
 
 
-@pytest.mark.parametrize("name", SHOWN_BY)
+@pytest.mark.parametrize("name", SMALLEST_PROGRAMS)
 def test_a_fault_is_caught_where_it_shows(name: str) -> None:
     """The same program is right without it, and diverges in the phase that the fault is in."""
-    shown_by, phase = SHOWN_BY[name]
+    shown_by, phase = SMALLEST_PROGRAMS[name]
     assert check_program(shown_by).outcome is Outcome.EQUIVALENT
     verdict = check_program(shown_by, target=FAULTS[name])
     assert verdict.outcome is Outcome.DIVERGED

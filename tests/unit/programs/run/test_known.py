@@ -10,7 +10,7 @@ from equivcheck.programs.nouns import Redistribution, RoundTrip
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.run.issue_text import issue_text
 from equivcheck.programs.run.known.on_file import ON_FILE
-from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.system.torch_version import installed_torch, torch_in
 
 ENTRIES = {each.id: each for each in ON_FILE}
@@ -22,7 +22,7 @@ DECOMPOSED = "dtensor_attention_of_cut_features"
 
 def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     """And each of its operations exists."""
-    assert ENTRIES.keys() == SHOWN_BY.keys()
+    assert ENTRIES.keys() == SMALLEST_PROGRAMS.keys()
     assert len(ENTRIES) == len(ON_FILE)
     assert all(each.phases or each.raises for each in ON_FILE)
     assert {name for each in ON_FILE for name in each.operations} <= {*OPERATIONS, Redistribution.tag, RoundTrip.tag}
@@ -34,7 +34,7 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
 )
 def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
     """On the torch that is installed it is known there, and elsewhere right, refused, or another entry."""
-    verdict = check_program(SHOWN_BY[name])
+    verdict = check_program(SMALLEST_PROGRAMS[name])
     if torch_in(ENTRIES[name].torch):
         assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
     else:
@@ -46,7 +46,7 @@ def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) ->
 @pytest.mark.slow
 def test_what_never_ends_is_known() -> None:
     """By where the rank is when its time is over."""
-    verdict = check_program(SHOWN_BY[FOR_EVER], deadline=3)
+    verdict = check_program(SMALLEST_PROGRAMS[FOR_EVER], deadline=3)
     assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, FOR_EVER)
 
 
@@ -63,7 +63,7 @@ def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
 def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
     """With what is expected and found, where it was run, and a script that is Python and knows nothing of equivcheck."""
     known = ENTRIES["dtensor_writes_to_slices"]
-    text = issue_text(known, check_program(SHOWN_BY[known.id]))
+    text = issue_text(known, check_program(SMALLEST_PROGRAMS[known.id]))
     assert text.startswith("# [DTensor] a slice of a cut dim is a copy")
     assert "2.13.0" in text
     assert "expected 0.5, found 0.25" in text

@@ -11,7 +11,7 @@ from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, TensorProgram
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.programs.run.known.on_file import ON_FILE
-from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.system.torch_version import torch_in
 
 
@@ -367,7 +367,7 @@ def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
     """The same text, of an operation that no entry has."""
     known = next(each for each in ON_FILE if each.id == "dtensor_logsumexp_of_scalar")
-    scalar = SHOWN_BY[known.id]
+    scalar = SMALLEST_PROGRAMS[known.id]
     verdict = check_program(scalar)
     other = program(Leaf(shape=(), placements=("R",)), Operation(name="exp"), mesh=(1,))
     assert not known.could_show(other)

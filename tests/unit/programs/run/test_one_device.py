@@ -11,7 +11,7 @@ from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 from equivcheck.programs.run.one_device import plan_of, run_on_one_device
 from equivcheck.programs.run.reference import reference_of
-from equivcheck.programs.run.values import weights_of, whole
+from equivcheck.programs.run.values import full_tensor, weights_of
 
 LEAF = Leaf(shape=(2, 2), placements=("R",))
 
@@ -21,7 +21,7 @@ def test_a_sum_of_products() -> None:
     other = Leaf(shape=(2, 2), placements=("R",), seed=1)
     statements = (LEAF, other, Operation(name="mul", arguments=(2, 1)), Operation(name="sum"))
     run = run_on_one_device(plan_of(TensorProgram(mesh=(2,), statements=statements)))
-    a, b, weight = whole(LEAF), whole(other), weights_of((), 3)
+    a, b, weight = full_tensor(LEAF), full_tensor(other), weights_of((), 3)
     assert run.outputs[3][0] == a[0, 0] * b[0, 0] + a[0, 1] * b[0, 1] + a[1, 0] * b[1, 0] + a[1, 1] * b[1, 1]
     assert [gradient.tolist() for gradient in run.gradients if gradient is not None] == [
         (weight * b).tolist(),
@@ -33,7 +33,7 @@ def test_placements_change_nothing_on_one_device() -> None:
     """A redistribution and a round trip are the identity, forwards and backwards."""
     statements = (LEAF, Redistribution(placements=("S(0)",)), RoundTrip())
     run = run_on_one_device(plan_of(TensorProgram(mesh=(2,), statements=statements)))
-    assert torch.equal(run.outputs[2][0], whole(LEAF))
+    assert torch.equal(run.outputs[2][0], full_tensor(LEAF))
     assert run.gradients[0] is not None
     assert torch.equal(run.gradients[0], weights_of((2, 2), 2))
 
@@ -54,7 +54,7 @@ def test_what_does_not_apply_is_a_clone() -> None:
     statements = (LEAF, Operation(name="softmax", dim=5), Operation(name="sum"), Redistribution(placements=("S(1)",)))
     plan = plan_of(TensorProgram(mesh=(2,), statements=statements))
     assert plan.applies == (True, False, True, False)
-    assert torch.equal(plan.outputs[1][0], whole(LEAF))
+    assert torch.equal(plan.outputs[1][0], full_tensor(LEAF))
 
 
 def test_what_is_not_finite_does_not_apply() -> None:
@@ -81,7 +81,7 @@ def test_a_refused_statement_has_no_gradient() -> None:
     plan = plan_of(TensorProgram(mesh=(2,), statements=(LEAF, Operation(name="exp"), Operation(name="sum"))))
     run = run_on_one_device(plan, refused=frozenset({1}))
     assert run.gradients == (None,)
-    assert torch.equal(run.outputs[2][0], whole(LEAF).exp().sum())
+    assert torch.equal(run.outputs[2][0], full_tensor(LEAF).exp().sum())
 
 
 def test_a_shape_that_rounding_changes_proves_nothing() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equivcheck.programs.nouns import Leaf
-from equivcheck.programs.run.values import addend, chunk, local_part, whole
+from equivcheck.programs.run.values import chunk, full_tensor, local_part, partial_value
 
 SHAPES = ((), (1,), (5,), (4, 6), (5, 3), (0, 3))
 
@@ -15,14 +15,14 @@ SHAPES = ((), (1,), (5,), (4, 6), (5, 3), (0, 3))
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_addends_make_the_whole(shape: tuple[int, ...], size: int) -> None:
     """Exactly, but for an average over three; and no rank alone has it."""
-    full = whole(Leaf(shape=shape, placements=("R",)))
+    full = full_tensor(Leaf(shape=shape, placements=("R",)))
     for reduction, reduce in (
         ("sum", lambda parts: parts.sum(0)),
         ("avg", lambda parts: parts.sum(0) / size),
         ("max", lambda parts: parts.amax(0)),
         ("min", lambda parts: parts.amin(0)),
     ):
-        parts = torch.stack([addend(full, size, index, reduction) for index in range(size)])
+        parts = torch.stack([partial_value(full, size, index, reduction) for index in range(size)])
         torch.testing.assert_close(reduce(parts), full, rtol=0, atol=1e-15 if size == 3 else 0)
         if size > 1 and full.numel() > 1:
             assert not any(torch.equal(part, full) for part in parts)
@@ -47,7 +47,7 @@ def test_a_dim_is_cut_twice_outer_axis_first() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_leaves_are_distinct_and_dyadic(seed: int) -> None:
     """No two elements are equal, none is zero, and sums of a few lose no bit."""
-    full = whole(Leaf(shape=(5, 6), placements=("R",), seed=seed))
+    full = full_tensor(Leaf(shape=(5, 6), placements=("R",), seed=seed))
     assert full.unique().numel() == full.numel()
     assert full.abs().min() > 0
     assert full.abs().max() <= 4

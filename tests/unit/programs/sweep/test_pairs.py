@@ -10,15 +10,15 @@ import torch
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Operation, TensorProgram
-from equivcheck.programs.run.known.programs import SHOWN_BY
+from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
 from equivcheck.programs.run.one_device import Outputs, plan_of
 from equivcheck.programs.run.rank import DTensorTarget
 from equivcheck.programs.sweep import sweep
-from equivcheck.programs.sweep.pairs import Newness, Pairs
+from equivcheck.programs.sweep.pairs import Novelty, Pairs
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.programs.sweep.results import Result, first_programs, results_on
+from equivcheck.programs.sweep.second_programs import places_of
 from equivcheck.programs.sweep.sweep import swept
-from equivcheck.programs.sweep.taking import places_of
 from equivcheck.worlds.pool import ranks
 
 FIRSTS = ("neg", "to_int", "t", "sum_dim", "topk")
@@ -72,8 +72,8 @@ def test_all_pairs_are_tried_in_the_end(results: tuple[Result, ...]) -> None:
     """As many are covered as one device computes: a tensor without dims has no matrix product."""
     pairs = pairs_of(results, "exp", "mm")
     assert len(list(pairs)) == len(pairs)
-    assert all(pairs.num_tried[each] == pairs.total(each) >= pairs.num_covered[each] > 0 for each in Newness)
-    assert pairs.num_covered[Newness.FIRST] < pairs.total(Newness.FIRST)
+    assert all(pairs.num_tried[each] == pairs.total(each) >= pairs.num_covered[each] > 0 for each in Novelty)
+    assert pairs.num_covered[Novelty.FIRST] < pairs.total(Novelty.FIRST)
 
 
 def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results: tuple[Result, ...]) -> None:
@@ -84,7 +84,7 @@ def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results:
         if program is None:
             continue
         spec, operation = specs[first_of(program)], program.operations[-1]
-        if pairs.num_tried[Newness.SPEC] == 0:
+        if pairs.num_tried[Novelty.SPEC] == 0:
             assert not spec.has_kind_of_leaves
             met.add((operation, spec.kind))
         else:
@@ -119,6 +119,6 @@ def test_a_fault_that_only_a_pair_shows_is_found(results: tuple[Result, ...], mo
 
 def test_what_an_operation_takes_is_not_read_before() -> None:
     """Reading the result of an embedding whose rows are sharded drops the mask that the next operation needs."""
-    program = SHOWN_BY["dtensor_embedding_read_twice"]
+    program = SMALLEST_PROGRAMS["dtensor_embedding_read_twice"]
     assert check_program(program).outcome is Outcome.KNOWN
     assert check_program(program, only_sinks=True).outcome is Outcome.EQUIVALENT

@@ -1,4 +1,4 @@
-"""What one device computes is kept for programs that differ in placements alone."""
+"""What one device computes is cache for programs that differ in placements alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
-from equivcheck.programs.run import kept
+from equivcheck.programs.run import cache
 from equivcheck.programs.run.one_device import Outputs, plan_of
 from equivcheck.programs.run.rank import DTensorTarget
 
@@ -25,14 +25,14 @@ def num_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TensorProgram]]:
     """Programs that one device has run, from here on."""
     ran: list[TensorProgram] = []
 
-    def noted(program: TensorProgram) -> kept.Plan:
+    def noted(program: TensorProgram) -> cache.Plan:
         ran.append(program)
         return plan_of(program)
 
-    monkeypatch.setattr(kept, "plan_of", noted)
-    kept._plan.cache_clear()
+    monkeypatch.setattr(cache, "plan_of", noted)
+    cache._plan.cache_clear()
     yield ran
-    kept._plan.cache_clear()
+    cache._plan.cache_clear()
 
 
 def test_programs_that_differ_in_placements_share_what_one_device_computes(num_plans: list[TensorProgram]) -> None:

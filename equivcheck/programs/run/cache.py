@@ -16,17 +16,19 @@ _NUM_KEPT = 16
 """Entries in each cache. A sweep needs the last program, a pair sweep the few it alternates."""
 
 
-def kept_plan(program: TensorProgram) -> Plan:
+def cached_plan(program: TensorProgram) -> Plan:
     """Cached `plan_of`."""
-    return replace(_plan(unplaced(program)), program=program)
+    return replace(_plan(with_replicated_leaves(program)), program=program)
 
 
-def kept_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+def cached_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
     """Cached `reference_of`."""
-    return _reference(unplaced(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies)
+    return _reference(
+        with_replicated_leaves(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies
+    )
 
 
-def unplaced(program: TensorProgram) -> TensorProgram:
+def with_replicated_leaves(program: TensorProgram) -> TensorProgram:
     """The program with all leaves and constants replicated, because one device ignores placements."""
     whole = (REPLICATE,) * len(program.mesh)
     statements = [replace(each, placements=whole) if isinstance(each, (Leaf, Constant)) else each for each in program.statements]

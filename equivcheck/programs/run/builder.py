@@ -10,7 +10,7 @@ from equivcheck.programs.nouns.statements import Statement, arguments_of
 from equivcheck.programs.run.one_device import applied, value_of
 
 
-class Growing:
+class ProgramBuilder:
     """Statements so far, and their values."""
 
     def __init__(self) -> None:
