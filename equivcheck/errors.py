@@ -1,4 +1,4 @@
-"""Errors that equivcheck raises on purpose. Any other exception that escapes is a bug in equivcheck."""
+"""Errors raised on purpose. Any other exception from equivcheck is a bug."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class EquivCheckError(Exception):
-    """Base class for all errors that equivcheck raises on purpose."""
+    """Base class for all errors raised on purpose."""
 
 
 class InvalidScenario(EquivCheckError, ValueError):
@@ -14,7 +14,7 @@ class InvalidScenario(EquivCheckError, ValueError):
 
 
 class UsageError(EquivCheckError, ValueError):
-    """Request for something that does not exist or is not possible. The text lists the valid choices."""
+    """Request for something unknown or impossible. The text lists the valid choices."""
 
 
 class NotEquivalent(EquivCheckError, AssertionError):

@@ -83,7 +83,7 @@ class Optimizer:
 
 @noun
 class SGD(Optimizer):
-    """Options of `torch.optim.SGD`."""
+    """Options for `torch.optim.SGD`."""
 
     fusable: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
@@ -121,7 +121,7 @@ class _Adaptive(Optimizer):
 
 @noun
 class Adam(_Adaptive):
-    """Options of `torch.optim.Adam`."""
+    """Options for `torch.optim.Adam`."""
 
     fusable: ClassVar[bool] = True
     traceable: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
@@ -131,17 +131,17 @@ class Adam(_Adaptive):
 
 @noun
 class AdamW(Adam):
-    """Options of `torch.optim.AdamW` (decoupled weight decay)."""
+    """Options for `torch.optim.AdamW` (decoupled weight decay)."""
 
 
 @noun
 class Adamax(_Adaptive):
-    """Options of `torch.optim.Adamax`."""
+    """Options for `torch.optim.Adamax`."""
 
 
 @noun
 class NAdam(_Adaptive):
-    """Options of `torch.optim.NAdam`."""
+    """Options for `torch.optim.NAdam`."""
 
     counts_in_float32: ClassVar[bool] = True
     momentum_decay: float = 4e-3
@@ -156,7 +156,7 @@ class NAdam(_Adaptive):
 
 @noun
 class RAdam(_Adaptive):
-    """Options of `torch.optim.RAdam`."""
+    """Options for `torch.optim.RAdam`."""
 
     decoupled_weight_decay: bool = False
     """Whether weight decay is decoupled, as in AdamW."""
@@ -164,7 +164,7 @@ class RAdam(_Adaptive):
 
 @noun
 class Adagrad(Optimizer):
-    """Options of `torch.optim.Adagrad`."""
+    """Options for `torch.optim.Adagrad`."""
 
     fusable: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
@@ -185,7 +185,7 @@ class Adagrad(Optimizer):
 
 @noun
 class Adadelta(Optimizer):
-    """Options of `torch.optim.Adadelta`."""
+    """Options for `torch.optim.Adadelta`."""
 
     traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     rho: float = 0.9
@@ -201,7 +201,7 @@ class Adadelta(Optimizer):
 
 @noun
 class RMSprop(Optimizer):
-    """Options of `torch.optim.RMSprop`."""
+    """Options for `torch.optim.RMSprop`."""
 
     traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     alpha: float = 0.99
@@ -225,7 +225,7 @@ class RMSprop(Optimizer):
 
 @noun
 class Rprop(Optimizer):
-    """Options of `torch.optim.Rprop`, without weight decay."""
+    """Options for `torch.optim.Rprop`, without weight decay."""
 
     decays: ClassVar[bool] = False
     takes_signs: ClassVar[bool] = True
@@ -245,7 +245,7 @@ class Rprop(Optimizer):
 
 @noun
 class ASGD(Optimizer):
-    """Options of `torch.optim.ASGD`."""
+    """Options for `torch.optim.ASGD`."""
 
     counts_in_float32: ClassVar[bool] = True
     lambd: float = 1e-4
@@ -262,7 +262,7 @@ class ASGD(Optimizer):
 
 @noun
 class Adafactor(Optimizer):
-    """Options of `torch.optim.Adafactor`: factored second moments, learning rates relative to the parameter's RMS."""
+    """Options for `torch.optim.Adafactor`: factored second moments, learning rates relative to the parameter's RMS."""
 
     elementwise: ClassVar[bool] = False
     scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOR_LOOP, Implementation.FOREACH)
@@ -295,7 +295,7 @@ MAX_NS_STEPS = 20
 
 @noun
 class Muon(Optimizer):
-    """Options of `torch.optim.Muon`: momentum, orthogonalized by Newton-Schulz iterations, for matrices only."""
+    """Options for `torch.optim.Muon`: momentum, orthogonalized by Newton-Schulz iterations, for matrices only."""
 
     foreachable: ClassVar[bool] = False
     maximizable: ClassVar[bool] = False

@@ -52,7 +52,7 @@ class Distribution(Choice):
 
 @noun
 class DDP(Parallelism):
-    """Options of `torch.nn.parallel.DistributedDataParallel`."""
+    """Options for `torch.nn.parallel.DistributedDataParallel`."""
 
     tag: ClassVar[str] = "ddp"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
@@ -130,7 +130,7 @@ class Replicate(Parallelism):
 
 @noun
 class FSDP1(Parallelism):
-    """Options of `torch.distributed.fsdp.FullyShardedDataParallel`."""
+    """Options for `torch.distributed.fsdp.FullyShardedDataParallel`."""
 
     tag: ClassVar[str] = "fsdp1"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
@@ -156,7 +156,7 @@ class FSDP1(Parallelism):
 
 @noun
 class FSDP2(Parallelism):
-    """Options of `torch.distributed.fsdp.fully_shard`; on a mesh with two axes it is HSDP."""
+    """Options for `torch.distributed.fsdp.fully_shard`; on a mesh with two axes it is HSDP."""
 
     tag: ClassVar[str] = "fsdp2"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))

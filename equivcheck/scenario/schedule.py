@@ -12,7 +12,7 @@ class Schedule:
 
 @noun
 class StepLR(Schedule):
-    """Options of `torch.optim.lr_scheduler.StepLR`."""
+    """Options for `torch.optim.lr_scheduler.StepLR`."""
 
     step_size: int = 1
     """Steps between two decays, 1 to 5."""
@@ -26,7 +26,7 @@ class StepLR(Schedule):
 
 @noun
 class ExponentialLR(Schedule):
-    """Options of `torch.optim.lr_scheduler.ExponentialLR`."""
+    """Options for `torch.optim.lr_scheduler.ExponentialLR`."""
 
     gamma: float = 0.5
     """Factor for each step, above 0."""
@@ -37,7 +37,7 @@ class ExponentialLR(Schedule):
 
 @noun
 class LinearLR(Schedule):
-    """Options of `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
+    """Options for `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
 
     start_factor: float = 0.25
     """Factor at the first step, above 0, at most 1."""
@@ -52,7 +52,7 @@ class LinearLR(Schedule):
 
 @noun
 class CosineAnnealingLR(Schedule):
-    """Options of `torch.optim.lr_scheduler.CosineAnnealingLR`."""
+    """Options for `torch.optim.lr_scheduler.CosineAnnealingLR`."""
 
     T_max: int = 5
     """Steps in half a period, 1 to 10."""

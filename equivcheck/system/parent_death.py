@@ -12,7 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Send this process a signal when the thread that started it ends. `parent` is the process id of that thread."""
+    """Send this process a signal when the thread that started it ends. `parent` is the parent's process id."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
         if os.getppid() != parent:  # it has ended before

@@ -24,7 +24,7 @@ _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
 
 
 def quiet(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which a process that has not imported torch yet prints no torch messages."""
+    """Environment in which a new process prints no torch messages."""
     return _QUIET | dict(environment)
 
 

@@ -1,4 +1,4 @@
-"""Files without a name that processes share and that vanish with them."""
+"""Files without a name, shared by processes and gone when they end."""
 
 from __future__ import annotations
 

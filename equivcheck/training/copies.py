@@ -18,7 +18,7 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Snapshot, Step, Trace
 
 Choices = tuple[torch.Tensor, ...]
-"""Routing in all forwards of a step."""
+"""Routing in all forwards during a step."""
 
 MakeSetup = Callable[[Training, Mapping[str, torch.Tensor]], Setup]
 """Builds a copy's setup from its initial parameters."""

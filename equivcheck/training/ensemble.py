@@ -176,7 +176,7 @@ def _use(uses: Sequence[Sequence[Use]], values: Tensors) -> None:
 
 
 def _batched_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
-    """Losses by the batched functions of linear layers."""
+    """Losses by the batched functions for linear layers."""
     model, scale = training.model, parameters.get(SCALE.full_name)
     blocks = tuple(_block(layer, index, parameters) for index, layer in enumerate(model.linears))
 

@@ -68,7 +68,7 @@ class MLP(nn.Module):
         return values.transpose(0, 1) if self.batch_dim else values
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
-        """Output of the last layer, with rows along dim 0."""
+        """Last layer's output, with rows along dim 0."""
         values = self.embedded(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)

@@ -65,7 +65,7 @@ def selects(group: Group, name: str) -> bool:
 
 
 def group_of(training: Training, name: str) -> Group | None:
-    """Group of the parameter with this canonical name; None for the default group."""
+    """Group for the parameter with this canonical name; None for the default group."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 

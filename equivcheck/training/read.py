@@ -215,7 +215,7 @@ def _state_slots(slot: Slot, key: str, tensor: torch.Tensor) -> list[tuple[Slot,
 
 
 def buffer_snapshot(model: nn.Module) -> Snapshot:
-    """Buffers of a model."""
+    """A model's buffers."""
     named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
     slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])

@@ -1,4 +1,4 @@
-"""Setup of one rank's training: every part of the loop that a layout or a mutant can replace."""
+"""Setup for one rank's training: every part of the loop that a layout or a mutant can replace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.worlds.trace.trace import Slot
 
 
 def own_state(optimizer: torch.optim.Optimizer) -> State:
-    """State of an optimizer that keeps all of it itself."""
+    """State from an optimizer without sharded state."""
     return optimizer.state
 
 

@@ -37,7 +37,7 @@ class ParameterOf:
     shape: Shape
     """Full shape."""
     initial: Initial
-    """Distribution of its initial values."""
+    """Distribution for its initial values."""
     column_dim: int | None = None
     """Dim that colwise sharding splits; None if it is replicated then."""
     row_dim: int | None = None
@@ -105,21 +105,21 @@ class Looking:
 
 
 def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]:
-    """Parameters of a module named ``norm``."""
+    """Parameters in a module named ``norm``."""
     factor = ParameterOf(name="norm.weight", shape=(features,), initial=Initial.FACTOR)
     offset = ParameterOf(name="norm.bias", shape=(features,), initial=Initial.OFFSET)
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
 def linear_parameters_of(name: str, inputs: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
-    """Parameters of a linear that can be sharded colwise or rowwise."""
+    """Parameters in a linear that can be sharded colwise or rowwise."""
     weight = ParameterOf(name=f"{name}.weight", shape=(outputs, inputs), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
     offset = ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET, column_dim=0)
     return (weight, offset) if bias else (weight,)
 
 
 def part_parameters(part: Part, inputs: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
-    """Parameters of a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
+    """Parameters in a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
     found = linear_parameters_of(part.name, inputs, outputs, bias=bias)
     return tuple(
         replace(each, column_dim=None, row_dim=None, within_dim=each.column_dim if part.reads_input else each.row_dim)

@@ -1,4 +1,4 @@
-"""Base classes and building blocks for the modules of all kinds of layers."""
+"""Base classes and building blocks for layer modules."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Load(NamedTuple):
     """Routing statistics from the last forward, for the load-balancing loss."""
 
     balance: float
-    """Coefficient of the loss."""
+    """Loss coefficient."""
     counts: torch.Tensor
     """Positions routed to each unit, (units,), in the dtype of the activations."""
     shares: torch.Tensor
-    """Share of each unit in the scores, summed over positions, (units,)."""
+    """Share that each unit has in the scores, summed over positions, (units,)."""
 
 
 class LayerModule(nn.Module):

@@ -1,4 +1,4 @@
-"""Parameters of a model with names, shapes and sizes, without building it."""
+"""Parameters in a model with names, shapes and sizes, without building it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of the token embedding and the head."""
+"""Parameters in the token embedding and the head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD = "head.linear.weight"
 
 
 def embedding_parameters(model: Model) -> tuple[ParameterOf, ...]:
-    """Parameters of token and position embeddings."""
+    """Parameters in token and position embeddings."""
     if model.source is None or model.length is None:
         return ()
     shape = (model.source.vocabulary, model.features)
@@ -21,7 +21,7 @@ def embedding_parameters(model: Model) -> tuple[ParameterOf, ...]:
 
 
 def head_parameters(model: Model) -> tuple[ParameterOf, ...]:
-    """Parameters of norm and linear. A tied weight belongs to the embedding."""
+    """Parameters in norm and linear. A tied weight belongs to the embedding."""
     if model.head is None:
         return ()
     inputs = model.inputs(len(model.layers))

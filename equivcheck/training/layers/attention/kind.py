@@ -33,7 +33,7 @@ class AttentionKind(LayerKind):
     noun: ClassVar[type[AnyLayer]] = Attention
 
     def parameters(self, layer: Attention, inputs: int) -> tuple[ParameterOf, ...]:
-        """Parameters of the norm and the four linears."""
+        """Parameters in the norm and the four linears."""
         wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
         sizes = ((inputs, wide), (inputs, narrow), (inputs, narrow), (wide, inputs))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.parts(layer), sizes, strict=True))
@@ -48,7 +48,7 @@ class AttentionKind(LayerKind):
         return (ShardingChoice(split=Split.WITHIN, units=layer.kv_heads, words="heads of key and value"),)
 
     def looking(self, layer: Attention) -> Looking:
-        """Number and size of the heads."""
+        """Head counts and head size."""
         return Looking(heads=layer.heads, kv_heads=layer.kv_heads, width=layer.head_width)
 
     def build(self, layer: Attention, inputs: int) -> LayerModule:

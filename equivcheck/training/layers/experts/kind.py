@@ -20,7 +20,7 @@ class ExpertsKind(LayerKind):
     noun: ClassVar[type[AnyLayer]] = Experts
 
     def parameters(self, layer: Experts, inputs: int) -> tuple[ParameterOf, ...]:
-        """Parameters of norm, router, stacked experts (experts along dim 0) and shared expert."""
+        """Parameters in norm, router, stacked experts (experts along dim 0) and shared expert."""
         router = ParameterOf(name="router.weight", shape=(layer.num_experts, inputs), initial=Initial.WEIGHT)
         routed = _gated_parameters("experts", layer, inputs, (layer.num_experts,))
         shared = _gated_parameters("shared", layer, inputs) if layer.shared else ()
@@ -66,7 +66,7 @@ class ExpertsKind(LayerKind):
 
 
 def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
-    """Parameters of one gated MLP, or of several stacked along a first dim."""
+    """Parameters in one gated MLP, or of several stacked along a first dim."""
     found, expert_dim = [], 0 if stacked else None
     for name, outputs, features, dim in (
         ("gate", layer.hidden, inputs, 0),

@@ -119,7 +119,7 @@ class ExpertsModule(DispatchingModule):
         self.num_units = layer.num_experts
 
     def chooser(self) -> Router:
-        """Router of this layer."""
+        """This layer's router."""
         return self.router
 
     def load(self) -> Load | None:

@@ -22,7 +22,7 @@ class GatedMLPKind(LayerKind):
     noun: ClassVar[type[AnyLayer]] = GatedMLP
 
     def parameters(self, layer: GatedMLP, inputs: int) -> tuple[ParameterOf, ...]:
-        """Parameters of the norm and the three linears."""
+        """Parameters in the norm and the three linears."""
         sizes = ((inputs, layer.hidden), (inputs, layer.hidden), (layer.hidden, inputs))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
         return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))

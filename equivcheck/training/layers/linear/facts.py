@@ -1,4 +1,4 @@
-"""Parameters of a linear layer."""
+"""Parameters in a linear layer."""
 
 from __future__ import annotations
 

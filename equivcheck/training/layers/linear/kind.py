@@ -20,7 +20,7 @@ class LinearKind(LayerKind):
     noun: ClassVar[type[AnyLayer]] = Layer
 
     def parameters(self, layer: Layer, inputs: int) -> tuple[ParameterOf, ...]:
-        """Parameters of norm, linear and auxiliary linear."""
+        """Parameters in norm, linear and auxiliary linear."""
         return linear_parameters(layer, inputs)
 
     def build(self, layer: Layer, inputs: int) -> LayerModule:
