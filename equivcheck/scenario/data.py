@@ -28,10 +28,12 @@ class Data:
     def __post_init__(self) -> None:
         require_between(self, "batch_dim", 0, 1)
         if not 1 <= len(self.microbatches) <= MAX_MICROBATCHES:
-            raise InvalidScenario(f"Data.microbatches has {len(self.microbatches)} entries; allowed: 1 to {MAX_MICROBATCHES}")
+            raise InvalidScenario(
+                f"Data.microbatches of length {len(self.microbatches)} is not valid. Expected 1 to {MAX_MICROBATCHES} entries."
+            )
         for rows in self.microbatches:
             if not 1 <= rows <= MAX_ROWS:
-                raise InvalidScenario(f"Data.microbatches has one of {shown(rows)} rows; allowed: 1 to {MAX_ROWS}")
+                raise InvalidScenario(f"Data.microbatches entry {shown(rows)} is not valid. Expected 1 to {MAX_ROWS} rows.")
 
     @property
     def batch(self) -> int:

@@ -43,7 +43,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:
-            raise refuse(self, "whole_step", "only without compile and compiled_autograd")
+            raise refuse(self, "whole_step", "False with compile or compiled_autograd")
         if self.per_layer and self.compile is Compile.NONE:
             raise refuse(self, "per_layer", "False with Compile.NONE")
 

@@ -77,7 +77,7 @@ class Experts(AnyLayer):
         require_between(self, "balance", 0.0, MAX_BALANCE)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
-            raise refuse(self, "normalised", "False with top_k 1: a single weight would be 1 whatever its score")
+            raise refuse(self, "normalised", "False with top_k 1", "a single weight would always be 1")
 
     @property
     def ends_in_linear(self) -> bool:

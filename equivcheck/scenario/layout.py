@@ -27,18 +27,23 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not self.parallelisms:
-            raise InvalidScenario("Layout.parallelisms is (); allowed: at least one parallelism")
+            raise InvalidScenario("Layout.parallelisms () is not valid. Expected at least one parallelism.")
         if len(self.parallelisms) > len(self.mesh.axes):
-            allowed = f"at most one for each of the axes {list(self.mesh.names)}"
-            raise InvalidScenario(f"Layout.parallelisms has {len(self.parallelisms)} parallelisms; allowed: {allowed}")
+            expected = f"at most one for each of the axes {list(self.mesh.names)}"
+            raise InvalidScenario(f"Layout.parallelisms of length {len(self.parallelisms)} is not valid. Expected {expected}.")
         taken = [name for parallelism in self.parallelisms for name in self.axes_of(parallelism)]
         if sorted(taken) != sorted(self.mesh.names):
-            raise InvalidScenario(f"Layout.parallelisms {self.name} take the axes {taken}; the mesh has {list(self.mesh.names)}")
+            raise InvalidScenario(
+                f"Layout.parallelisms {self.name} is not valid: it uses the axes {taken}. "
+                f"Expected exactly {list(self.mesh.names)}."
+            )
         for parallelism in self.parallelisms:
-            parallelism.require_ranks(self.mesh.size(*self.axes_of(parallelism)))
-            if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(self.axes_of(parallelism)) == 2):
+            axes = self.axes_of(parallelism)
+            parallelism.require_ranks(self.mesh.size(*axes))
+            if isinstance(parallelism, FSDP1) and parallelism.strategy.is_hybrid != (len(axes) == 2):
                 raise InvalidScenario(
-                    f"FSDP1.strategy is {parallelism.strategy!r}; allowed: a hybrid one exactly on the axes {REPLICATE}, {SHARD}"
+                    f"FSDP1.strategy {parallelism.strategy!r} is not valid on the axes {axes}. Expected a hybrid strategy "
+                    f"on {REPLICATE}, {SHARD}, and another one on a single axis."
                 )
 
     def axes_of(self, parallelism: Parallelism) -> tuple[str, ...]:
@@ -47,7 +52,9 @@ class Layout:
             if set(names) <= set(self.mesh.names):
                 return names
         alternatives = " or ".join(str(names) for names in parallelism.axes)
-        raise InvalidScenario(f"Mesh.axes has the names {self.mesh.names}; {parallelism.tag} needs {alternatives}")
+        raise InvalidScenario(
+            f"Mesh.axes with the names {self.mesh.names} is not valid with {parallelism.tag}. Expected {alternatives}."
+        )
 
     def of(self, *kinds: type[P]) -> tuple[P, ...]:
         """Parallelisms that are instances of any given class, innermost first."""

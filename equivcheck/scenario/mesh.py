@@ -54,9 +54,9 @@ class Mesh:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.axes) <= 3:
-            raise InvalidScenario(f"Mesh.axes has {len(self.axes)} axes; allowed: 1 to 3")
+            raise InvalidScenario(f"Mesh.axes of length {len(self.axes)} is not valid. Expected 1 to 3 axes.")
         if len(set(self.names)) != len(self.names):
-            raise InvalidScenario(f"Mesh.axes has the names {self.names}; allowed: distinct ones")
+            raise InvalidScenario(f"Mesh.axes with the names {self.names} is not valid. Expected distinct names.")
 
     @property
     def names(self) -> tuple[str, ...]:

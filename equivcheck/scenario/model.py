@@ -61,7 +61,7 @@ class Layer(AnyLayer):
     def refusal(self, inputs: int) -> tuple[str, str] | None:
         """Refuses a residual if input and output features differ."""
         if self.residual and self.width != inputs:
-            return "residual", f"only where inputs ({inputs}) equal width ({self.width})"
+            return "residual", f"False, or equal input ({inputs}) and output ({self.width}) features"
         return None
 
 
@@ -91,9 +91,9 @@ class Model:
         if self.length is not None:
             require_between(self, "length", 1, MAX_LENGTH)
         if not 1 <= len(self.layers) <= MAX_LAYERS:
-            raise InvalidScenario(f"Model.layers has {len(self.layers)} layers; allowed: 1 to {MAX_LAYERS}")
+            raise InvalidScenario(f"Model.layers of length {len(self.layers)} is not valid. Expected 1 to {MAX_LAYERS} layers.")
         if all(layer.frozen or layer.shares is not None for layer in self.layers):
-            raise InvalidScenario("Model.layers has no layer that is trained and has its own weight; allowed: at least one")
+            raise InvalidScenario("Model.layers is not valid: no layer is trained and owns its weight. Expected at least one.")
         for index in range(len(self.layers)):
             self._check_layer(index)
         self._check_tokens()
@@ -102,19 +102,19 @@ class Model:
         layer, inputs = self.layers[index], self.inputs(index)
         refusal = layer.refusal(inputs)
         if refusal is not None:
-            field, allowed = refusal
-            raise refuse(layer, field, f"{allowed}, layer {index}")
+            field, expected = refusal
+            raise refuse(layer, field, f"{expected} in layer {index}")
         if layer.needs_length and self.length is None:
-            raise refuse(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__}, layer {index}")
+            raise refuse(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__} as layer {index}")
         if layer.shape_op is not None and self.length is not None:
-            raise refuse(layer, "shape_op", f"None where rows are sequences, layer {index}")
+            raise refuse(layer, "shape_op", f"None in layer {index}", "rows are sequences")
         if layer.shares is None:
             return
         owner = self.layers[layer.shares] if 0 <= layer.shares < index else None
         if not isinstance(owner, Layer) or owner.shares is not None:
-            raise refuse(layer, "shares", f"an earlier linear layer with its own weight, layer {index}")
+            raise refuse(layer, "shares", f"a linear layer with its own weight before layer {index}")
         if (layer.outputs(inputs), inputs) != (owner.width, self.inputs(layer.shares)):
-            raise refuse(layer, "shares", f"a layer with the same inputs and width, layer {index}")
+            raise refuse(layer, "shares", f"a layer with the same input and output features as layer {index}")
 
     def _check_tokens(self) -> None:
         if self.source is not None and self.length is None:
@@ -123,7 +123,7 @@ class Model:
             raise refuse(self, "head", "None without tokens")
         last = self.inputs(len(self.layers))
         if self.head is not None and self.head.tied and last != self.features:
-            raise refuse(self.head, "tied", f"only where as many features ({last}) leave the layers as enter ({self.features})")
+            raise refuse(self.head, "tied", f"False, or equal features before ({self.features}) and after ({last}) the layers")
 
     def inputs(self, index: int) -> int:
         """Input features of the layer at `index`; for an index past the last layer, the features that leave the stack."""

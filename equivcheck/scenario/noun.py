@@ -70,9 +70,12 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
             printer.pretty(found)
 
 
-def refuse(noun: object, field: str, allowed: str) -> InvalidScenario:
-    """Error for an invalid field: `allowed` describes valid values, `why` says what is wrong."""
-    return InvalidScenario(f"{type(noun).__name__}.{field} is {shown(getattr(noun, field))}; allowed: {allowed}")
+def refuse(noun: object, field: str, expected: str, why: str = "") -> InvalidScenario:
+    """Error for a field's value: why it is not valid, and the values that are expected."""
+    reason = f": {why}" if why else ""
+    return InvalidScenario(
+        f"{type(noun).__name__}.{field} {shown(getattr(noun, field))} is not valid{reason}. Expected {expected}."
+    )
 
 
 def shown(value: object) -> str:

@@ -100,7 +100,7 @@ class SGD(Optimizer):
         require_between(self, "momentum", 0.0, 1.0)
         require_between(self, "dampening", 0.0, 1.0)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
-            raise refuse(self, "nesterov", "only with momentum above 0 and dampening 0")
+            raise refuse(self, "nesterov", "False, or momentum above 0 and dampening 0")
 
 
 @noun
@@ -220,7 +220,7 @@ class RMSprop(Optimizer):
         require_between(self, "momentum", 0.0, 1.0)
         require_positive(self, "eps")
         if self.centered and self.alpha in (0.0, 1.0):
-            raise refuse(self, "alpha", "a number in (0, 1) where centered")
+            raise refuse(self, "alpha", "a number in (0, 1) with centered")
 
 
 @noun
@@ -240,7 +240,7 @@ class Rprop(Optimizer):
         if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
             raise refuse(self, "etas", "a number in (0, 1) and one above 1")
         if not 0.0 < self.step_sizes[0] <= self.step_sizes[1] < math.inf:
-            raise refuse(self, "step_sizes", "two finite numbers above 0 in rising order")
+            raise refuse(self, "step_sizes", "two finite numbers above 0 in increasing order")
 
 
 @noun

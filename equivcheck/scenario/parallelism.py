@@ -24,7 +24,7 @@ MAX_BUCKET_MB = 2.0**20
 class Wrapping(Choice):
     """Modules that `fully_shard` or FSDP wraps."""
 
-    WHOLE = "whole"
+    WHOLE = "root_only"
     PER_LAYER = "per_layer"
 
 
@@ -147,7 +147,7 @@ class FSDP1(Parallelism):
 
     def __post_init__(self) -> None:
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
-            raise refuse(self, "mixed_precision", "one without output: FullyShardedDataParallel leaves outputs as they are")
+            raise refuse(self, "mixed_precision", "one without output", "FullyShardedDataParallel does not cast outputs")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
@@ -215,9 +215,9 @@ class FSDP2(Parallelism):
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
         if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.WHOLE):
-            raise refuse(self, "layers_per_unit", "1, or with Wrapping.PER_LAYER a number of at least 1")
+            raise refuse(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
-            raise refuse(self, "reshard_to", "None, or with reshard_after_forward a number of at least 2")
+            raise refuse(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         if self.ignore_frozen and not parameter.trained:

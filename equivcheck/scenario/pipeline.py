@@ -62,17 +62,17 @@ class Pipeline(Parallelism):
         if self.schedule.is_v and self.stages_per_rank != 2:
             raise refuse(self, "stages_per_rank", f"2 with {self.schedule!r}")
         if any(after <= before for before, after in zip((0, *self.boundaries), self.boundaries, strict=False)):
-            raise refuse(self, "boundaries", "rising numbers from 1")
+            raise refuse(self, "boundaries", "increasing numbers from 1")
 
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` if stages, boundaries or schedule do not allow this number of ranks."""
         num_stages = count * self.stages_per_rank
         if num_stages > MAX_LAYERS:
-            raise refuse(self, "stages_per_rank", f"with {count} ranks at most {MAX_LAYERS // count}: a layer for each stage")
+            raise refuse(self, "stages_per_rank", f"at most {MAX_LAYERS // count} with {count} ranks", "each stage needs a layer")
         if self.boundaries and len(self.boundaries) != num_stages - 1:
-            raise refuse(self, "boundaries", f"() or {num_stages - 1} of them: {count} ranks x {self.stages_per_rank} stages")
+            raise refuse(self, "boundaries", f"() or {num_stages - 1} entries for {count} ranks x {self.stages_per_rank} stages")
         if not runs_chunks(self.schedule, self.num_chunks, count):
-            raise refuse(self, "num_chunks", f"what {self.schedule!r} can run on {count} ranks")
+            raise refuse(self, "num_chunks", f"a number that {self.schedule!r} can run on {count} ranks")
 
 
 def runs_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:

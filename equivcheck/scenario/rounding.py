@@ -45,4 +45,4 @@ class MixedPrecision:
 
     def __post_init__(self) -> None:
         if self.param is self.reduce is self.output is None:
-            raise InvalidScenario("MixedPrecision has no element type; allowed: at least one of param, reduce, output")
+            raise InvalidScenario("MixedPrecision() is not valid. Expected at least one of param, reduce, output.")

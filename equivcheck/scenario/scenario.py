@@ -45,7 +45,7 @@ class Scenario:
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
         if self.resume is not None and self.resume.steps >= self.training.steps:
-            raise refuse(self.resume, "steps", f"fewer than the {self.training.steps} of the training")
+            raise refuse(self.resume, "steps", f"fewer than the training's {self.training.steps}")
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -71,7 +71,7 @@ class Scenario:
 @singledispatch
 def in_words(case: Case) -> str:
     """Description for people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
-    raise TypeError(f"{type(case).__name__} is no case")
+    raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
 
 
 @in_words.register

@@ -17,15 +17,15 @@ class Split(Choice):
     """How tensor parallelism shards a layer. A layer that is not in the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
-    COLUMN = "column"
+    COLUMN = "colwise"
     """Colwise: linears by output features, embeddings by embedding dim."""
-    ROW = "row"
+    ROW = "rowwise"
     """Rowwise: linears by input features, embeddings by vocabulary."""
-    WITHIN = "within"
+    WITHIN = "heads_or_hidden"
     """By heads or hidden features: the first linears are colwise, the last one is rowwise.
 
     Experts are sharded by the hidden features in each, on plain tensors only, and their router is replicated."""
-    OUTSIDE = "outside"
+    OUTSIDE = "not_in_plan"
 
 
 class ActivationSharding(Choice):
@@ -34,7 +34,7 @@ class ActivationSharding(Choice):
     If rows are sequences, `ROWS` shards positions instead.
     """
 
-    WHOLE = "whole"
+    WHOLE = "replicated"
     ROWS = "rows"
     FEATURES = "features"
 
@@ -50,11 +50,9 @@ class LayerPlan:
 
     def __post_init__(self) -> None:
         if self.split in (Split.REPLICATED, Split.WITHIN) and self.output is ActivationSharding.FEATURES:
-            raise InvalidScenario(
-                f"LayerPlan.output is ActivationSharding.FEATURES; allowed with {self.split!r}: ActivationSharding.WHOLE or ROWS"
-            )
+            raise refuse(self, "output", f"ActivationSharding.WHOLE or ROWS with {self.split!r}")
         if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
-            raise InvalidScenario(f"LayerPlan.output is {self.output!r}; allowed with Split.OUTSIDE: ActivationSharding.WHOLE")
+            raise refuse(self, "output", "ActivationSharding.WHOLE with Split.OUTSIDE")
 
 
 @noun
@@ -81,26 +79,29 @@ class PlannedParallelism(Parallelism):
     def __post_init__(self) -> None:
         name = type(self).__name__
         if not 1 <= len(self.plan) <= MAX_LAYERS:
-            raise InvalidScenario(f"{name}.plan has {len(self.plan)} entries; allowed: 1 to {MAX_LAYERS}, one a layer")
+            raise InvalidScenario(
+                f"{name}.plan of length {len(self.plan)} is not valid. Expected 1 to {MAX_LAYERS} entries, one per layer."
+            )
         for field in ("source", "head"):
             if getattr(self, field) is Split.WITHIN:
-                raise refuse(self, field, "any Split but WITHIN")
+                raise refuse(self, field, "any Split except WITHIN")
         if self.loss_parallel and self.head is not Split.COLUMN:
-            raise refuse(self, "loss_parallel", "False unless the head is Split.COLUMN")
+            raise refuse(self, "loss_parallel", "False, or the head Split.COLUMN")
         ends = (ActivationSharding.WHOLE,) if self.head is Split.OUTSIDE else (ActivationSharding.WHOLE, ActivationSharding.ROWS)
         if self.plan[-1].output not in ends:
             raise InvalidScenario(
-                f"{name}.plan ends with output {self.plan[-1].output!r}; allowed: ActivationSharding.WHOLE, before a "
-                "head that is not Split.OUTSIDE also ActivationSharding.ROWS"
+                f"{name}.plan with last output {self.plan[-1].output!r} is not valid. "
+                "Expected ActivationSharding.WHOLE, or ROWS if a head in the plan follows."
             )
         if self.source_output is ActivationSharding.FEATURES:
             raise refuse(self, "source_output", "ActivationSharding.WHOLE or ROWS")
         if self.source_output is ActivationSharding.ROWS and Split.OUTSIDE in (self.source, self.plan[0].split):
-            raise refuse(self, "source_output", "ActivationSharding.WHOLE where the source or the first layer is Split.OUTSIDE")
+            raise refuse(self, "source_output", "ActivationSharding.WHOLE if the source or the first layer is Split.OUTSIDE")
         for before, entry in pairwise(self.plan):
             if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
                 raise InvalidScenario(
-                    f"{name}.plan has Split.OUTSIDE after output {before.output!r}; allowed: ActivationSharding.WHOLE"
+                    f"{name}.plan with output {before.output!r} before Split.OUTSIDE is not valid. "
+                    "Expected ActivationSharding.WHOLE."
                 )
 
     def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited

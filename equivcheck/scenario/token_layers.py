@@ -35,7 +35,7 @@ class Tokens:
     def __post_init__(self) -> None:
         require_between(self, "vocabulary", 2, MAX_VOCABULARY)
         if self.padding is not None and not 0 <= self.padding < self.vocabulary:
-            raise refuse(self, "padding", f"None, or a token: 0 to {self.vocabulary - 1}")
+            raise refuse(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
 
     def rounded(self, multiple: int) -> Tokens:
         """Round the vocabulary up to a multiple; if that exceeds the limit, use the multiple itself."""
@@ -94,7 +94,7 @@ class Attention(AnyLayer):
         if self.heads % self.kv_heads:
             raise refuse(self, "kv_heads", f"a divisor of heads ({self.heads})")
         if self.rotary and self.head_width % 2:
-            raise refuse(self, "head_width", "an even number with rotary positions")
+            raise refuse(self, "head_width", "an even number with rotary")
 
     def rounded(self, multiple: int) -> Attention:
         """Smallest number and size of heads, not below the current ones, whose product is a multiple.

@@ -87,16 +87,18 @@ class Training:
         require_between(self, "steps", 1, MAX_STEPS)
         require_between(self, "seed", 0, 2**32 - 1)
         if not self.optimizer.takes_vectors and not self.model.has_matrices_only:
-            allowed = f"a model without biases, norms and scale with {type(self.optimizer).__name__}, which takes matrices only"
-            raise InvalidScenario(f"Training.model has parameters of fewer than two dims; allowed: {allowed}")
+            name = type(self.optimizer).__name__
+            raise InvalidScenario(
+                f"Training.model is not valid: {name} only updates parameters with two dims. Expected no bias, norm or scale."
+            )
         if isinstance(self.loss, CrossEntropy):
             self._check_labels()
         for group in self.groups:
             if group.weight_decay and not self.optimizer.decays:
-                raise refuse(group, "weight_decay", "0.0 with Rprop, which has none")
+                raise refuse(group, "weight_decay", "0.0 with Rprop")
 
     def _check_labels(self) -> None:
         if self.model.outputs < 2:
-            raise refuse(self, "loss", "CrossEntropy only with a model of two outputs and more")
+            raise refuse(self, "loss", "another loss, or a model with at least two outputs")
         if self.data.batch_dim and self.model.length is None:
-            raise refuse(self.data, "batch_dim", "0 with CrossEntropy, where rows are no sequences")
+            raise refuse(self.data, "batch_dim", "0 with CrossEntropy if rows are not sequences")

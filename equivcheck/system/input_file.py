@@ -32,7 +32,7 @@ def read_text(path: Path | str) -> str:
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise UnreadableFile(f"file {path} is {_KINDS[stat.S_IFMT(mode)]}; allowed: a regular file")
+                raise UnreadableFile(f"file {path} is not valid: it is {_KINDS[stat.S_IFMT(mode)]}. Expected a regular file.")
             return read_stream(file, f"file {path}")
     except (OSError, ValueError) as error:  # a ValueError: a zero byte in the path
         if isinstance(error, UnreadableFile):
@@ -44,12 +44,15 @@ def read_stream(stream: BinaryIO, name: str) -> str:
     """Read a stream to its end as UTF-8, at most `MAX_BYTES`. Raises `UnreadableFile`."""
     raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
-        raise UnreadableFile(f"{name} is too large; allowed: at most {MAX_BYTES:,} bytes")
+        raise UnreadableFile(f"{name} is not valid: it is too large. Expected at most {MAX_BYTES:,} bytes.")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{name} is not UTF-8 text: byte {error.start} is {raw[error.start]:#04x}") from error
+        raise UnreadableFile(
+            f"{name} is not valid: byte {error.start} is {raw[error.start]:#04x}. Expected UTF-8 text."
+        ) from error
 
 
 def _open_at_once(path: str, flags: int) -> int:
+    # Opening a FIFO without O_NONBLOCK waits for a writer.
     return os.open(path, flags | os.O_NONBLOCK)

@@ -34,13 +34,13 @@ def standard_streams() -> Iterator[None]:
 def require_stdout() -> None:
     """Raise `UsageError` if stdout is closed, because the command could not print its result."""
     if sys.stdout is None:
-        raise UsageError("standard output is closed; allowed: a terminal, a file, a pipe or /dev/null")
+        raise UsageError("standard output is closed. Expected a terminal, a file, a pipe or /dev/null.")
 
 
 def standard_input() -> BinaryIO:
     """Binary stdin. Raises `UsageError` if it is closed."""
     if sys.stdin is None:
-        raise UsageError("standard input is closed; allowed: a file or a pipe with a scenario")
+        raise UsageError("standard input is closed. Expected a file or a pipe with a scenario.")
     return sys.stdin.buffer
 
 

@@ -134,7 +134,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "newer format": (("check", "-"), '{"format": 99}', "newer"),
     "deep": (("check", "-"), "[" * 100_000, "invalid JSON"),
     "unknown field": (("check", "-"), to_json(fakes.scenario()).replace('"steps"', '"stairs"'), "stairs"),
-    "out of range": (("check", "-"), to_json(fakes.scenario()).replace('"steps": 1', '"steps": 0'), "allowed"),
+    "out of range": (("check", "-"), to_json(fakes.scenario()).replace('"steps": 1', '"steps": 0'), "Expected"),
     "unknown world": (("check", "-", "--world", "moon"), None, "gloo"),
     "world that nobody has started": (("check", "-", "--world", "torchrun"), None, "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
     "world that runs one check": (("fuzz", "--checks", "1", "--world", "torchrun"), None, "`check FILE --world torchrun`"),

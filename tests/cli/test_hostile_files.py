@@ -79,10 +79,10 @@ def kept(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "names"),
     [
-        (os.mkfifo, "is a FIFO; allowed: a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a character device; allowed: a regular file"),
+        (os.mkfifo, "is a FIFO. Expected a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a character device. Expected a regular file"),
         (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
-        (lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)), "is too large; allowed: at most 16,777,216 bytes"),
+        (lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)), "is too large. Expected at most 16,777,216 bytes"),
         (lambda path: path.write_text(to_json(fakes.scenario()), "utf-16"), "UTF-8"),
         (lambda path: path.write_text(to_json(fakes.scenario()), "utf-8-sig"), "BOM"),
     ],

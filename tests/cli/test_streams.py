@@ -61,7 +61,7 @@ def test_a_stream_that_is_needed_and_closed_is_bad_input(redirected: str, names:
     ended = shell(redirected, "-m", "equivcheck", "check", "-")
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"error: {names} is closed; allowed: ")
+    assert line.startswith(f"error: {names} is closed. Expected ")
 
 
 def test_with_all_streams_closed_the_exit_code_tells() -> None:

@@ -42,7 +42,7 @@ T = TypeVar("T")
 @singledispatch
 def to_json(case: Case) -> str:
     """Encode a case as one line of JSON with every field."""
-    raise TypeError(f"{type(case).__name__} is no case")
+    raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
 
 
 @to_json.register
@@ -107,11 +107,11 @@ def register_layer(kind: type[AnyLayer]) -> None:
 def _register(kind: type[T], base: type, tags: dict[str, type[T]], what: str) -> None:
     tag = getattr(kind, "tag", None)
     if not (is_dataclass(kind) and issubclass(kind, base) and isinstance(tag, str)):
-        raise UsageError(f"{what} {kind!r} cannot be registered; allowed: dataclasses derived from {base.__name__} with a tag")
+        raise UsageError(f"{what} {kind!r} is not valid. Expected a dataclass derived from {base.__name__} with a tag.")
     if any(field.name == KIND for field in fields(kind)):
-        raise UsageError(f"{kind.__name__}.{KIND} cannot be a field; allowed: any other name, as {KIND} holds the tag in JSON")
+        raise UsageError(f"{kind.__name__}.{KIND} is not a valid field: {KIND} holds the tag in JSON. Expected another name.")
     if tags.setdefault(tag, kind) is not kind:
-        raise UsageError(f"{kind.__name__}.tag is {tag!r}, taken; allowed: any but {', '.join(tags)}")
+        raise UsageError(f"{kind.__name__}.tag {tag!r} is not valid: it is taken. Expected a tag other than {', '.join(tags)}.")
 
 
 @cache
@@ -130,20 +130,20 @@ _converter = make_converter(_ask_entry_points)
 
 def _format(data: dict[str, Any], where: str) -> int:
     if "format" not in data:
-        raise InvalidScenario(f"{where}: format: missing field; allowed: {_FORMATS}")
+        raise InvalidScenario(f"{where}: format: missing field. Expected {_FORMATS}.")
     found = data["format"]
     if type(found) is not int:
         raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
     if not 1 <= found <= FORMAT:
-        age = " is newer than this version of equivcheck reads" if found > FORMAT else " is unknown"
-        raise InvalidScenario(f"{where}: format: {quote(found)}{age}; allowed: {_FORMATS}")
+        newer = ": this version of equivcheck is too old to read it" if found > FORMAT else ""
+        raise InvalidScenario(f"{where}: format: {quote(found)} is not valid{newer}. Expected {_FORMATS}.")
     return found
 
 
 def _check_kind(found: object, where: str) -> None:
     if found != CASE:
-        problem = "missing field" if found is None else f"{quote(found)} is unknown"
-        raise InvalidScenario(f"{where}: {KIND}: {problem}; allowed: {CASE}")
+        problem = "missing field" if found is None else f"{quote(found)} is not valid"
+        raise InvalidScenario(f"{where}: {KIND}: {problem}. Expected {CASE}.")
 
 
 def _first_problem(error: BaseException) -> tuple[str, str]:
@@ -157,7 +157,7 @@ def _first_problem(error: BaseException) -> tuple[str, str]:
             elif isinstance(note, IterableValidationNote):
                 path += f"[{note.index}]"
     if isinstance(error, KeyError) and owner is not None:
-        return path, f"missing field; {owner.__name__} has no default for it"
+        return path, f"missing field. {owner.__name__} has no default for it."
     if isinstance(error, ForbiddenExtraKeysError):
         error = unknown_field(min(error.extra_fields), [field.name for field in fields(error.cl)])
     if isinstance(error, MisfitError):
@@ -166,7 +166,7 @@ def _first_problem(error: BaseException) -> tuple[str, str]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number; allowed: finite numbers")
+    raise ValueError(f"{name} is not valid. Expected a finite number")
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, overrid
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue
 from equivcheck.scenario.experts import Experts
+from equivcheck.scenario.file_format.aliases import FORMER_FIELDS, FORMER_VALUES
 from equivcheck.scenario.file_format.misfit import JSON_TYPES, MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.layer_base import AnyLayer
 from equivcheck.scenario.loss import CrossEntropy, Loss
@@ -140,7 +141,7 @@ def _structure_float(value: Any, _: type) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise MisfitError(f"{quote(value)} is beyond what a float holds; allowed: a number")
+        raise MisfitError(f"{quote(value)} is not valid: a float cannot hold it. Expected a number.")
     return number
 
 
@@ -152,8 +153,11 @@ def _structure_enum(value: Any, kind: type[Enum]) -> Enum:
     try:
         return kind(value)
     except ValueError:
+        former = FORMER_VALUES.get(kind, {})
+        if isinstance(value, str) and value in former:
+            return former[value]
         choices = ", ".join(str(member.value) for member in kind)
-        raise MisfitError(f"{quote(value)} is unknown; allowed: {choices}") from None
+        raise MisfitError(f"{quote(value)} is not valid. Expected one of: {choices}.") from None
 
 
 def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], tuple[Any, ...]]:
@@ -164,7 +168,7 @@ def _tuple_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], t
         if not isinstance(value, list):
             raise wrong_type(value, "a list")
         if not repeated and len(value) != len(members):
-            raise MisfitError(f"a list of {len(value)}; allowed: {len(members)} entries")
+            raise MisfitError(f"a list of length {len(value)} is not valid. Expected {len(members)} entries.")
         entries = []
         for index, entry in enumerate(value):
             member = members[0 if repeated else index]
@@ -189,7 +193,7 @@ def _tuple_unstructurer(kind: Any, converter: Converter) -> Callable[[Any], list
 def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:
     changed: Any = _overrides(kind, converter)
     build = make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True, _cattrs_detailed_validation=True, **changed)
-    tag = tag_of(kind)
+    tag, former = tag_of(kind), FORMER_FIELDS.get(kind, {})
 
     def structure(value: Any, _: Any) -> Any:
         if tag is not None:
@@ -197,6 +201,10 @@ def _class_structurer(kind: Any, converter: Converter) -> Callable[[Any, Any], A
             value = {name: inner for name, inner in value.items() if name != KIND}
         elif not isinstance(value, dict):
             raise wrong_type(value, "an object")
+        for old in former.keys() & value.keys():
+            # With both names, the former one stays and is refused as unknown.
+            if former[old] not in value:
+                value = {former[old] if name == old else name: inner for name, inner in value.items()}
         return build(value, kind)
 
     return structure
@@ -234,8 +242,8 @@ def _find_kind(value: Any, members: Mapping[str, T], ask: Callable[[], None] = l
         ask()
     if isinstance(tag, str) and tag in members:
         return members[tag]
-    problem = f"{quote(tag)} is unknown" if KIND in value else "missing field"
-    raise MisfitError(f"{problem}; allowed: {', '.join(members)}", f".{KIND}")
+    problem = f"{quote(tag)} is not valid" if KIND in value else "missing field"
+    raise MisfitError(f"{problem}. Expected one of: {', '.join(members)}.", f".{KIND}")
 
 
 def _values(noun: Any) -> dict[str, Any]:

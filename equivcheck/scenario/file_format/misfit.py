@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from types import NoneType
 
 JSON_TYPES = {
@@ -35,13 +35,17 @@ def quote(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
-def wrong_type(value: object, allowed: str) -> MisfitError:
+def wrong_type(value: object, expected: str) -> MisfitError:
     """Error for a value with the wrong type."""
     name = JSON_TYPES.get(type(value), f"a {type(value).__name__}")
-    return MisfitError(f"null; allowed: {allowed}" if value is None else f"{quote(value)} is {name}; allowed: {allowed}")
+    reason = "" if value is None else f": it is {name}"
+    return MisfitError(f"{quote(value)} is not valid{reason}. Expected {expected}.")
 
 
-def unknown_field(name: str, allowed: Iterable[str]) -> MisfitError:
+def unknown_field(name: str, known: Sequence[str]) -> MisfitError:
     """Error for a key that the class does not have."""
     place = name if name.isidentifier() and len(name) <= SHOWN_CHARACTERS else quote(name)
-    return MisfitError(f"unknown field; allowed: {', '.join(allowed) or 'none'}", f".{place}")
+    return MisfitError(
+        f"unknown field. Expected one of: {', '.join(known)}." if known else "unknown field. Expected no other field.",
+        f".{place}",
+    )

@@ -28,7 +28,8 @@ def kind_of(layer: AnyLayer) -> LayerKind:
         found = _KINDS.get(type(layer))
     if found is None:
         raise UsageError(
-            f"no kind of layer is about {type(layer).__name__}; allowed: {', '.join(kind.__name__ for kind in _KINDS)}"
+            f"layer {type(layer).__name__} is not valid: no kind of layer implements it. "
+            f"Expected one of: {', '.join(kind.__name__ for kind in _KINDS)}."
         )
     return found
 

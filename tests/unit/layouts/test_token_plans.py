@@ -128,11 +128,11 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"source": Split.WITHIN}, "any Split but WITHIN"),
-        ({"head": Split.WITHIN}, "any Split but WITHIN"),
-        ({"source_output": ROWS}, "WHOLE where the source or the first layer is Split.OUTSIDE"),
+        ({"source": Split.WITHIN}, "any Split except WITHIN"),
+        ({"head": Split.WITHIN}, "any Split except WITHIN"),
+        ({"source_output": ROWS}, "WHOLE if the source or the first layer is Split.OUTSIDE"),
         ({"source": Split.ROW, "source_output": ActivationSharding.FEATURES}, "WHOLE or ROWS"),
-        ({"plan": (LayerPlan(output=ROWS),)}, "before a head that is not Split.OUTSIDE"),
+        ({"plan": (LayerPlan(output=ROWS),)}, "ROWS if a head in the plan follows"),
     ],
 )
 def test_what_no_model_has_is_refused(fields: dict[str, object], words: str) -> None:

@@ -56,70 +56,94 @@ SOURCE = ("training", "model", "source")
 OPTIMIZER = ("training", "optimizer")
 
 MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
-    ((*LAYER, "widht"), 2, "training.model.layers[0].widht: unknown field; allowed: width, bias, activation, norm"),
-    ((*LAYER, "kind"), "conv", 'training.model.layers[0].kind: "conv" is unknown; allowed: linear'),
-    (LAYER, {"width": 2}, "training.model.layers[0].kind: missing field; allowed: linear"),
-    (("training", "data", "kind"), "tokens", 'training.data.kind: "tokens" is unknown; allowed: rows'),
-    (SOURCE, 2, "training.model.source: 2 is an integer; allowed: an object"),
-    (SOURCE, {"kind": "features"}, "training.model.source.features: missing field; Features has no default for it"),
-    ((*SOURCE, "kind"), "images", 'training.model.source.kind: "images" is unknown; allowed: features, tokens'),
-    ((*SOURCE, "features"), "2", 'training.model.source.features: "2" is a string; allowed: an integer'),
-    ((*SOURCE, "size"), 2, "training.model.source.size: unknown field; allowed: features"),
-    (("training", "model", "features"), 2, "training.model.features: unknown field; allowed: source, length, layers, head"),
-    (("training", "loss"), "mse_mean", 'training.loss: "mse_mean" is a string; allowed: an object'),
-    (("training", "loss", "kind"), "huber", 'training.loss.kind: "huber" is unknown; allowed: mse_mean, mse_sum'),
-    (("training", "loss", "delta"), 1.0, "training.loss.delta: unknown field; allowed: none"),
-    (("a b\n",), 2, '"a b\\n": unknown field; allowed: training, layout, schedule_seed'),
-    ((*LAYER, "width"), True, "training.model.layers[0].width: true is a boolean; allowed: an integer"),
-    ((*LAYER, "width"), "2", 'training.model.layers[0].width: "2" is a string; allowed: an integer'),
-    ((*LAYER, "width"), 2.0, "training.model.layers[0].width: 2.0 is a number; allowed: an integer"),
-    ((*LAYER, "width"), None, "training.model.layers[0].width: null; allowed: an integer"),
-    ((*LAYER, "width"), 0, "training.model.layers[0]: Layer.width is 0; allowed: 1 to 32"),
-    ((*LAYER, "bias"), 1, "training.model.layers[0].bias: 1 is an integer; allowed: a boolean"),
-    ((*LAYER, "norm"), "batch", 'training.model.layers[0].norm: "batch" is unknown; allowed: layer, rms'),
-    ((*LAYER, "activation"), ["relu"], 'training.model.layers[0].activation: ["relu"] is unknown; allowed: identity, relu'),
-    ((*LAYER, "shares"), "0", 'training.model.layers[0].shares: "0" is a string; allowed: an integer'),
-    (LAYER, [], "training.model.layers[0]: [] is a list; allowed: an object"),
-    (("training", "model", "layers"), {}, "training.model.layers: {} is an object; allowed: a list"),
-    (("training", "model", "layers"), "ab", 'training.model.layers: "ab" is a string; allowed: a list'),
-    (("training", "data", "microbatches"), [2, "3"], 'training.data.microbatches[1]: "3" is a string; allowed: an integer'),
-    (("training", "data", "microbatches"), [], "training.data: Data.microbatches has 0 entries; allowed: 1 to 4"),
-    ((*OPTIMIZER, "kind"), "Lion", 'training.optimizer.kind: "Lion" is unknown; allowed: SGD, Adam'),
-    ((*OPTIMIZER, "kind"), 3, "training.optimizer.kind: 3 is unknown; allowed: SGD, Adam"),
-    ((*OPTIMIZER, "kind"), "SGD", "training.optimizer.amsgrad: unknown field; allowed: lr, weight_decay"),
-    (OPTIMIZER, {}, "training.optimizer.kind: missing field; allowed: SGD, Adam"),
-    (OPTIMIZER, None, "training.optimizer: null; allowed: an object"),
-    ((*OPTIMIZER, "lr"), "fast", 'training.optimizer.lr: "fast" is a string; allowed: a number'),
-    ((*OPTIMIZER, "lr"), False, "training.optimizer.lr: false is a boolean; allowed: a number"),
-    ((*OPTIMIZER, "lr"), 10**400, "training.optimizer.lr: 1000000000000000000000000000000000000... is beyond what a float holds"),
-    ((*OPTIMIZER, "lr"), "inf", "training.optimizer: Adam.lr is inf; allowed: a finite number above 0"),
-    ((*OPTIMIZER, "betas"), [0.9], "training.optimizer.betas: a list of 1; allowed: 2 entries"),
-    (("training", "clipping", "kind"), "Adam", 'training.clipping.kind: "Adam" is unknown; allowed: ClipNorm, ClipValue'),
-    (("training", "schedule", "kind"), "OneCycleLR", 'training.schedule.kind: "OneCycleLR" is unknown; allowed: StepLR'),
+    ((*LAYER, "widht"), 2, "training.model.layers[0].widht: unknown field. Expected one of: width, bias, activation, norm"),
+    ((*LAYER, "kind"), "conv", 'training.model.layers[0].kind: "conv" is not valid. Expected one of: linear'),
+    (LAYER, {"width": 2}, "training.model.layers[0].kind: missing field. Expected one of: linear"),
+    (("training", "data", "kind"), "tokens", 'training.data.kind: "tokens" is not valid. Expected one of: rows'),
+    (SOURCE, 2, "training.model.source: 2 is not valid: it is an integer. Expected an object"),
+    (SOURCE, {"kind": "features"}, "training.model.source.features: missing field. Features has no default for it"),
+    ((*SOURCE, "kind"), "images", 'training.model.source.kind: "images" is not valid. Expected one of: features, tokens'),
+    ((*SOURCE, "features"), "2", 'training.model.source.features: "2" is not valid: it is a string. Expected an integer'),
+    ((*SOURCE, "size"), 2, "training.model.source.size: unknown field. Expected one of: features"),
+    (
+        ("training", "model", "features"),
+        2,
+        "training.model.features: unknown field. Expected one of: source, length, layers, head",
+    ),
+    (("training", "loss"), "mse_mean", 'training.loss: "mse_mean" is not valid: it is a string. Expected an object'),
+    (("training", "loss", "kind"), "huber", 'training.loss.kind: "huber" is not valid. Expected one of: mse_mean, mse_sum'),
+    (("training", "loss", "delta"), 1.0, "training.loss.delta: unknown field. Expected no other field"),
+    (("a b\n",), 2, '"a b\\n": unknown field. Expected one of: training, layout, schedule_seed'),
+    ((*LAYER, "width"), True, "training.model.layers[0].width: true is not valid: it is a boolean. Expected an integer"),
+    ((*LAYER, "width"), "2", 'training.model.layers[0].width: "2" is not valid: it is a string. Expected an integer'),
+    ((*LAYER, "width"), 2.0, "training.model.layers[0].width: 2.0 is not valid: it is a number. Expected an integer"),
+    ((*LAYER, "width"), None, "training.model.layers[0].width: null is not valid. Expected an integer"),
+    ((*LAYER, "width"), 0, "training.model.layers[0]: Layer.width 0 is not valid. Expected 1 to 32"),
+    ((*LAYER, "bias"), 1, "training.model.layers[0].bias: 1 is not valid: it is an integer. Expected a boolean"),
+    ((*LAYER, "norm"), "batch", 'training.model.layers[0].norm: "batch" is not valid. Expected one of: layer, rms'),
+    (
+        (*LAYER, "activation"),
+        ["relu"],
+        'training.model.layers[0].activation: ["relu"] is not valid. Expected one of: identity, relu',
+    ),
+    ((*LAYER, "shares"), "0", 'training.model.layers[0].shares: "0" is not valid: it is a string. Expected an integer'),
+    (LAYER, [], "training.model.layers[0]: [] is not valid: it is a list. Expected an object"),
+    (("training", "model", "layers"), {}, "training.model.layers: {} is not valid: it is an object. Expected a list"),
+    (("training", "model", "layers"), "ab", 'training.model.layers: "ab" is not valid: it is a string. Expected a list'),
+    (
+        ("training", "data", "microbatches"),
+        [2, "3"],
+        'training.data.microbatches[1]: "3" is not valid: it is a string. Expected an integer',
+    ),
+    (("training", "data", "microbatches"), [], "training.data: Data.microbatches of length 0 is not valid. Expected 1 to 4"),
+    ((*OPTIMIZER, "kind"), "Lion", 'training.optimizer.kind: "Lion" is not valid. Expected one of: SGD, Adam'),
+    ((*OPTIMIZER, "kind"), 3, "training.optimizer.kind: 3 is not valid. Expected one of: SGD, Adam"),
+    ((*OPTIMIZER, "kind"), "SGD", "training.optimizer.amsgrad: unknown field. Expected one of: lr, weight_decay"),
+    (OPTIMIZER, {}, "training.optimizer.kind: missing field. Expected one of: SGD, Adam"),
+    (OPTIMIZER, None, "training.optimizer: null is not valid. Expected an object"),
+    ((*OPTIMIZER, "lr"), "fast", 'training.optimizer.lr: "fast" is not valid: it is a string. Expected a number'),
+    ((*OPTIMIZER, "lr"), False, "training.optimizer.lr: false is not valid: it is a boolean. Expected a number"),
+    (
+        (*OPTIMIZER, "lr"),
+        10**400,
+        "training.optimizer.lr: 1000000000000000000000000000000000000... is not valid: a float cannot hold it",
+    ),
+    ((*OPTIMIZER, "lr"), "inf", "training.optimizer: Adam.lr inf is not valid. Expected a finite number above 0"),
+    ((*OPTIMIZER, "betas"), [0.9], "training.optimizer.betas: a list of length 1 is not valid. Expected 2 entries"),
+    (
+        ("training", "clipping", "kind"),
+        "Adam",
+        'training.clipping.kind: "Adam" is not valid. Expected one of: ClipNorm, ClipValue',
+    ),
+    (
+        ("training", "schedule", "kind"),
+        "OneCycleLR",
+        'training.schedule.kind: "OneCycleLR" is not valid. Expected one of: StepLR',
+    ),
     (
         ("layout", "parallelisms", 0, "kind"),
         "zero",
-        'layout.parallelisms[0].kind: "zero" is unknown; allowed: ddp, replicate',
+        'layout.parallelisms[0].kind: "zero" is not valid. Expected one of: ddp, replicate',
     ),
-    (("layout", "parallelisms"), [], "layout: Layout.parallelisms is (); allowed: at least one parallelism"),
-    (("schedule_seed",), -1, "Scenario.schedule_seed is -1; allowed: 0 to"),
-    (("format",), 3, "format: 3 is newer than this version of equivcheck reads; allowed: 1 to 2"),
-    (("format",), 0, "format: 0 is unknown; allowed: 1 to 2"),
-    (("format",), True, "format: true is a boolean; allowed: an integer"),
-    (("kind",), "program", 'kind: "program" is unknown; allowed: scenario'),
+    (("layout", "parallelisms"), [], "layout: Layout.parallelisms () is not valid. Expected at least one parallelism"),
+    (("schedule_seed",), -1, "Scenario.schedule_seed -1 is not valid. Expected 0 to"),
+    (("format",), 3, "format: 3 is not valid: this version of equivcheck is too old to read it. Expected 1 to 2"),
+    (("format",), 0, "format: 0 is not valid. Expected 1 to 2"),
+    (("format",), True, "format: true is not valid: it is a boolean. Expected an integer"),
+    (("kind",), "program", 'kind: "program" is not valid. Expected scenario'),
 ]
 
 NOT_JSON = [
     ("", "invalid JSON: Expecting value: line 1 column 1"),
     ("{", "invalid JSON: Expecting property name"),
-    ('{"format": NaN}', "invalid JSON: NaN is not a number; allowed: finite numbers"),
-    ('{"format": -Infinity}', "invalid JSON: -Infinity is not a number; allowed: finite numbers"),
+    ('{"format": NaN}', "invalid JSON: NaN is not valid. Expected a finite number"),
+    ('{"format": -Infinity}', "invalid JSON: -Infinity is not valid. Expected a finite number"),
     ('{"format": 1, "format": 1}', 'invalid JSON: field "format" occurs twice'),
     ("[" * 100_000, "invalid JSON: maximum recursion depth exceeded"),
-    ("[]", "[] is a list; allowed: an object"),
-    ("null", "null; allowed: an object"),
-    ("{}", "format: missing field; allowed: 1 to 2"),
-    ('{"format": 2}', "kind: missing field; allowed: scenario"),
+    ("[]", "[] is not valid: it is a list. Expected an object"),
+    ("null", "null is not valid. Expected an object"),
+    ("{}", "format: missing field. Expected 1 to 2"),
+    ('{"format": 2}', "kind: missing field. Expected scenario"),
 ]
 
 
@@ -178,7 +202,7 @@ def test_a_missing_field_without_default_is_named(path: tuple[str | int, ...]) -
     for key in path[:-1]:
         place = place[key]
     del place[path[-1]]
-    with pytest.raises(InvalidScenario, match=rf"{path[-1]}: missing field; [A-Z]\w+ has no default for it$"):
+    with pytest.raises(InvalidScenario, match=rf"{path[-1]}: missing field\. [A-Z]\w+ has no default for it\.$"):
         decode(Scenario, data)
 
 
@@ -277,11 +301,11 @@ def test_registering_refuses_a_taken_tag_and_a_field_named_kind(known_tags: dict
         tag: ClassVar[str] = "kinded"
         kind: str = ""
 
-    with pytest.raises(UsageError, match="'ddp', taken"):
+    with pytest.raises(UsageError, match="'ddp' is not valid: it is taken"):
         register_parallelism(Taken)
-    with pytest.raises(UsageError, match=r"Kinded\.kind cannot be a field"):
+    with pytest.raises(UsageError, match=r"Kinded\.kind is not a valid field"):
         register_parallelism(Kinded)
-    with pytest.raises(UsageError, match="allowed: dataclasses derived from Parallelism"):
+    with pytest.raises(UsageError, match="Expected a dataclass derived from Parallelism"):
         register_parallelism(LocalKind)  # type: ignore[arg-type]
 
 

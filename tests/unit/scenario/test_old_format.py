@@ -124,14 +124,14 @@ def test_what_is_read_from_format_1_is_written_in_the_current_one(file: Path) ->
         (
             ("training", "model", "layers", 0, "width"),
             "2",
-            'training.model.layers[0].width: "2" is a string; allowed: an',
+            'training.model.layers[0].width: "2" is not valid: it is a string. Expected an',
         ),
-        (("training", "model", "layers", 0), [], "training.model.layers[0]: [] is a list; allowed: an object"),
-        (("training", "model", "layers"), 3, "training.model.layers: 3 is an integer; allowed: a list"),
-        (("training", "model"), None, "training.model: null; allowed: an object"),
-        (("training", "loss"), "huber", 'training.loss.kind: "huber" is unknown; allowed: mse_mean'),
-        (("training", "stairs"), 1, "training.stairs: unknown field; allowed: model, data"),
-        (("start", "steps"), 9, "Resume.steps is 9; allowed: fewer than the 3 of the training"),
+        (("training", "model", "layers", 0), [], "training.model.layers[0]: [] is not valid: it is a list. Expected an object"),
+        (("training", "model", "layers"), 3, "training.model.layers: 3 is not valid: it is an integer. Expected a list"),
+        (("training", "model"), None, "training.model: null is not valid. Expected an object"),
+        (("training", "loss"), "huber", 'training.loss.kind: "huber" is not valid. Expected one of: mse_mean'),
+        (("training", "stairs"), 1, "training.stairs: unknown field. Expected one of: model, data"),
+        (("start", "steps"), 9, "Resume.steps 9 is not valid. Expected fewer than the training's 3"),
     ],
 )
 def test_what_does_not_fit_format_1_is_refused_by_its_place(path: tuple[str | int, ...], value: Any, problem: str) -> None:
