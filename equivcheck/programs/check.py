@@ -11,9 +11,9 @@ from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS, RanksResult
 from equivcheck.oracle.judge import Case, judge, judge_failure
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.blame import failure_if_refusals_raise, first_raising, parts_that_disagree, with_culprit
 from equivcheck.programs.nouns.program import MAX_STATEMENTS, TensorProgram
 from equivcheck.programs.nouns.statements import Operation
-from equivcheck.programs.refused_by_some import refused_by_some
 from equivcheck.programs.run.cache import cached_plan, cached_reference
 from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.on_file import known_difference
@@ -21,7 +21,6 @@ from equivcheck.programs.run.one_device import Plan
 from equivcheck.programs.run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.programs.run.targets import target_of
-from equivcheck.programs.to_blame import first_raising, parts_that_disagree, with_culprit
 from equivcheck.programs.verdict import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import ranks
@@ -84,7 +83,7 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
     try:
         run = _run(members, plan, target, deadline)
     except RanksFailed as error:
-        failure = refused_by_some(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
+        failure = failure_if_refusals_raise(lambda raising: _run(members, plan, target, deadline, raising), error.failure)
         blamed = judge_failure(verdict, with_culprit(plan, lambda shorter: _run(members, shorter, target, deadline), failure))
         return _with_values_before(blamed, lambda shorter: _verdict(members, shorter, target, deadline))
     return _judged(verdict, plan, run.values)

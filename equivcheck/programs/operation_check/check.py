@@ -115,7 +115,8 @@ def _checked(
         for task in tasks:
             chosen = all_placements(task, reductions) if listed is None else given_placements(task, listed)
             own = task if members.has_copies else replace(task, setup=None)
-            rows += _Judge(own, members, deadline).rows(chosen)
+            judge_of_task = _Judge(own, members, deadline)
+            rows += [judge_of_task.row(each) for each in chosen]
         members.run(clear_caches, deadline=deadline)
     return tuple(rows), members.name
 
@@ -136,10 +137,7 @@ class _Judge:
         self.task, self.members, self.deadline = task, members, deadline
         self.reference = reference_of(task, NUM_COPIES)
 
-    def rows(self, chosen: Sequence[Placements]) -> list[PlacementRow]:
-        return [self._row(each) for each in chosen]
-
-    def _row(self, placements: Placements) -> PlacementRow:
+    def row(self, placements: Placements) -> PlacementRow:
         started = time.perf_counter()
         row = PlacementRow(outcome=Outcome.EQUIVALENT, world=self.members.name, placements=placements, seed=self.task.seed)
         row = self._judged(row)
@@ -176,12 +174,8 @@ class _Judge:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return again_if_died(
-                lambda: self.members.run(_on_rank, self.task, placements, raises, deadline=self.deadline, is_foreign=True)
+                lambda: self.members.run(run_on_rank, self.task, placements, raises, deadline=self.deadline, is_foreign=True)
             )
-
-
-def _on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
-    return run_on_rank(task, placements, raises=raises)
 
 
 def _refused(row: PlacementRow, refusals: tuple[str, ...]) -> PlacementRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns.placement import partial
-from equivcheck.programs.operation_check.refused import refusal_of
 from equivcheck.programs.operation_check.task import Function, OperationTask, named_tensors
 from equivcheck.programs.run.rank import moment, torch_placements
 from equivcheck.programs.run.reading import full_of
+from equivcheck.programs.run.refusals import LONGEST, refusal
 from equivcheck.programs.run.values import local_part, weights_of
 from equivcheck.worlds.dtensor_caches import forget_shardings
 from equivcheck.worlds.dtensor_rules import kept_rules
@@ -25,6 +26,8 @@ from equivcheck.worlds.trace.moments import ValueTrace
 Tensors = dict[str, torch.Tensor | None]
 Placements = tuple[tuple[str, ...] | None, ...]
 """For each tensor, a placement for each mesh axis; None for a plain tensor, which every rank holds in full."""
+OF_LOCAL_MAP = r"local_map.*(mismatched placements|redistribute_inputs)"
+"""Pattern for `local_map` errors about placements it was not built for."""
 
 
 class OperationFailed(EquivCheckError):
@@ -74,7 +77,7 @@ def _real(tensors: Tensors) -> Tensors:
     return {name: torch.view_as_real(each) if each is not None and each.is_complex() else each for name, each in tensors.items()}
 
 
-def run_on_rank(task: OperationTask, placements: Placements, *, raises: bool) -> OperationRun:
+def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> OperationRun:
     """Run the operation on this rank. A refusal is returned, or raised if `raises`."""
     if task.setup is None:
         return _run(task, placements, raises=raises)
@@ -101,10 +104,18 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
         tensors = [_part(task, tensor, own, mesh) for (_, tensor), own in zip(task.tensors, placements, strict=True)]
         return OperationRun(trace=run_operation(task, watched, tensors, full_of), outputs=tuple(outputs))
     except Exception as error:
-        text = refusal_of(error, task.refuses)
+        text = _refusal(error, task.refuses)
         if text is None or raises:
             raise OperationFailed(f"{type(error).__name__}: {error}") from error
         return OperationRun(trace=None, refusal=text)
+
+
+def _refusal(error: BaseException, also: str) -> str | None:
+    """The error in one line if DTensor or `local_map` refuses clearly, or the pattern `also` is found; else None."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if re.search(OF_LOCAL_MAP, text) or (also and re.search(also, text)):
+        return text[:LONGEST]
+    return refusal(error)
 
 
 def _part(task: OperationTask, tensor: torch.Tensor, own: tuple[str, ...] | None, mesh: Any) -> torch.Tensor:

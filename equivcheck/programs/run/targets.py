@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from equivcheck.errors import UsageError
+from equivcheck.programs.nouns.program import TensorProgram
+from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.run.calls import call, function_of
+from equivcheck.programs.run.one_device import Outputs
 from equivcheck.programs.run.rank import DTensorTarget
+
+BACKEND = "aot_eager"
+"""Traces forward and backward, and runs the trace without generating code."""
+
+
+class CompiledTarget(DTensorTarget):
+    """Runs operations under `torch.compile`."""
+
+    needs_processes = True
+
+    def __init__(self, program: TensorProgram) -> None:
+        super().__init__(program)
+        torch._dynamo.reset()
+
+    def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
+        """Compile the operation for these arguments, and run it."""
+        compiled = torch.compile(function_of(statement.name), backend=BACKEND, dynamic=False)
+        return call(compiled, statement.name, arguments, statement.dim)
 
 
 def _plain() -> type[DTensorTarget]:
     from equivcheck.programs.run.plain.target import PlainTarget
 
     return PlainTarget
-
-
-def _compiled() -> type[DTensorTarget]:
-    from equivcheck.programs.run.compiled import CompiledTarget
-
-    return CompiledTarget
 
 
 def _typed() -> type[DTensorTarget]:
@@ -32,7 +50,7 @@ TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "dtensor": lambda: DTensorTarget,
     "plain": _plain,
     "typed": _typed,
-    "compiled": _compiled,
+    "compiled": lambda: CompiledTarget,
 }
 """DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, whose type checker is
 asked too; DTensors with each operation compiled, in processes."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from equivcheck.programs.nouns.statements import arguments_of
 from equivcheck.programs.run.one_device import Plan
-from equivcheck.programs.run.rank import StatementFailed, value_names
+from equivcheck.programs.run.rank import REFUSED, StatementFailed, value_names
 from equivcheck.programs.run.reading import PartsDisagree
-from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed
+from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
 
 RAISING = re.compile(rf"{StatementFailed.__name__}: v(\d+) ")
 """Pattern in a rank's error if it raised in a statement."""
@@ -35,6 +35,30 @@ def with_culprit(plan: Plan, run: Callable[[Plan], object], failure: Failure) ->
     first = next((each for each in numbers if (found := _failure(run, _until(plan, each))) and found.kind in AT_ONCE), None)
     where = "backward" if first is None else _called(plan, first)
     return replace(failure, summary=f"{where}: {failure.summary}")
+
+
+def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
+    """Let refusals raise, and return the failure of a rank that refuses what others do not; else return `hung`.
+
+    `run` takes the statements whose refusal does not end a rank, and raises `RanksFailed`. It is called again as long as all
+    ranks refuse the same statement.
+    """
+    allowed: frozenset[str] = frozenset()
+    while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
+        try:
+            run(allowed)
+        except RanksFailed as error:
+            raised = [report.error for report in error.failure.reports if report.state is RankState.RAISED]
+            # The statement comes after REFUSED; an error that is no refusal gives an empty one.
+            refused = {text.partition(REFUSED)[2].partition(":")[0] for text in raised}
+            if not refused or "" in refused:
+                break
+            if len(refused) > 1 or len(raised) < len(error.failure.reports):
+                return error.failure
+            allowed |= refused
+        else:
+            break
+    return hung
 
 
 def first_raising(failure: Failure | None) -> int:
