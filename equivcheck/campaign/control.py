@@ -155,7 +155,7 @@ class ControlRun:
 @singledispatch
 def cases_for(fault: Fault, plan: Plan) -> SearchStrategy[Any]:  # noqa: ARG001
     """Strategy for the cases in which a fault is planted."""
-    raise TypeError(f"{type(fault).__name__} is no fault")
+    raise TypeError(f"fault {type(fault).__name__} is not valid: unknown class. Expected Mutant or ProgramFault")
 
 
 @cases_for.register

@@ -49,5 +49,5 @@ def _verdict(worker: CheckingProcess) -> CaseVerdict:
     else:
         verdict = worker.hang()
     if verdict is None:
-        raise CheckerFailed(f"the process of the check ended before it began: {worker.printed().strip()[-500:]}")
+        raise CheckerFailed(f"the check's process ended before the check began: {worker.printed().strip()[-500:]}")
     return verdict

@@ -151,17 +151,18 @@ class Plan:
         low = {"seconds": 0.0, "seed": -1, "num_workers": 0, "max_ranks": 0, "deadline": 0.0, "shrink_seconds": -1.0}
         for field, above in low.items():
             if not getattr(self, field) > above:
-                raise UsageError(f"Plan.{field} is {getattr(self, field)!r}; allowed: above {above}")
+                raise UsageError(f"Plan.{field} {getattr(self, field)!r} is not valid: too low. Expected a number above {above}")
         if self.strategy is None and self.programs is None:
-            raise UsageError("Plan draws nothing; give it a strategy, programs, or both")
+            raise UsageError("Plan.strategy None is not valid: nothing is drawn. Expected a strategy, programs, or both")
         if self.num_checks is None and self.seconds == math.inf:
-            raise UsageError("Plan has no end; give its seconds, its num_checks, or both")
+            raise UsageError("Plan.seconds inf is not valid: the campaign never ends. Expected seconds, num_checks, or both")
         if self.num_checks is not None and self.num_checks < 1:
-            raise UsageError(f"Plan.num_checks is {self.num_checks}; allowed: at least 1, or None")
+            raise UsageError(f"Plan.num_checks {self.num_checks} is not valid: too low. Expected at least 1, or None")
         if self.max_ranks > MAX_RANKS:
-            raise UsageError(f"Plan.max_ranks is {self.max_ranks}; allowed: 1 to {MAX_RANKS}")
+            raise UsageError(f"Plan.max_ranks {self.max_ranks} is not valid: too many. Expected 1 to {MAX_RANKS}")
         if self.stuck_seconds <= self.deadline:
-            raise UsageError(f"Plan.stuck_seconds is {self.stuck_seconds}; allowed: above the deadline of {self.deadline}")
+            expected = f"more than the deadline, {self.deadline}"
+            raise UsageError(f"Plan.stuck_seconds {self.stuck_seconds} is not valid: too low. Expected {expected}")
 
     def checks_of(self, worker: int) -> float:
         """Number of checks for the worker with this number; infinite if only the time ends the campaign."""

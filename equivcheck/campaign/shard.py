@@ -26,7 +26,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.of:
-            raise UsageError(f"shard {self.number}/{self.of} does not exist; allowed: 1/{self.of} to {self.of}/{self.of}")
+            raise UsageError(f"shard {self} is not valid: no such part. Expected 1/{self.of} to {self.of}/{self.of}")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
@@ -40,5 +40,5 @@ def shard_of(text: str) -> Shard:
     """Parse ``2/8``. Raises `UsageError`."""
     written = _WRITTEN.fullmatch(text)
     if written is None:
-        raise UsageError(f"shard {text[:80]!r} is none; allowed: a number and how many there are, as 2/8")
+        raise UsageError(f"shard {text[:80]!r} is not valid: not a part. Expected I/N, such as 2/8")
     return Shard(number=int(written[1]), of=int(written[2]))

@@ -231,7 +231,7 @@ class _Campaign:
             if not is_shrunk(self._findings.verdict(mark)):
                 self._shrinkers.leave(mark)
         if self._nodes.all_lost:
-            self._broken = self._broken or f"no node of the cluster is left; the last was {lost.name}: {lost.why}"
+            self._broken = self._broken or f"all cluster nodes are lost; the last was {lost.name}: {lost.why}"
         if self._stop_at is not None or self._broken:
             self._keep_unchecked(suspect)
         elif suspect is not None or self._has_control(worker):

@@ -27,7 +27,7 @@ def print_communication(console: Console, verdict: Verdict) -> None:
         console.print(Text(f"no calls to show: {verdict.unmodelled or 'the ranks did not finish'}"), soft_wrap=True)
         return
     if verdict.unmodelled:
-        console.print(Text(f"calls are not compared with expected ones: {verdict.unmodelled}"), soft_wrap=True)
+        console.print(Text(f"calls are not compared, because none are predicted: {verdict.unmodelled}"), soft_wrap=True)
     for rows, members in _alike(verdict).items():
         console.print(Text(f"\n{_ranks(members)}:", style="bold"))
         console.print(_table(rows, modelled=not verdict.unmodelled))

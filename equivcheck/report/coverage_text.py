@@ -49,14 +49,13 @@ def pairs_line(reach: Reach) -> str:
 def signatures_line(signatures: Collection[str]) -> str:
     """One line: ``signatures: 420 pairs of consecutive calls, 1,300 DTensor operations with placements``."""
     calls = sum(AFTER in each for each in signatures)
-    operations = f"{len(signatures) - calls:,} operations of DTensor by the placements of their arguments"
-    return f"what ranks did: {calls:,} calls after others, {operations}"
+    return f"signatures: {calls:,} pairs of consecutive calls, {len(signatures) - calls:,} DTensor operations with placements"
 
 
 def families_line(reach: Reach) -> str:
     """One line: ``tokens 20,000 of 22,000 (90.9 %), sequences ..., rows ...``."""
     return ", ".join(
-        f"of {each['family']} {each['drawn']:,} of {each['legal']:,} ({100 * each['drawn'] / max(1, each['legal']):.1f} %)"
+        f"{each['family']} {each['drawn']:,} of {each['legal']:,} ({100 * each['drawn'] / max(1, each['legal']):.1f} %)"
         for each in _families(reach)
     )
 
@@ -89,9 +88,9 @@ def reach_object(reach: Reach) -> dict[str, Any]:
 
 
 def programs_line(reach: ProgramReach) -> str:
-    """One line: ``operations in tensor programs: 250 of 254, 3,120 with an argument's placements``."""
+    """One line: ``operations in tensor programs: 250 of 254, with 3,120 placements of arguments``."""
     reached, places = len(reach.operations), f"{len(reach.places):,}"
-    return f"operations of tensor programs reached: {reached} of {len(OPERATIONS)}, {places} with placements of an argument"
+    return f"operations in tensor programs: {reached} of {len(OPERATIONS)}, with {places} placements of arguments"
 
 
 def programs_object(reach: ProgramReach) -> dict[str, Any]:
@@ -142,12 +141,8 @@ def _lines(measured: Measured) -> list[str]:
         lines.append(f"\npairs not covered, {min(_MAX_PAIRS, len(missing))} of {len(missing):,} (--json has all):")
         lines += [f"  {one} with {other}" for one, other in missing[:_MAX_PAIRS]]
     if reach.unknown:
-        lines.append(f"\nfeatures missing in the table of legal pairs, and therefore not counted: {_names(reach)}")
+        lines.append(f"\nfeatures not in the table of legal pairs, so not counted: {'; '.join(sorted(map(str, reach.unknown)))}")
     return lines
-
-
-def _names(reach: Reach) -> str:
-    return "; ".join(sorted(map(str, reach.unknown)))
 
 
 def _lacking(reach: Reach) -> list[tuple[str, int, int]]:

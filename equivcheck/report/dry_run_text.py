@@ -35,11 +35,11 @@ def _parts(found: DryRun) -> Iterator[RenderableType]:
     small = found.small.layout.mesh
     world = f"a simulated world of {small.num_ranks} ranks ({_axes(small)})"
     if found.unmodelled:
-        verified = f"shards match the arithmetic, as many calls as in {world}; not modelled: {found.unmodelled}"
+        verified = f"shards are as computed, as many calls as in {world}; calls are not predicted: {found.unmodelled}"
     elif found.remarks:
-        verified = "shards match the arithmetic, calls and bytes are as expected"
+        verified = "shards are as computed, calls and bytes are as expected"
     else:
-        verified = f"shards match the arithmetic, calls and bytes are as expected, as many calls as in {world}"
+        verified = f"shards are as computed, calls and bytes are as expected, as many calls as in {world}"
     yield Text(verified, style="green")
     for remark in found.remarks:
         yield Text(remark, style="dim")
@@ -50,7 +50,7 @@ def _axes(mesh: Mesh) -> str:
 
 
 def _holdings(plans: tuple[RankPlan, ...]) -> Table:
-    table = Table("parameter", "whole", *(f"rank {plan.rank:,}" for plan in plans), box=None, pad_edge=False, header_style="bold")
+    table = Table("parameter", "full", *(f"rank {plan.rank:,}" for plan in plans), box=None, pad_edge=False, header_style="bold")
     shapes = {holding.name: holding.shape for plan in plans for holding in plan.holdings}
     held = [{holding.name: holding for holding in plan.holdings} for plan in plans]
     for name, shape in shapes.items():

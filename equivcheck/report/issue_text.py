@@ -85,12 +85,12 @@ def _in_full(each: Reported) -> str:
 def _in_brief(each: Reported) -> str:
     mark = each.finding.fingerprint
     commands = f"`equivcheck export {mark}`, `equivcheck replay {mark}`"
-    return "\n".join((*_of_finding(each), f"There is no room here for its script and its scenario: {commands}\n"))
+    return "\n".join((*_of_finding(each), f"There is no room here for its script and its scenario. Run {commands}\n"))
 
 
 def _in_a_line(each: Reported) -> str:
     mark = each.finding.fingerprint
-    return f"\n## {_heading(each.record)}\n\nThere is no room here for more: `equivcheck report {mark}`\n"
+    return f"\n## {_heading(each.record)}\n\nThere is no room here for more. `equivcheck report {mark}` writes a page about it.\n"
 
 
 def _heading(record: Record) -> str:
@@ -109,9 +109,9 @@ def _of_case(each: Reported) -> Iterator[str]:
     """Script, and the scenario as JSON."""
     verdict = each.finding.verdict
     if each.script:
-        yield _folded("A script that needs torch alone", _fenced(each.script, "python"))
+        yield _folded("A script that needs only torch", _fenced(each.script, "python"))
     else:
-        yield f"There is no script that needs torch alone: {printable(each.why_no_script)}\n"
+        yield f"There is no torch-only script: {printable(each.why_no_script)}\n"
     beyond = " --beyond" if verdict.beyond else ""
     command = f"`equivcheck check scenario.json --world {verdict.world}{beyond}`"
     yield _folded("scenario.json", f"{command}\n\n{_fenced(to_json(verdict.case), 'json')}")
@@ -120,7 +120,7 @@ def _of_case(each: Reported) -> Iterator[str]:
 def _versions(finding: Finding) -> str:
     if finding.shown_in is None:
         return f"Not bisected yet: `equivcheck bisect {finding.fingerprint}`"
-    return f"Of torch {finding.shown_in.versions[0]} to {finding.shown_in.versions[-1]}, it {finding.shown_in}."
+    return f"From torch {finding.shown_in.versions[0]} to {finding.shown_in.versions[-1]}, it {finding.shown_in}."
 
 
 def _fenced(text: str, language: str = "") -> str:

@@ -44,10 +44,10 @@ def _placements(reach: ProgramReach) -> Counter[str]:
 
 
 def _table(reach: ProgramReach) -> Table:
-    table = Table("an argument lies", box=None, pad_edge=False, header_style="bold")
+    table = Table("placement of an argument", box=None, pad_edge=False, header_style="bold")
     table.add_column("operations", justify="right")
     for lies, number in _placements(reach).most_common():
-        table.add_row("is computed" if lies == "value" else lies or "without dims", str(number))
+        table.add_row("computed" if lies == "value" else lies or "without dims", str(number))
     return table
 
 
@@ -56,12 +56,12 @@ def _lines(reach: ProgramReach, found: Overloads, seed: int) -> list[str]:
     lines = [
         f"\n{count(reach.num_programs, 'program')}, seed {seed}",
         programs_line(reach),
-        f"overloads that DTensor has a rule for: {len(found.registered):,}, reached {len(found.reached):,} ({share:.1f} %)",
+        f"overloads with a DTensor rule: {len(found.registered):,}, reached {len(found.reached):,} ({share:.1f} %)",
     ]
     for what, names in (
-        ("operations that were not drawn", reach.missing),
-        ("overloads with a rule that no operation reaches", found.missing),
-        ("overloads that operations call and DTensor has no rule for", tuple(sorted(found.unregistered))),
+        ("operations not drawn", reach.missing),
+        ("overloads with a rule, reached by no operation", found.missing),
+        ("overloads without a DTensor rule, called by operations", tuple(sorted(found.unregistered))),
     ):
         if names:
             more = f" and {len(names) - _MAX_NAMES:,} more (--json has all)" if len(names) > _MAX_NAMES else ""

@@ -54,7 +54,7 @@ class ProgressLine:
         used = [node for node in event.nodes if not node.lost]
         where = f" on {count(len(used), 'node')}" if event.nodes else ""
         processes = count(event.plan.num_workers, "process", "processes")
-        self._say(f"comparing generated cases with one device: {processes}{where}, seed {event.plan.seed}")
+        self._say(f"comparing generated cases with the single-device run: {processes}{where}, seed {event.plan.seed}")
         for node in event.nodes:
             if node.lost:
                 self._say(node_summary(node), style="yellow")

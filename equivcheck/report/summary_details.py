@@ -53,13 +53,13 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _notes(tally)
     if tally.not_repeated:
         yield Text(
-            f"{count(tally.not_repeated, 'lost worker or failure', 'lost workers or failures')} that did not repeat: alone, in a "
-            "fresh process, the same case passes",
+            f"{count(tally.not_repeated, 'lost worker or failure', 'lost workers or failures')} did not repeat: the same case "
+            "passes in a new process",
             style="yellow",
         )
     if summary.num_cut_off:
         cut_off = count(summary.num_cut_off, "check was", "checks were")
-        yield Text(f"{cut_off} stopped in the middle: the campaign was over", style="yellow")
+        yield Text(f"{cut_off} stopped before the end: the campaign was over", style="yellow")
     if summary.control is not None and summary.control.passed_over:
         yield Text(f"control: no generated case showed {', '.join(summary.control.passed_over)} in time", style="yellow")
     for finding in summary.findings:
@@ -70,7 +70,7 @@ def _beyond_text(tally: Tally) -> str:
     """``beyond limits of torch: 12 checks: 4 equivalent, 8 unsupported (every rank raises)``."""
     raises = {Outcome.UNSUPPORTED: " (every rank raises)"}
     shown = [f"{tally.beyond[each]} {each.value}{raises.get(each, '')}" for each in Outcome if tally.beyond[each]]
-    return f"beyond limits of torch: {count(tally.beyond.total(), 'check')}, of which {', '.join(shown)}"
+    return f"beyond limits of torch: {count(tally.beyond.total(), 'check')}: {', '.join(shown)}"
 
 
 def _table(tally: Tally) -> Table:
@@ -93,8 +93,10 @@ def _notes(tally: Tally) -> Iterator[Text]:
         median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
         yield Text(f"error of equivalent checks, relative to tolerance: median {median}, 99 % up to {p99}, largest {most}")
     for name, number in tally.known.most_common():
-        avoided = f", avoided in {tally.avoided[name]} more" if tally.avoided[name] else ""
-        yield Text(f"known: {name} shows in {number} of {count(tally.told[name], 'check')}{avoided}", style="yellow")
+        avoided = f", avoided in {tally.avoided[name]} others" if tally.avoided[name] else ""
+        yield Text(
+            f"known issue {name}: in {number} of {count(tally.told[name], 'check')} that could show it{avoided}", style="yellow"
+        )
     unseen = [f"{name} ({count(number, 'check')})" for name, number in tally.told.most_common() if name not in tally.known]
     if unseen:
         yield Text(f"not seen although possible: {', '.join(unseen)}", style="yellow")
@@ -109,6 +111,6 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.case)}")
     yield Text(f"  {printable(verdict.reason)}")
     if finding.kept is Kept.UNKEPT:
-        yield Text(f"  not kept, seen in {times}; reproduce with: equivcheck check FILE, where FILE has\n{to_json(verdict.case)}")
+        yield Text(f"  not kept, seen in {times}; run equivcheck check FILE with this FILE:\n{to_json(verdict.case)}")
     else:
-        yield Text(f"  {KEPT[finding.kept]}, seen in {times}; reproduce with: equivcheck replay {finding.path}")
+        yield Text(f"  {KEPT[finding.kept]}, seen in {times}; run equivcheck replay {finding.path}")

@@ -66,7 +66,7 @@ def _table(tally: Tally) -> Iterator[str]:
     for name in sorted(names, key=lambda name: (name == TensorProgram.tag, name)):
         yield _parallelism(tally, name)
     if names:
-        yield "compositions count in each line; local_...: explicit collectives, no wrapper"
+        yield "a composition counts in each of its lines; local_...: explicit collectives"
     reasons = ((reason, number) for (outcome, reason), number in tally.reasons.most_common() if outcome in _UNDECIDED)
     for reason, number in itertools.islice(reasons, 1):
         yield in_short(f"undecided: {reason} ({count(number, 'check')})", WIDTH)
@@ -101,7 +101,7 @@ def _known_line(tally: Tally) -> str:
 def _control_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
         return wrapped(control_text(summary.control))
-    return ["control: not decided, the run was over first"] if summary.plan.controls is not None else []
+    return ["control: not decided before the run was over"] if summary.plan.controls is not None else []
 
 
 def control_text(control: Control) -> str:

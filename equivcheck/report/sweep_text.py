@@ -21,9 +21,9 @@ def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = (
         console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
     counts = ", ".join(f"{number:,} {outcome.value}" for outcome, number in found.outcomes.most_common())
     console.print(f"{sum(found.outcomes.values()):,} programs: {counts or 'none'}; {found.num_clones:,} more do not apply")
-    console.print(f"{len(found.agreed)} operations agree, {len(found.refused)} are refused under some placements")
+    console.print(f"{len(found.agreed)} operations agree, torch refuses {len(found.refused)} under some placements")
     if found.stopped:
-        console.print("stopped before all were run")
+        console.print("stopped before the end")
     for group in found.groups.values():
         console.print(f"\n{group.operation}: {group.outcome.value}, {group.what} ({group.num:,} programs)")
         console.print(f"  all have: {', '.join(sorted(group.facts)) or 'nothing in common'}")

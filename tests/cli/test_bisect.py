@@ -120,7 +120,7 @@ def test_every_finding_of_a_store_is_replayed(store: Path, monkeypatch: pytest.M
     *lines, summary = result.stdout.splitlines()
     assert sorted(line.split(": ", 1)[1].split(":")[0].split(" (")[0] for line in lines) == [
         "fails differently",
-        "no longer shows, on the torch that it was found with",
+        "no longer shows, on the torch version with which it was found",
         "still shows",
     ]
     assert summary.startswith("3 findings on torch ")

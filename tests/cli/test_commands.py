@@ -152,7 +152,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
     "ranks": (("fuzz", "--seconds", "1", "--max-ranks", "9"), None, "--max-ranks"),
     "workers": (("fuzz", "--seconds", "1", "--workers", "0"), None, "--workers"),
     "unknown finding": (("replay", "abc", "--store", "nowhere"), None, "nowhere"),
-    "finding that is a missing folder": (("replay", "nowhere/abc"), None, "does not exist"),
+    "finding that is a missing folder": (("replay", "nowhere/abc"), None, "nowhere/abc is not valid: no such folder"),
 }
 
 

@@ -158,13 +158,13 @@ def replaced(file: str, make: Callable[[Path], object]) -> Callable[[Path], None
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "unknown world": (changed("verdict.json", world="zz"), "allowed: sim, gloo"),
-    "no data in its world": (changed("verdict.json", world="fake"), "allowed: sim, gloo"),
-    "no finding": (changed("verdict.json", outcome="equivalent"), "allowed: diverged, crashed, hung"),
+    "unknown world": (changed("verdict.json", world="zz"), "Expected one of sim, gloo"),
+    "no data in its world": (changed("verdict.json", world="fake"), "Expected one of sim, gloo"),
+    "no finding": (changed("verdict.json", outcome="equivalent"), "Expected diverged, crashed or hung"),
     "no step": (changed("verdict.json", divergence={"step": 10**9}), "divergence.step"),
     "no moment": (changed("verdict.json", followers=["zz"]), "followers"),
     "a reason without end": (changed("verdict.json", reason="a " * 10**6), "at most 100,000"),
-    "no version": (changed("environment.json", torch="zz"), "no version"),
+    "no version": (changed("environment.json", torch="zz"), "no version number"),
     "code in a version": (changed("environment.json", torch='2.13.0"""\nimport os\n"""'), "environment.json"),
     "an unprintable date": (changed("environment.json", date="\x1b[31m"), "printable"),
     "a long date": (changed("environment.json", date="1" * 10**6), "printable"),

@@ -225,7 +225,7 @@ def test_a_merge_that_cannot_be_does_nothing(tmp_path: Path) -> None:
     FindingStore(tmp_path / "one").keep(OLD)
     result = run("merge", tmp_path / "one", tmp_path / "missing", "--store", tmp_path / "all")
     assert result.exit_code == 2
-    assert "missing is no folder" in result.stderr
+    assert "missing is not valid: no such folder" in result.stderr
     assert not tmp_path.joinpath("all").exists()
 
 
@@ -244,7 +244,7 @@ def test_a_shard_that_does_not_exist_is_a_usage_error(text: str) -> None:
     """The line says what is allowed."""
     result = run("fuzz", "--seconds", 1, "--shard", text)
     assert result.exit_code == 2
-    assert "allowed" in result.stderr
+    assert "Expected" in result.stderr
 
 
 def test_a_shard_draws_something_else(nights: Nights) -> None:

@@ -52,10 +52,10 @@ def test_the_last_run_is_reported_unless_another_is_named(store: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("--run", "beef"), "'beef' is the beginning of no run"),
-        (("--run", "0"), "'0' is the beginning of 2 runs"),
+        (("--run", "beef"), "run 'beef' is not valid: no run in"),
+        (("--run", "0"), "run '0' is not valid: 2 runs in"),
         (("-o", "missing/page.html"), "missing is no folder"),
-        (("--store", "empty"), "has no run; allowed: the store of an `equivcheck fuzz` that has run"),
+        (("--store", "empty"), "has no run. Expected a store that `equivcheck fuzz` has used"),
     ],
 )
 def test_what_cannot_be_reported_is_one_line(store: Path, tmp_path: Path, arguments: Sequence[str], error: str) -> None:
@@ -124,7 +124,7 @@ def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
     History(tmp_path).begin(run_of(0))
     page = tmp_path / "page.html"
     assert run("report", "--store", tmp_path, "-o", page).exit_code == 0
-    assert "it was killed, or still runs" in page.read_text("utf-8")
+    assert "the run was killed, or still goes on" in page.read_text("utf-8")
 
 
 def test_an_issue_has_the_findings_that_make_a_run_fail(store: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_finding_has_a_page_of_its_own(store: Path, tmp_path: Path) -> None:
     require_sound(found)
     assert "import torch" in found.said("again")
     assert f"equivcheck replay {store / mark}" in found.said("again")
-    assert "in the run that is drawn here no value differs" in found.said("found")
+    assert "the drawings show a second run, in which no value differs" in found.said("found")
     assert found.root.findall(".//svg[@class='lanes']")
 
 

@@ -276,7 +276,7 @@ def test_progress_has_a_line_for_each_node(summary: Summary) -> None:
         line(NodeLost(name="10.0.0.3", why="it is unplugged"))
         line(Ticked(seconds=2.0, tally=summary.tally, num_findings=1, nodes=NODES))
     text = out.getvalue()
-    assert "comparing generated cases with one device: 1 process on 1 node, seed 7" in text
+    assert "comparing generated cases with the single-device run: 1 process on 1 node, seed 7" in text
     assert text.count(f"node 10.0.0.4: {OTHER_TORCH}") == 1
     assert text.count("node 10.0.0.3: lost: it is unplugged") == 1
     assert text.count("node 10.0.0.3: lost") > 1

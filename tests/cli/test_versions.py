@@ -81,7 +81,7 @@ def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None
         (found(outcome=Outcome.KNOWN), 0, ""),
         (found(outcome=Outcome.DIVERGED), 1, "1 diverged: differs"),
         (found(outcome=Outcome.HUNG), 1, "1 hung: differs"),
-        (found(shows=Shows.DOES_NOT), 1, f"script {ISSUE.id}: does not, but the issue is on file for torch {ISSUE.torch}"),
+        (found(shows=Shows.DOES_NOT), 1, f"script {ISSUE.id}: does not, but the known issue is listed for torch {ISSUE.torch}"),
     ],
 )
 def test_findings_and_scripts_that_disagree_are_told(

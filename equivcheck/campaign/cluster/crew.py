@@ -148,7 +148,7 @@ def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
         if isinstance(message, NoCluster):
             raise ClusterFailed(message.why)
         if isinstance(message, Ended):
-            raise ClusterFailed(f"no cluster at {address} can be used: {_last_line(bridge, bridge.how_it_ended())}")
+            raise ClusterFailed(f"the cluster at {address} cannot be used: {_last_line(bridge, bridge.how_it_ended())}")
         assert isinstance(message, Connected), message
         until = time.monotonic() + JOIN_SECONDS
     raise ClusterFailed(f"no cluster answers at {address} within {CONNECT_SECONDS:.0f} s")
@@ -165,10 +165,10 @@ def connect_ray(address: str, num_workers: int | None = None) -> ClusterCrew:
     Raises `UsageError` for an invalid address or if Ray is not installed, and `ClusterFailed` if no cluster can be used.
     """
     if address != "auto" and not _HOST_AND_PORT.fullmatch(address):
-        raise UsageError(f"Ray address {address[:80]!r} is none; allowed: auto, or the HOST:PORT of a cluster's head")
+        raise UsageError(f"Ray address {address[:80]!r} is not valid: no port. Expected auto, or HOST:PORT of the cluster's head")
     try:
         version("ray")
     except PackageNotFoundError:
-        raise UsageError('a campaign on Ray needs ray, which is not installed; allowed: pip install "equivcheck[ray]"') from None
+        raise UsageError('--ray is not valid: ray is not installed. Expected: pip install "equivcheck[ray]"') from None
     wanted = Wanted(address=address, num_workers=num_workers)
     return ClusterCrew(WorkerProcess("equivcheck.campaign.cluster.on_ray", wanted), address)

@@ -144,7 +144,7 @@ def _ask(nodes: Sequence[Node], ask: Callable[[Node], Any], objection: Callable[
         return
     answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_NODE_SECONDS)
     for reference, node in asked.items():
-        why = f"it does not answer within {_NODE_SECONDS:.0f} s, as if its cores were in use"
+        why = f"it does not answer within {_NODE_SECONDS:.0f} s; maybe its cores are in use"
         if reference in answered:
             try:
                 why = objection(ray.get(reference))

@@ -59,7 +59,7 @@ def _told(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, 
     if found is Again.DOES_NOT:
         return _does_not(finding, here)
     if found is Again.KNOWN:
-        return Fate.KNOWN, f"still shows, on file as {verdict.known}"
+        return Fate.KNOWN, f"still shows, known as {verdict.known}"
     fate = Fate.DIFFERENTLY if found is Again.DIFFERENTLY else Fate.UNTOLD
     return fate, f"{fate.value}: {why_untold(verdict)}"
 
@@ -81,7 +81,7 @@ def _does_not(finding: Finding, here: Version) -> tuple[Fate, str]:
     if shown:
         before = [version for version, shows in known if not shows and here < version < shown[0]]
         return Fate.NOT_YET, f"does not show yet: {_between('begins', finding, max([*before, here]), shown[0])}"
-    return Fate.GONE, "no longer shows, on the torch that it was found with"
+    return Fate.GONE, "no longer shows, on the torch version with which it was found"
 
 
 def _between(what: str, finding: Finding, before: Version, after: Version) -> str:

@@ -110,12 +110,12 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if it cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
-        raise BrokenFinding(f"finding {finding.path} has another case by now; its versions are not written")
+        raise BrokenFinding(f"finding {finding.path} has another case by now, so its versions are not written")
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
         _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
     except OSError as error:
-        raise StoreFailed(f"versions cannot be kept in {finding.path}: {error.strerror or error}") from error
+        raise StoreFailed(f"versions cannot be written to {finding.path}: {error.strerror or error}") from error
 
 
 def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
@@ -132,7 +132,7 @@ def _write(path: Path, text: str) -> None:
 def load_finding(folder: Path) -> Finding:
     """Read a folder that `write_finding` filled. Raises `BrokenFinding` with one line that names the file and the place in it."""
     if not os.path.isdir(folder):
-        raise BrokenFinding(f"finding {folder} does not exist; expected a folder with {SCENARIO} and {VERDICT}")
+        raise BrokenFinding(f"finding {folder} is not valid: no such folder. Expected a folder with {SCENARIO} and {VERDICT}")
     try:
         case = case_from_json(_read(folder / SCENARIO), where=str(folder / SCENARIO))
         verdict = verdict_from(_upgraded(_object(folder / VERDICT)), case, where=str(folder / VERDICT))
@@ -164,7 +164,7 @@ def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     values = load(_read(path), where=str(path))
     if not isinstance(values, dict):
-        raise BrokenFinding(f"broken finding: {path}: {type(values).__name__}; allowed: an object")
+        raise BrokenFinding(f"broken finding: {path}: {type(values).__name__} is not valid. Expected a JSON object")
     return values
 
 

@@ -16,20 +16,20 @@ _TEMPLATE = """\
 {description}
 ```
 
-Found on {date} with equivcheck {equivcheck}, torch {torch}, NumPy {numpy}, Python {python} on {platform}, in the world `{world}`.
+Found on {date} in world `{world}`, with equivcheck {equivcheck}, torch {torch}, NumPy {numpy} and Python {python} on {platform}.
 
-See whether it still shows, from the folder that holds the store:
+To see if it still shows, run this in the folder that contains the store:
 
     equivcheck replay {fingerprint}
 
-or check it by itself:
+To check the case without the store, run this in the finding's folder:
 
     equivcheck check scenario.json --world {world}{beyond}
 
 {versions}
 {stacks}"""
-_NOT_BISECTED = "In which versions of torch it begins and ends:\n\n    equivcheck bisect {fingerprint}"
-_BISECTED = "Of torch {oldest} to {newest}, it {shown_in} (versions.json, by `equivcheck bisect`)."
+_NOT_BISECTED = "To find the torch versions in which it begins and ends:\n\n    equivcheck bisect {fingerprint}"
+_BISECTED = "From torch {oldest} to {newest}, it {shown_in} (versions.json, from `equivcheck bisect`)."
 
 
 def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:

@@ -26,7 +26,7 @@ _USUAL = (Model, Data, Group, Layer, LayerPlan)
 @singledispatch
 def size_of(case: Case) -> Size:
     """Size of a case. Among examples with the same fault, the lexicographically smallest is the best."""
-    raise TypeError(f"{type(case).__name__} is no case")
+    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
 @size_of.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 
 from packaging.version import InvalidVersion, Version
@@ -22,18 +23,23 @@ _MAX_VERSION = 200
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
     """Raise `InvalidScenario` for a verdict that cannot belong to a finding."""
+    for wrong in _mistakes(verdict):
+        raise InvalidScenario(f"{where}: {wrong}")
+
+
+def _mistakes(verdict: CaseVerdict) -> Iterator[str]:
     if not verdict.outcome.is_finding or verdict.known:
-        raise InvalidScenario(f"{where}: outcome: {verdict.outcome.value} is no finding; allowed: diverged, crashed, hung")
+        yield f"outcome {verdict.outcome.value} is not valid: no finding. Expected diverged, crashed or hung"
     if verdict.world not in COMPARABLE:
-        raise InvalidScenario(f"{where}: world: {shown(verdict.world)} is unknown; allowed: {', '.join(COMPARABLE)}")
+        yield f"world {shown(verdict.world)} is not valid: unknown. Expected one of {', '.join(COMPARABLE)}"
     if len(verdict.reason) > _MAX_REASON:
-        raise InvalidScenario(f"{where}: reason: {len(verdict.reason):,} characters; allowed: at most {_MAX_REASON:,}")
+        yield f"reason is not valid: {len(verdict.reason):,} characters. Expected at most {_MAX_REASON:,}"
     for follower in verdict.followers:
         if len(follower.split(" ", 3)) != 4:
-            raise InvalidScenario(f"{where}: followers: {shown(follower)} is none; allowed: 'step 0 gradient NAME' and the like")
-    steps = num_steps(verdict.case)
-    if verdict.divergence is not None and verdict.divergence.step not in range(steps):
-        raise InvalidScenario(f"{where}: divergence.step: {shown(verdict.divergence.step)} is none; allowed: 0 to {steps - 1}")
+            yield f"followers {shown(follower)} is not valid. Expected a text such as 'step 0 gradient NAME'"
+    steps, divergence = num_steps(verdict.case), verdict.divergence
+    if divergence is not None and divergence.step not in range(steps):
+        yield f"divergence.step {shown(divergence.step)} is not valid: no such step. Expected 0 to {steps - 1}"
 
 
 def require_sound_environment(environment: Environment, where: str) -> None:
@@ -41,15 +47,15 @@ def require_sound_environment(environment: Environment, where: str) -> None:
     for field in fields(Environment):
         value = getattr(environment, field.name)
         if not (value.isprintable() and len(value) <= _MAX_VERSION):
-            allowed = f"at most {_MAX_VERSION} printable characters"
-            raise InvalidScenario(f"{where}: {field.name}: {shown(value)}; allowed: {allowed}")
+            expected = f"at most {_MAX_VERSION} printable characters"
+            raise InvalidScenario(f"{where}: {field.name} {shown(value)} is not valid. Expected {expected}")
     _require_version(environment.torch, f"{where}: torch")
 
 
 def require_sound_versions(shown_in: ShownIn, where: str) -> None:
     """Raise `InvalidScenario` for an empty or invalid bisection result."""
     if not shown_in.versions or not shown_in.measured:
-        raise InvalidScenario(f"{where}: no version was measured; allowed: at least one")
+        raise InvalidScenario(f"{where}: versions are not valid: none was measured. Expected at least one")
     for version in (*shown_in.versions, *(found.torch for found in shown_in.measured)):
         _require_version(version, where)
 
@@ -58,4 +64,4 @@ def _require_version(text: str, where: str) -> None:
     try:
         Version(text)
     except InvalidVersion:
-        raise InvalidScenario(f"{where}: {shown(text)} is no version; allowed: one such as 2.13.0") from None
+        raise InvalidScenario(f"{where} {shown(text)} is not valid: no version number. Expected one such as 2.13.0") from None

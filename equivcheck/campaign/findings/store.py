@@ -96,9 +96,11 @@ class FindingStore:
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))
         if matches:
-            raise UsageError(f"fingerprint {prefix!r} is that of {len(matches)} findings in {self.path}: {', '.join(matches)}")
-        there = ", ".join(self.fingerprints()) or "nothing"
-        raise UsageError(f"finding {prefix!r} does not exist in {self.path}; there is {there}")
+            why = f"{len(matches)} findings in {self.path} begin so"
+            raise UsageError(f"fingerprint {prefix!r} is not valid: {why}. Expected one of {', '.join(matches)}")
+        there = ", ".join(self.fingerprints())
+        expected = f"one of {there}" if there else "another store, because this one is empty"
+        raise UsageError(f"finding {prefix!r} is not valid: it is not in {self.path}. Expected {expected}")
 
     def _keep(self, verdict: CaseVerdict) -> Kept:
         mark = fingerprint(verdict)

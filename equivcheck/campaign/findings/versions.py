@@ -44,7 +44,7 @@ class ShownIn:
         """``begins in 2.11.0, still shows in 2.15.0``: each range with its ends, and whether they are certain."""
         runs = list(self._runs())
         if not runs:
-            return "shows in no version measured" if self.could_run else "cannot run in any version measured"
+            return "shows in no measured version" if self.could_run else "cannot run in any measured version"
         return "; ".join(f"{self._beginning(first)}, {self._end(last)}" for first, last in runs)
 
     @property

@@ -129,7 +129,7 @@ def _require_schema(db: sqlite3.Connection) -> None:
     if version == _SCHEMA:
         return
     if version > _SCHEMA:
-        raise sqlite3.DatabaseError(f"schema {version} is of a newer version of equivcheck; allowed: {_SCHEMA} or older")
+        raise sqlite3.DatabaseError(f"schema {version} comes from a newer equivcheck. Expected schema {_SCHEMA} or older")
     statements = files(__package__).joinpath("schema.sql").read_text("utf-8").split(";\n")
     for statement in [_SINCE_FIRST[old] for old in range(version, _SCHEMA)] if version else statements:
         db.execute(statement)

@@ -35,9 +35,9 @@ def require_sources(sources: Sequence[Path], into: Path) -> None:
     """Check the stores before merging. Raises `UsageError` if one does not exist, or is the destination."""
     for source in sources:
         if not source.is_dir():
-            raise UsageError(f"{source} is no folder; allowed: the folder of a store")
+            raise UsageError(f"store {source} is not valid: no such folder. Expected a store's folder")
         if into.exists() and source.samefile(into):
-            raise UsageError(f"{source} is the store to merge into; allowed: other stores")
+            raise UsageError(f"store {source} is not valid: it is the destination. Expected other stores")
 
 
 def merge(source: Path, into: Path) -> Merged:

@@ -78,13 +78,13 @@ def find_run(history: History, prefix: str = "") -> PastRun:
     """Find the only run with this prefix, or the latest run. Raises `UsageError`."""
     runs = list(past_runs(history))
     if not runs:
-        raise UsageError(f"the history {history.path} has no run; allowed: the store of an `equivcheck fuzz` that has run")
+        raise UsageError(f"the history {history.path} has no run. Expected a store that `equivcheck fuzz` has used")
     matches = [past for past in runs if past.run.id.startswith(prefix)] if prefix else runs[:1]
     if len(matches) == 1:
         return matches[0]
-    number = f"of {len(matches)} runs" if matches else "of no run"
+    number = f"{len(matches)} runs" if matches else "no run"
     there = ", ".join(past.run.id for past in matches or runs[:10])
-    raise UsageError(f"{prefix!r} is the beginning {number} in {history.path}; allowed: the first digits of one, as of {there}")
+    raise UsageError(f"run {prefix!r} is not valid: {number} in {history.path} begin so. Expected the beginning of {there}")
 
 
 def noted(history: History, run: Run) -> Noted:

@@ -105,9 +105,9 @@ def records(history: History, until: str = ALWAYS) -> tuple[Record, ...]:
 def accept(history: History, fingerprint: str, reason: str, until: date) -> None:
     """Silence a finding up to and including a day. Raises `UsageError` for a past day or an empty reason."""
     if until < _today():
-        raise UsageError(f"the last day is {until}; allowed: {_today()} or later")
+        raise UsageError(f"last day {until} is not valid: it is over. Expected {_today()} or later")
     if not reason.strip():
-        raise UsageError("the reason is empty; allowed: why the finding is no reason to fail")
+        raise UsageError("the reason is empty. Expected a text that says why the finding must not fail a run")
     with history.open() as db:
         db.execute("INSERT OR REPLACE INTO acceptance VALUES (?, ?, ?)", (fingerprint, reason.strip(), until.isoformat()))
 

@@ -81,7 +81,7 @@ class Avoidance:
 @singledispatch
 def _issues(case: Case) -> frozenset[str]:
     """Ids of known issues that could show in a case."""
-    raise TypeError(f"{type(case).__name__} is no case")
+    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
 @_issues.register

@@ -144,7 +144,7 @@ KINDS: tuple[Kind[Scenario], ...] = (
 @singledispatch
 def kinds_of_changes(case: Case) -> tuple[Kind[Any], ...]:
     """Changes for a kind of case, most effective first."""
-    raise TypeError(f"{type(case).__name__} is no case")
+    raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
 @kinds_of_changes.register

@@ -46,11 +46,11 @@ class Effort:
 
     def __post_init__(self) -> None:
         if self.seed < 0:
-            raise UsageError(f"Effort.seed is {self.seed}; allowed: at least 0")
+            raise UsageError(f"Effort.seed {self.seed} is not valid: too low. Expected at least 0")
         if not 1 <= self.examples <= 500:
-            raise UsageError(f"Effort.examples is {self.examples}; allowed: 1 to 500")
+            raise UsageError(f"Effort.examples {self.examples} is not valid: out of range. Expected 1 to 500")
         if not self.seconds > 0:
-            raise UsageError(f"Effort.seconds is {self.seconds}; allowed: above 0")
+            raise UsageError(f"Effort.seconds {self.seconds} is not valid: too low. Expected a number above 0")
 
 
 def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
@@ -156,7 +156,7 @@ class _Judge:
 
     def __call__(self, scenario: Scenario, *, coarse: bool) -> Verdict:
         if not self.mutant.applies(scenario) or scenario.layout.name not in self.mutant.layouts:
-            return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world="sim", reason="nothing to plant it into")
+            return Verdict(outcome=Outcome.UNSUPPORTED, scenario=scenario, world="sim", reason="the mutant does not apply")
         self.checks += 1
         verdict = check(scenario, alter=self.mutant.plant, deadline=self.deadline, coarse=coarse)
         if coarse or not verdict.outcome.is_finding:

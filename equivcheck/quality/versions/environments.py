@@ -109,7 +109,7 @@ class Environments:
         self._run(release, (*install, f"torch=={release}", *self.index_arguments))
         constraints = folder / _CONSTRAINTS
         constraints.write_text("".join(f"{name}=={pinned}\n" for name, pinned in wanted.items()), encoding="utf-8")
-        self.tell(f"torch {release}: installing what equivcheck needs ...")
+        self.tell(f"torch {release}: installing equivcheck's dependencies ...")
         self._run(release, (*install, "--constraint", str(constraints), *wanted))
 
     def named(self, text: str) -> tuple[Version, ...]:
@@ -136,18 +136,20 @@ def default_cache() -> Path:
 def given(text: str) -> Installation:
     """Parse ``2.15.0=/path/to/python``. Raises `UsageError` if the interpreter lacks this torch or another dependency."""
     named, _, path = text.partition("=")
+    example = "Expected VERSION=PATH, such as 2.15.0=/path/to/bin/python"
     try:
         wanted, python = Version(named), Path(path).absolute()
     except InvalidVersion:
-        raise UsageError(f"environment {text!r} names no version of torch; allowed: such as 2.15.0=/path/to/bin/python") from None
+        raise UsageError(f"environment {text!r} is not valid: no torch version before '='. {example}") from None
     if not path or not os.access(python, os.X_OK) or python.is_dir():
-        raise UsageError(f"environment {text!r} names no interpreter; allowed: such as 2.15.0=/path/to/bin/python")
+        raise UsageError(f"environment {text!r} is not valid: no interpreter after '='. {example}")
     there = ask(python, ("torch", *dependencies()))
     torch = there.pop("torch")
     if torch is None or Version(torch).public != wanted.public:
-        raise UsageError(f"environment {text!r} has {f'torch {torch}' if torch else 'no torch'}; allowed: torch {wanted}")
+        found = f"torch {torch}" if torch else "no torch"
+        raise UsageError(f"environment {text!r} is not valid: it has {found}. Expected torch {wanted}")
     if lacks := sorted(name for name, installed in there.items() if installed is None):
-        raise UsageError(f"environment {text!r} lacks {', '.join(lacks)}; allowed: one that has what equivcheck needs")
+        raise UsageError(f"environment {text!r} is not valid: it lacks {', '.join(lacks)}. Expected all dependencies")
     return Installation(torch=torch, python=python)
 
 
@@ -159,7 +161,9 @@ def dependencies() -> dict[str, str]:
     try:
         needed = [Requirement(text) for text in requires("equivcheck") or ()]
     except PackageNotFoundError:
-        raise NoEnvironment("equivcheck is not installed here, so nothing says what it needs; allowed: pip install it") from None
+        raise NoEnvironment(
+            "equivcheck is not installed here, so its dependencies are unknown. Expected: pip install it"
+        ) from None
     names = (found.name for found in needed if found.marker is None or found.marker.evaluate({"extra": ""}))
     return {name.lower(): version(name) for name in sorted(names) if name != "torch"}
 

@@ -50,7 +50,7 @@ class Search:
             measure = self._measure(script.run)
             if _shows_in(measure, first or (self.versions[0], self.versions[-1])):
                 return self._result(Method.SCRIPT, measure, first)
-            self.environments.tell("the script does not show it, so the finding is replayed")
+            self.environments.tell("no version shows it by script, so the finding is replayed")
         return self._result(Method.REPLAY, self._measure(lambda *where: _replayed(finding, *where)), first)
 
     def _script(self, finding: Finding) -> Script | None:

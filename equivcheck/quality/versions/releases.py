@@ -60,7 +60,7 @@ def _named(part: str, there: list[Version], at_hand: frozenset[Version]) -> Iter
         for text, version in ((first, there[0]), (last, there[-1]))
     )
     if end < start:
-        raise UsageError(f"torch versions {part!r} end before they begin; allowed: an older version first, as 2.9..2.15")
+        raise UsageError(f"torch versions {part!r} is not valid: they end before they begin. Expected a range such as 2.9..2.15")
     if start.is_prerelease and end.is_prerelease:
         yield from (version for version in there if start <= version <= end and version.is_prerelease)
         return
@@ -74,13 +74,13 @@ def _one(text: str, there: list[Version], at_hand: frozenset[Version]) -> Versio
         version = Version(text)
     except InvalidVersion:
         raise UsageError(
-            f"{text!r} is no version of torch; allowed: such as 2.13, 2.13.0, 2.9..2.15, and lists of them"
+            f"torch version {text!r} is not valid: no version number. Expected 2.13, 2.13.0, 2.9..2.15, or a list of these"
         ) from None
     minor = version.release[:2]
     if text.count(".") == 1 and minor in {other.release[:2] for other in there}:
         return _of_minor(minor, there, at_hand)
     if version not in there:
-        raise UsageError(f"torch {text} is not among the versions that are there; allowed: {', '.join(map(str, there))}")
+        raise UsageError(f"torch version {text} is not valid: no such release. Expected one of {', '.join(map(str, there))}")
     return version
 
 

@@ -52,4 +52,4 @@ def wrong_in(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
         yield f"{count} {outcome}: {reason}"
     ranges = {issue.id: issue.torch for issue in issues}
     for issue, showing in found.disagreements(issues).items():
-        yield f"script {issue}: {showing}, but the issue is on file for torch {ranges[issue]}"
+        yield f"script {issue}: {showing}, but the known issue is listed for torch {ranges[issue]}"

@@ -24,7 +24,7 @@ Again = Callable[[Any], SecondRun]
 @singledispatch
 def write_page(verdict: CaseVerdict, file: Path, told: Told, again: Again) -> None:  # noqa: ARG001
     """Write the page. Raises `OSError` if the file cannot be written."""
-    raise TypeError(f"{type(verdict).__name__} is no verdict on a case")
+    raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
 @write_page.register

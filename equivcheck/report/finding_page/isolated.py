@@ -20,10 +20,10 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
     try:
         while not worker.poll(_POLL_SECONDS):
             if patience.exhausted():
-                return SecondRun(note="nothing is drawn here: the run did not end")
+                return SecondRun(note="this page has no drawings: the second run did not end")
         answer = worker.receive()
         if isinstance(answer, Ended):
-            return SecondRun(note=f"nothing is drawn here: the process of the run {worker.how_it_ended()}")
+            return SecondRun(note=f"this page has no drawings: the process of the second run {worker.how_it_ended()}")
         assert isinstance(answer, SecondRun)
         return answer
     finally:

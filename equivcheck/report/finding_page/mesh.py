@@ -106,11 +106,11 @@ def placements(layout: Layout, model: Model, held: Mapping[str, tuple[str, ...]]
 
 def _cut(parallelism: Parallelism, parameter: Parameter) -> str:
     if isinstance(parallelism, Pipeline):
-        return "on the rank of its stage"
+        return "on its stage's rank"
     if isinstance(parallelism, FSDP1) and parallelism.strategy is not ShardingStrategy.NO_SHARD:
-        return "a run of a flat parameter"
+        return "part of a flat parameter"
     dim = cut_dim(parallelism, parameter)
-    return "whole" if dim is None else f"cut along dim {dim}"
+    return "replicated" if dim is None else f"sharded on dim {dim}"
 
 
 def _grouped(held: Sequence[str]) -> str:

@@ -126,11 +126,11 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
         yield "times the tolerance", f"{first.error:.3g}"
         yield "tensors that differ", f"{1 + len(verdict.followers) + verdict.num_unnamed:,}"
     elif verdict.failure is not None:
-        yield "what happened", verdict.failure.kind.value
+        yield "failure", verdict.failure.kind.value
         states = Counter(report.state.value for report in verdict.failure.reports)
-        yield "where ranks are", ", ".join(f"{number} {state}" for state, number in states.items())
+        yield "rank states", ", ".join(f"{number} {state}" for state, number in states.items())
     else:
-        yield "largest error", f"{verdict.worst_error:.2g} of tolerance"
+        yield "largest error", f"{verdict.worst_error:.2g} x tolerance"
     yield "ranks", f"{verdict.case.num_ranks:,}"
 
 
@@ -140,7 +140,7 @@ def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
     if verdict.outcome.is_finding:
         yield "fingerprint", fingerprint(verdict)
     if verdict.known:
-        yield "on file as", verdict.known
+        yield "known as", verdict.known
     if verdict.beyond:
         yield "beyond", verdict.beyond
     if told.kept is not None:
@@ -155,7 +155,7 @@ def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
 def _plots(rows: list[StepRow]) -> dict[str, Any]:
     if not rows:
         return {"losses": None, "errors": None}
-    losses = {"one device": [row.expected_loss for row in rows], "ranks": [row.loss for row in rows]}
+    losses = {"single-device run": [row.expected_loss for row in rows], "ranks": [row.loss for row in rows]}
     errors = {phase.value: [row.errors.get(phase) for row in rows] for phase in phases_of(rows)}
     return {"losses": charts.plot(losses), "errors": charts.plot(errors, log=True)}
 

@@ -63,13 +63,13 @@ def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float 
     scenario = verdict.scenario
     reason = why_unsupported(scenario, beyond=bool(verdict.beyond))
     if reason is not None:
-        return SecondRun(note=f"nothing ran: {reason}")
+        return SecondRun(note=f"this page has no drawings: {reason}")
     again = SecondRun()
     for world in dict.fromkeys((able(scenario, "sim"), verdict.world)):
         try:
             again = _run(scenario, Runner(world=world, deadline=deadline, alter=alter))
         except EquivCheckError as error:
-            return SecondRun(note=f"nothing is drawn here: {error}")
+            return SecondRun(note=f"this page has no drawings: {error}")
         if _shows_as_much(verdict, again):
             return again
     return replace(again, note=again.note or _otherwise(again))
@@ -82,7 +82,7 @@ def _run(scenario: Scenario, runner: Runner) -> SecondRun:
         return SecondRun(failure=error.failure, calls=error.calls)
     reference = ReferenceRun.of(scenario).confirming_reference()
     if not reference.moments:
-        return SecondRun(calls=result.run.calls, note="one device leaves nothing to compare with")
+        return SecondRun(calls=result.run.calls, note="the single-device run has no values to compare with")
     return SecondRun(
         moments=tuple(_compared(reference.moments, result)),
         divergences=compare(reference, result.run.values, result.before).divergences,
@@ -111,5 +111,5 @@ def _shows_as_much(verdict: Verdict, again: SecondRun) -> bool:
 
 def _otherwise(again: SecondRun) -> str:
     if again.failure is not None:
-        return f"in the run that is drawn here the ranks failed: {again.failure.summary}"
-    return "in the run that is drawn here no value differs"
+        return f"the drawings show a second run, in which the ranks failed: {again.failure.summary}"
+    return "the drawings show a second run, in which no value differs"

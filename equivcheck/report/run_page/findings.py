@@ -89,7 +89,7 @@ def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, A
         return replace(shown, commands=_commands(store, record))
     if record.fingerprint in unkept:
         code = in_short(json.dumps(unkept[record.fingerprint], indent=2), _LONGEST_TEXT)
-        return replace(shown, code=code, note="it could not be kept; its case is for: equivcheck check FILE")
+        return replace(shown, code=code, note="the store could not keep it; save this case as FILE and run equivcheck check FILE")
     try:
         verdict = store.load(record.fingerprint).verdict
     except BrokenFinding as error:

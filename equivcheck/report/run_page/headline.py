@@ -25,7 +25,7 @@ def headline(past: PastRun, summary: Mapping[str, Any] | None, num_failing: int,
 
 def _trouble(past: PastRun, summary: Mapping[str, Any] | None) -> str:
     if past.ended is None:
-        return "no end: it was killed, or still runs"
+        return "no result yet: the run was killed, or still goes on"
     if summary is None:
         return "the checker itself failed" if past.ended is Ended.BROKEN else ""
     if summary["broken"]:
@@ -42,7 +42,7 @@ def tiles(past: PastRun) -> Iterator[tuple[str, str]]:
     yield "checks", f"{past.checks:,}"
     yield "checks a second", f"{past.rate:.1f}"
     yield "pairs of features covered", f"{100 * past.share:.1f} %"
-    yield "findings that show", f"{past.num_findings:,}"
+    yield "findings", f"{past.num_findings:,}"
 
 
 def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,9 @@ def write_page(
     versions = told["versions"]
     values = {
         "title": f"equivcheck versions: {count(len(versions), 'version')} of torch",
-        "headline": Headline(text="something is not as it should be" if is_bad else "as on file", is_good=not is_bad),
+        "headline": Headline(
+            text="some results are not as expected" if is_bad else "all results are as expected", is_good=not is_bad
+        ),
         "tiles": [],
         "facts": [
             ("corpus", f"{count(len(told['scenarios']), 'scenario')}, seed {told['seed']}"),

@@ -87,5 +87,5 @@ def test_the_summary_tells_them_apart() -> None:
     tally = Tally()
     for outcome in (Outcome.EQUIVALENT, Outcome.UNSUPPORTED, Outcome.UNSUPPORTED):
         tally.add(replace(crashed(RAISED), outcome=outcome, beyond=LIMIT), 1.0)
-    assert _beyond_text(tally) == "beyond limits of torch: 3 checks, of which 1 equivalent, 2 unsupported (every rank raises)"
+    assert _beyond_text(tally) == "beyond limits of torch: 3 checks: 1 equivalent, 2 unsupported (every rank raises)"
     assert (tally.num_checks, tally.durations) == (0, {})

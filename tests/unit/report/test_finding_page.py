@@ -49,7 +49,7 @@ def test_what_each_rank_holds_and_what_is_wrong_is_drawn(file: Path) -> None:
     held = [path.attrib["d"] for each in first for path in each.findall("path[@class='held']")]
     wrong = [path.attrib["d"] for each in first for path in each.findall("path[@class='off']")]
     assert held == wrong == [f"M0 {y}h6v1h-6zM0 {y + 1}h6v1h-6z" for y in (0, 4, 2, 6)]
-    assert ["layers.1.linear.weight", "4 x 8", "cut along dim 0", "cut along dim 1", "2 x 4 on every rank"] in page.rows("mesh")
+    assert ["layers.1.linear.weight", "4 x 8", "sharded on dim 0", "sharded on dim 1", "2 x 4 on every rank"] in page.rows("mesh")
 
 
 def test_losses_and_errors_are_told_step_by_step(file: Path) -> None:
@@ -57,7 +57,7 @@ def test_losses_and_errors_are_told_step_by_step(file: Path) -> None:
     page_of(file, under_ddp(steps=2), "gradients_summed")
     page = read(file)
     heading, *rows = page.rows("steps")
-    assert heading[:5] == ["step", "loss on one device", "loss on ranks", "loss error", "gradient error"]
+    assert heading[:5] == ["step", "loss in the single-device run", "loss on ranks", "loss error", "gradient error"]
     assert rows[0][1] == rows[0][2]
     assert rows[1][1] != rows[1][2]
     assert [float(row[4]) > 1 for row in rows] == [True, True]
@@ -79,7 +79,7 @@ def test_ranks_part_where_the_calls_do(file: Path) -> None:
     verdict = page_of(file, under_ddp(), "rank_skips_reduction")
     page = read(file)
     assert verdict.outcome is Outcome.HUNG
-    assert "Ranks part where a box is filled" in page.said("calls")
+    assert "Your ranks issue different calls at the filled boxes" in page.said("calls")
     alone = [each for each in page.root.iter("g") if each.attrib.get("class", "").endswith("alone")]
     assert len(alone) == 1
     assert "waiting" in page.said("mesh")
@@ -124,7 +124,7 @@ def test_a_finding_is_drawn_from_a_process_of_its_own(file: Path) -> None:
     again = run_isolated(verdict, deadline=60.0)
     assert again.moments
     write_page(file, verdict, again, Told())
-    assert "in the run that is drawn here no value differs" in read(file).text
+    assert "the drawings show a second run, in which no value differs" in read(file).text
 
 
 def test_text_of_unknown_origin_is_only_text(file: Path) -> None:

@@ -77,5 +77,5 @@ def test_a_bisection_and_a_missing_script_are_told(reported: Reported) -> None:
     shown_in = ShownIn(by=Method.SCRIPT, versions=("2.10.0", "2.11.0"), measured=measured)
     bisected = replace(reported, finding=replace(reported.finding, shown_in=shown_in), script="", why_no_script="lower precision")
     text = issue_text([run(1)], [bisected])
-    assert "Of torch 2.10.0 to 2.11.0, it begins in 2.11.0" in text
-    assert "There is no script that needs torch alone: lower precision" in text
+    assert "From torch 2.10.0 to 2.11.0, it begins in 2.11.0" in text
+    assert "There is no torch-only script: lower precision" in text

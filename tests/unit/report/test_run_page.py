@@ -132,7 +132,7 @@ def test_a_finding_that_could_not_be_kept_has_its_scenario(tmp_path: Path, monke
         ({"broken": "ValueError: no\n  traceback"}, "✗ the checker itself failed: ValueError: no "),
         ({"control": None}, "✓ nothing found"),
         ({"control": Control(name="x", wrong="Y.", examples=9)}, "✗ proves nothing: the control was not caught"),
-        ({"killed": True}, "✗ no end: it was killed, or still runs"),
+        ({"killed": True}, "✗ no result yet: the run was killed, or still goes on"),
     ],
 )
 def test_the_verdict_is_that_of_the_exit_code(tmp_path: Path, fields: dict[str, object], verdict: str) -> None:
@@ -227,14 +227,14 @@ def test_pairs_that_are_missing_are_a_map(tmp_path: Path) -> None:
 
 def test_no_run_is_a_usage_error(tmp_path: Path) -> None:
     """One line; no history is made by asking for a page."""
-    with pytest.raises(UsageError, match=r"has no run; allowed: the store of an `equivcheck fuzz`"):
+    with pytest.raises(UsageError, match=r"has no run\. Expected a store that `equivcheck fuzz` has used"):
         Page(tmp_path)
     assert not list(tmp_path.iterdir())
     campaign(tmp_path, 0)
-    with pytest.raises(UsageError, match=r"'beef' is the beginning of no run in .*, as of 0000000000000000"):
+    with pytest.raises(UsageError, match=r"run 'beef' is not valid: no run in .* Expected the beginning of 0000000000000000"):
         Page(tmp_path, "beef")
     campaign(tmp_path, 1)
-    with pytest.raises(UsageError, match="'0' is the beginning of 2 runs"):
+    with pytest.raises(UsageError, match="run '0' is not valid: 2 runs in"):
         Page(tmp_path, "0")
 
 

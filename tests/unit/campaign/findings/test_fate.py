@@ -45,9 +45,9 @@ def shown_in(**answers: bool) -> ShownIn:
         ("2.14.1", VERDICT, Fate.STILL, "still shows"),
         ("2.14.1", FINE, Fate.GONE, "no longer shows: fixed between 2.13.0 and 2.14.1"),
         ("2.11.0", FINE, Fate.NOT_YET, "does not show yet: begins between 2.11.0 and 2.13.0"),
-        ("2.13.0", FINE, Fate.GONE, "no longer shows, on the torch that it was found with"),
+        ("2.13.0", FINE, Fate.GONE, "no longer shows, on the torch version with which it was found"),
         ("2.14.1", diverged(VERDICT.scenario, tensor="loss"), Fate.DIFFERENTLY, "fails differently: diverged: loss differs"),
-        ("2.14.1", replace(VERDICT, outcome=Outcome.KNOWN, known="some_issue"), Fate.KNOWN, "still shows, on file as some_issue"),
+        ("2.14.1", replace(VERDICT, outcome=Outcome.KNOWN, known="some_issue"), Fate.KNOWN, "still shows, known as some_issue"),
         (
             "2.14.1",
             replace(FINE, outcome=Outcome.UNSUPPORTED, reason="torch has none"),

@@ -238,7 +238,7 @@ def damage_file(folder: Path) -> None:
         (damage_list, "verdict.json"),
         (damage_bytes, "environment.json"),
         (damage_file, "verdict.json"),
-        (shutil.rmtree, "does not exist"),
+        (shutil.rmtree, "no such folder"),
     ],
 )
 def test_a_broken_finding_is_one_clear_line(store: FindingStore, damage: object, file: str) -> None:

@@ -120,5 +120,5 @@ def test_an_acceptance_without_a_reason_or_with_a_day_that_is_over_is_refused(tm
     nights(history, Again.SHOWS)
     with pytest.raises(UsageError, match="reason is empty"):
         accept(history, MARK, " ", TODAY)
-    with pytest.raises(UsageError, match=r"allowed: .* or later"):
+    with pytest.raises(UsageError, match=r"Expected .* or later"):
         accept(history, MARK, "told upstream", TODAY - timedelta(days=1))

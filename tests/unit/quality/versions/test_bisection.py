@@ -40,8 +40,8 @@ def shown_in(answers: str, *first: str, asked: list[str] | None = None) -> Shown
         ("??+++++", "begins in 2.11.0 or earlier (2.10.0 cannot run it), still shows in 2.15.0", (">=2.11",)),
         ("-++++??", "begins in 2.10.0, last shows in 2.13.0 (2.14.1 cannot run it)", (">=2.10,<2.14",)),
         ("+-----+", "shows in 2.9.1, the oldest measured, fixed in 2.10.0; begins in 2.15.0, still shows in 2.15.0", None),
-        ("-------", "shows in no version measured", ()),
-        ("???????", "cannot run in any version measured", ()),
+        ("-------", "shows in no measured version", ()),
+        ("???????", "cannot run in any measured version", ()),
     ],
 )
 def test_a_change_lands_between_the_right_versions(answers: str, words: str, ranges: tuple[str, ...] | None) -> None:

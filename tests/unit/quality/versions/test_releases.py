@@ -46,11 +46,11 @@ def test_a_range_of_nightly_builds_has_all_between() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("2.99.0", "torch 2.99.0 is not among the versions that are there; allowed: 2.9.0, "),
-        ("2.8", "torch 2.8 is not among the versions that are there; allowed: 2.9.0, "),
-        ("new", "'new' is no version of torch"),
+        ("2.99.0", "torch version 2.99.0 is not valid: no such release. Expected one of 2.9.0, "),
+        ("2.8", "torch version 2.8 is not valid: no such release. Expected one of 2.9.0, "),
+        ("new", "torch version 'new' is not valid"),
         ("2.15..2.9", "end before they begin"),
-        ("", "'' is no version of torch"),
+        ("", "torch version '' is not valid"),
     ],
 )
 def test_what_is_no_version_is_refused(text: str, words: str) -> None:
