@@ -56,7 +56,7 @@ def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
     An axis with one rank is rare, because errors along it do not show.
     """
     shapes = [shape for shape in product(range(1, max_ranks + 1), repeat=len(names)) if math.prod(shape) <= max_ranks]
-    # The second shape is tried whenever an example shrinks: it must take no more choices than others of two ranks (a plan does).
+    # Shrinking tries the second shape first, so it must take no more choices than other shapes with two ranks (a plan does).
     inner = names.index(TP) if TP in names else None
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
     shapes += [shape for shape in shapes if min(shape) > 1 for _ in range(_times(shape) - 1)]

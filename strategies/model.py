@@ -55,7 +55,7 @@ def models(
 def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) -> Layer:
     fit = draw(_FITS) if before else _Fit.FREE
     if inputs[-1] == 1 and layer.norm is not None:
-        # Over a single feature it is a constant: all gradients before it would be rounding errors.
+        # A norm over one feature is constant, so earlier gradients would be rounding errors.
         layer = replace(layer, norm=None)
     if layer.residual or fit is _Fit.SQUARE:
         layer = replace(layer, width=inputs[-1])

@@ -117,7 +117,7 @@ def ddp(draw: DrawFn) -> DDP:
 @st.composite
 def replicate(draw: DrawFn) -> Replicate:
     """`Replicate` with either implementation and its options."""
-    # Compression is drawn for both, as the plainer of them must take no more choices than the other.
+    # Drawn for both implementations, because the plainer one must take no more choices than the other.
     implementation, no_sync, compresses = draw(_REPLICATORS), draw(EVENLY), draw(SOMETIMES)
     if implementation is Replicator.DDP:
         compression = Compression.FP16 if compresses else Compression.NONE

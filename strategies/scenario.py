@@ -107,7 +107,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
         return draw(_SEQUENCES)
     training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
     by_propagation = layout.has(SPMD)
-    # Drawn whatever the loss is: a mean of squared errors, the plainest of all, must take no more choices than others.
+    # Drawn for every loss, because a mean of squared errors, the plainest, must take no more choices than others.
     return with_summed_squares(training) if by_propagation and draw(_SUMMED) else training
 
 

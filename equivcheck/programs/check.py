@@ -53,14 +53,15 @@ def check_program(
     members = name if isinstance(name, Ranks) else ranks(name, program.num_ranks)
     if on.needs_processes:
         members.prepare_to_compile()
-    with warnings.catch_warnings():  # where they are errors, what warns on one device would not apply
+    # If warnings were errors, statements that warn would not apply on one device.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plan = replace(cached_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
         verdict = _marked_known(_with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
             verdict = _with_first_bad_part(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
-        verdict = _with_types(verdict, on.also_against(plan))
+        verdict = _with_types(verdict, on.type_errors(plan))
     return replace(verdict, seconds=time.perf_counter() - started)
 
 

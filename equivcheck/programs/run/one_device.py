@@ -109,7 +109,7 @@ def plan_of(program: TensorProgram) -> Plan:
 def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
     try:
         differentiate(program, values)
-    except (RuntimeError, IndexError):  # backwards of torch raise both
+    except (RuntimeError, IndexError):  # backwards in torch raise either
         return False
     return True
 
@@ -133,7 +133,7 @@ def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | No
 
 
 def _says_something(found: torch.Tensor) -> bool:
-    if found.requires_grad and not found.is_floating_point():  # as `integers.le_(leaf)`, whose backward is an internal error
+    if found.requires_grad and not found.is_floating_point():  # such as `integers.le_(leaf)`, whose backward is an internal error
         return False
     return found.numel() <= MAX_ELEMENTS and not found.is_complex() and bool(found.isfinite().all())
 

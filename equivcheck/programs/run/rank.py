@@ -71,7 +71,7 @@ class DTensorTarget:
     """Operations in which a planted fault shows; empty for any."""
 
     @classmethod
-    def also_against(cls, plan: Plan) -> str:  # noqa: ARG003 - of targets that know more than numbers
+    def type_errors(cls, plan: Plan) -> str:  # noqa: ARG003 - used by targets with a type checker
         """Errors a target reports in addition to numbers, such as type errors; empty if there are none."""
         return ""
 
@@ -105,7 +105,7 @@ class DTensorTarget:
         """Convert a value to its local tensor and back."""
         return self.from_local(value.to_local(), value.placements, value.shape, value.stride())
 
-    def whole(self, value: Any) -> torch.Tensor:
+    def full_tensor(self, value: Any) -> torch.Tensor:
         """Full tensor of a value. A plain tensor is full already."""
         return full_of(value)
 
@@ -118,19 +118,19 @@ class DTensorTarget:
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
         """Full gradient of a value; None if it has none."""
         gradient = gradient_of(value)
-        return None if gradient is None else self.whole(gradient.detach())
+        return None if gradient is None else self.full_tensor(gradient.detach())
 
     def clone(self, value: torch.Tensor) -> torch.Tensor:
         """Value of a statement that does not apply."""
         return value.clone()
 
-    def settled(self, value: torch.Tensor) -> torch.Tensor:
+    def as_value(self, value: torch.Tensor) -> torch.Tensor:
         """Result of an operation as a DTensor. A plain tensor counts as replicated."""
         if isinstance(value, DTensor):
             return value
-        return self.distributed_plain(value)
+        return self.from_replicated(value)
 
-    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+    def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
         """DTensor for a tensor every rank has."""
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
@@ -163,7 +163,7 @@ class _RankRun:
         except Exception as error:
             outputs, full_values = self._refused(number, error)
         chosen = value_of(statement, outputs, self.plan.applies[number])
-        self.values.append(self.target.settled(chosen))
+        self.values.append(self.target.as_value(chosen))
         self.full_values.append(value_of(statement, full_values, self.plan.applies[number]))
         if self.plan.is_read(number):
             for name, each in zip(value_names(self.plan, number, len(full_values)), full_values, strict=True):
@@ -197,7 +197,7 @@ class _RankRun:
 
     def _full_value(self, value: torch.Tensor, *, with_gradient: bool) -> torch.Tensor:
         with torch.set_grad_enabled(with_gradient):
-            return self.target.whole(value)
+            return self.target.full_tensor(value)
 
     def _refused(self, number: int, error: Exception) -> tuple[Outputs, Outputs]:
         text = refusal(error)
@@ -206,7 +206,7 @@ class _RankRun:
             raise StatementFailed(f"{name}: {type(error).__name__}: {error}") from error
         self._note(number, text)
         plain = tuple(each.clone() for each in self.plan.outputs[number])
-        return tuple(self.target.distributed_plain(each) for each in plain), plain
+        return tuple(self.target.from_replicated(each) for each in plain), plain
 
     def _note(self, number: int, text: str) -> None:
         place = str(number)

@@ -8,8 +8,8 @@ from equivcheck.worlds.failure import causes
 
 CLEAR = (
     r"does not have a sharding strategy registered",
-    r"found no DeviceMesh from dtensor args for",  # as above, of an operation on a list
-    r"Cannot find device mesh from args for op",  # torch 2.10, of a list
+    r"found no DeviceMesh from dtensor args for",  # no strategy for an operation on a list
+    r"Cannot find device mesh from args for op",  # the same on torch 2.10
     r"only support replicate to PartialSUM",  # torch 2.9
     r"no valid sharding strategy for the input placements",
     r"got mixed torch\.Tensor and DTensor",
@@ -25,9 +25,9 @@ CLEAR = (
     r"implementation does not support",
     r"not (yet )?implemented",
     r"unsupported",
-    r"expected scalar type torch\.\w+ but found|expected a floating-point or complex dtype, but got",  # of no elements, too
-    r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor asks fake tensors, which have no values
-    r"all_reduce input must be contiguous",  # spmd_types, also of a gradient, which its caller has no hand in
+    r"expected scalar type torch\.\w+ but found|expected a floating-point or complex dtype, but got",  # also for empty tensors
+    r"DataDependentOutputException|DynamicOutputShapeException",  # DTensor uses fake tensors, which have no values
+    r"all_reduce input must be contiguous",  # spmd_types, also for a gradient, which the caller cannot make contiguous
 )
 """Regular expressions for a refusal's text, or for the error that caused it."""
 _PATTERN = re.compile("|".join(CLEAR), re.IGNORECASE)

@@ -24,6 +24,7 @@ class CompiledTarget(DTensorTarget):
 
     def __init__(self, program: TensorProgram) -> None:
         super().__init__(program)
+        # Private module. Without the reset, compiled operations of earlier programs count towards dynamo's recompile limit.
         torch._dynamo.reset()
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:

@@ -157,7 +157,7 @@ def _on_rank(program: TensorProgram) -> tuple[_Part | None, ...]:
 def _called(statement: Operation, arguments: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     try:
         return results_of(statement.name, arguments, statement.dim)
-    except Exception:  # refused, or what one device refuses as well
+    except Exception:  # DTensor or one device refuses the call
         return ()
 
 

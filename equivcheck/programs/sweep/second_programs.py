@@ -45,7 +45,7 @@ def _calls(facts: OperationFacts, position: int, shape: Shape) -> Iterator[tuple
                 yield first, dim
 
 
-def _made(  # noqa: PLR0913, PLR0917 - what an argument depends on
+def _made(  # noqa: PLR0913, PLR0917 - an argument depends on all of these
     facts: OperationFacts, number: int, shape: Shape, dim: int, result: Result, chance: random.Random
 ) -> Leaf | Constant | None:
     """An argument; None for the result itself."""

@@ -64,7 +64,7 @@ class _KeepsAll(DTensorTarget):
         (found,) = super().call(statement, arguments)
         if statement.name != "exp":
             return (found,)
-        whole, cut = self.whole(found), cast("DTensor", found)
+        whole, cut = self.full_tensor(found), cast("DTensor", found)
         return (self.from_local(whole, cut.placements, cut.shape, cut.stride()),)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.programs.nouns.operations.operation import Shape, facts
 
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3))
-# Numbers are drawn in the order of memory: a redistribution leaves another one than a transpose does on one device.
+# Numbers are drawn in memory order, and a redistribution leaves another order than a transpose on one device.
 _SEEDED = "a = a.contiguous()\nwith torch.random.fork_rng(devices=()):\n    torch.manual_seed(7)\n    out = {}\nout"
 _GENERATOR = "chance = torch.Generator().manual_seed(7)\n{}"
 _RANDOM = {

@@ -8,7 +8,7 @@ SHAPES: tuple[Shape, ...] = ((4,), (4, 6), (5, 3), (1, 4), CUBES[0])
 
 
 def _longer(shape: Shape, dim: int) -> Shape:
-    shape[dim]  # an IndexError where there is no such dim
+    shape[dim]  # raises IndexError if there is no such dim
     return (*shape[:dim], shape[dim] + 1, *shape[dim % len(shape) + 1 :])
 
 

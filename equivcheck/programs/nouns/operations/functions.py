@@ -54,7 +54,7 @@ FUNCTIONS = (
             **{name: f"torch.{name}(a.abs() + 1.5)" for name in _POSITIVE},
             **{name: f"torch.{name}(a / 4)" for name in _WITHIN_ONE},
             **{name: f"F.{name}(a)" for name in _ACTIVATIONS},
-            # Drawn numbers are below 1: these are multiplied to reach what the function does with larger ones.
+            # Drawn numbers are below 1. They are scaled up to reach the function's other branches.
             "hardsigmoid": "F.hardsigmoid(a * 4)",
             "relu6": "F.relu6(a * 8)",
             "trunc": "torch.trunc(a * 4)",
@@ -62,7 +62,7 @@ FUNCTIONS = (
             "isnan": "torch.isnan(a.log())",
             "isneginf": "torch.isneginf(F.relu(a).log())",
             "isposinf": "torch.isposinf(1 / F.relu(a))",
-            # Near 0 its gradient cancels, and rounds otherwise on DTensors (torch >=2.11), by more than disturbed values do.
+            # Near 0 the gradient cancels, and DTensors (torch >=2.11) round it differently, by more than the measured noise.
             "sinc": "torch.sinc(a.abs() + 0.5)",
             "special_entr": "torch.special.entr(a.abs())",
             "logit": "torch.logit(a.abs() / 8 + 0.1)",

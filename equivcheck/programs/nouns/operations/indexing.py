@@ -22,7 +22,7 @@ def _three(_shape: Shape, _dim: int) -> Shape:
 
 
 def _two_along(shape: Shape, dim: int) -> Shape:
-    shape[dim]  # an IndexError where there is no such dim
+    shape[dim]  # raises IndexError if there is no such dim
     return (*shape[:dim], 2, *shape[dim % len(shape) + 1 :])
 
 

@@ -78,7 +78,7 @@ VIEWS = (
     *facts(
         "windows",
         {
-            # Of a copy: a view has elements of its base around it, which the same values elsewhere have not.
+            # A copy, because as_strided reads the base's elements around a view.
             "as_strided": "a.clone(memory_format=torch.contiguous_format).as_strided((2, 2), (1, 1))",
             "diag": "torch.diag(a)",
             "diag_embed": "torch.diag_embed(a)",

@@ -11,6 +11,8 @@ from math import prod
 from typing import Any
 
 import torch
+
+# Private module, but the only one with differentiable collectives; tried on torch 2.9 to 2.15.
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -43,14 +45,14 @@ class Collectives:
         parts = [gathered.narrow(0, rank * longest, length) for rank, length in enumerate(lengths(extent, self.size))]
         return torch.cat(parts).movedim(0, dim).contiguous()
 
-    def all_reduce(self, addend: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         """Sum partial values to a replicated tensor."""
-        return self.sum(addend.contiguous())
+        return self.sum(partial.contiguous())
 
-    def reduce_scatter(self, addend: torch.Tensor, dim: int) -> torch.Tensor:
+    def reduce_scatter(self, partial: torch.Tensor, dim: int) -> torch.Tensor:
         """Sum partial values and shard the sum along `dim`."""
-        extent = addend.shape[dim]
-        longest, rows = -(-extent // self.size), addend.movedim(dim, 0)
+        extent = partial.shape[dim]
+        longest, rows = -(-extent // self.size), partial.movedim(dim, 0)
         pieces = [_padded(chunk(rows, self.size, rank, 0), longest) for rank in range(self.size)]
         reduced = self.sum_parts(torch.cat(pieces))
         return reduced.narrow(0, 0, lengths(extent, self.size)[self.index]).movedim(0, dim).contiguous()
@@ -68,45 +70,45 @@ class Collectives:
         parts = [each.view(shape) for each, shape in zip(torch.split(received, sizes), shapes, strict=True)]
         return torch.cat(parts, source)
 
-    def part(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+    def shard(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """Shard a replicated tensor along `dim`, without communication."""
-        return chunk(self.own(whole), self.size, self.index, dim).clone()
+        return chunk(self.as_varying(whole), self.size, self.index, dim).clone()
 
-    def addend(self, whole: torch.Tensor) -> torch.Tensor:
+    def to_partial(self, whole: torch.Tensor) -> torch.Tensor:
         """Make a replicated tensor partial: the first rank keeps the value, all others get zeros."""
         return whole * float(self.index == 0)
 
-    def spread(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
+    def shard_to_partial(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
         """Make a tensor sharded along `dim` partial, without communication: zeros outside the shard."""
         before = sum(lengths(extent, self.size)[: self.index])
         sizes = before, extent - before - part.shape[dim]
         zeros = [part.new_zeros((*part.shape[:dim], size, *part.shape[dim + 1 :])) for size in sizes]
-        return self.pending(torch.cat([zeros[0], part, zeros[1]], dim))
+        return self.as_partial(torch.cat([zeros[0], part, zeros[1]], dim))
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Concatenate the rows of all ranks. Each rank has the same number."""
         return _waited(functional.all_gather_tensor_autograd(rows, 0, self.group))
 
-    def sum(self, addend: torch.Tensor) -> torch.Tensor:
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks."""
         if torch_in(SUM_HAS_DERIVATIVE):
-            return summed(addend, self.group)
-        found: torch.Tensor = Sum.apply(addend, self.group)  # type: ignore[no-untyped-call]
+            return sum_over_group(partial, self.group)
+        found: torch.Tensor = Sum.apply(partial, self.group)  # type: ignore[no-untyped-call]
         return found
 
-    def sum_parts(self, addend: torch.Tensor) -> torch.Tensor:
+    def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:
         """This rank's rows of the sum. Each rank gets the same number."""
-        return _waited(functional.reduce_scatter_tensor_autograd(addend, "sum", 0, self.group))
+        return _waited(functional.reduce_scatter_tensor_autograd(partial, "sum", 0, self.group))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:  # noqa: ARG002
         """Send `sizes` elements to each rank and receive `received` from each; no rank sends more than `largest` to another."""
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
-    def own(self, whole: torch.Tensor) -> torch.Tensor:
+    def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
         """Mark a replicated tensor as used differently by each rank from now on."""
         return whole
 
-    def pending(self, part: torch.Tensor) -> torch.Tensor:
+    def as_partial(self, part: torch.Tensor) -> torch.Tensor:
         """Mark the result of a rank as a partial value."""
         return part
 
@@ -115,20 +117,20 @@ class Sum(torch.autograd.Function):
     """Sum over ranks whose derivative sums the gradients of all ranks, as torch does since 2.11."""
 
     @staticmethod
-    def forward(ctx: Any, addend: torch.Tensor, group: Any) -> torch.Tensor:
+    def forward(ctx: Any, partial: torch.Tensor, group: Any) -> torch.Tensor:
         """Sum over the group."""
         ctx.group = group
-        return summed(addend, group)
+        return sum_over_group(partial, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Sum the gradients over the group."""
-        return summed(gradients[0].contiguous(), ctx.group), None
+        return sum_over_group(gradients[0].contiguous(), ctx.group), None
 
 
-def summed(addend: torch.Tensor, group: Any) -> torch.Tensor:
+def sum_over_group(partial: torch.Tensor, group: Any) -> torch.Tensor:
     """Sum over all ranks of a group."""
-    return _waited(functional.all_reduce(addend, "sum", group))
+    return _waited(functional.all_reduce(partial, "sum", group))
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:

@@ -61,16 +61,16 @@ def _along(local: torch.Tensor, extents: Sequence[int], current: str, wanted: st
         )
     elif source is not None:
         if reduction_of(wanted):
-            local = axis.spread(local, source, extents[source])
+            local = axis.shard_to_partial(local, source, extents[source])
         elif target is None:
             local = axis.all_gather(local, source, extents[source])
         else:
             local = axis.all_to_all(local, source, extents[source], target)
     elif reduction_of(wanted):
-        local = axis.addend(local)
+        local = axis.to_partial(local)
     else:
         assert target is not None
-        local = axis.part(local, target)
+        local = axis.shard(local, target)
     return local * axis.size if reduction_of(wanted) == "avg" else local
 
 

@@ -60,7 +60,7 @@ class PlainTarget(DTensorTarget):
         self,
         statement: Operation,
         parts: list[torch.Tensor],
-        wanted: list[Placements],  # noqa: ARG002 - for those who look at it
+        wanted: list[Placements],  # noqa: ARG002 - used by TypedTarget
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
         """Run the operation on parts with placements `wanted`. Its results have placements `left`."""
@@ -83,7 +83,7 @@ class PlainTarget(DTensorTarget):
         """Clone, because a plain tensor has no local tensor to convert."""
         return self.clone(value)
 
-    def whole(self, value: Any) -> torch.Tensor:
+    def full_tensor(self, value: Any) -> torch.Tensor:
         """Full tensor. Only the first rank differentiates it, because the gradient of a replicated tensor is partial."""
         full = self.converted(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))
@@ -102,11 +102,11 @@ class PlainTarget(DTensorTarget):
                 gradient * scale, value.full_shape, tuple(map(_gradient_placement, value.placements)), self.replicated, self.axes
             )
 
-    def settled(self, value: Any) -> torch.Tensor:
+    def as_value(self, value: Any) -> torch.Tensor:
         """Result of an operation with its placements."""
-        return value if hasattr(value, "full_shape") else self.distributed_plain(value)
+        return value if hasattr(value, "full_shape") else self.from_replicated(value)
 
-    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+    def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
         """Replicated copy of a tensor every rank has."""
         return _with_placements(value.clone(), self.replicated, value.shape)
 

@@ -35,11 +35,11 @@ class TypedCollectives(Collectives):
     def gather(self, rows: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
         return _tensor(spmd.all_gather(rows, self.group, src=spmd.S(0), dst=spmd.R))
 
-    def sum(self, addend: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
-        return _tensor(spmd.all_reduce(addend, self.group, src=spmd.P, dst=spmd.R))
+    def sum(self, partial: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.all_reduce(partial, self.group, src=spmd.P, dst=spmd.R))
 
-    def sum_parts(self, addend: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
-        return _tensor(spmd.reduce_scatter(addend, self.group, src=spmd.P, dst=spmd.S(0)))
+    def sum_parts(self, partial: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+        return _tensor(spmd.reduce_scatter(partial, self.group, src=spmd.P, dst=spmd.S(0)))
 
     def exchange(self, sent: torch.Tensor, sizes: list[int], received: list[int], largest: int) -> torch.Tensor:
         """Exchange pieces padded to the largest size, because gloo refuses pieces of different sizes."""
@@ -47,13 +47,13 @@ class TypedCollectives(Collectives):
         found = spmd.all_to_all(torch.stack(pieces), self.group, src=spmd.V, dst=spmd.V)
         return torch.cat([row[:length] for row, length in zip(found, received, strict=True)])
 
-    def addend(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+    def to_partial(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
         return _tensor(spmd.convert(whole, self.group, src=spmd.R, dst=spmd.P))
 
-    def own(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+    def as_varying(self, whole: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
         return _tensor(spmd.reinterpret(whole, self.group, src=spmd.R, dst=spmd.V, expert_mode=True))
 
-    def pending(self, part: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
+    def as_partial(self, part: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as inherited
         return _tensor(spmd.reinterpret(part, self.group, src=spmd.V, dst=spmd.P))
 
 
@@ -67,11 +67,11 @@ class TypedTarget(PlainTarget):
         found = super().results(statement, parts, wanted, left)
         for number, axis in enumerate(self.axes):
             if reduction_of(left[number]) and not any(reduction_of(each[number]) for each in wanted):
-                found = tuple(axis.pending(each) for each in found)
+                found = tuple(axis.as_partial(each) for each in found)
         return found
 
     @classmethod
-    def also_against(cls, plan: Plan) -> str:
+    def type_errors(cls, plan: Plan) -> str:
         """The statement rejected by the type checker, with its message."""
         return refused_by_types(plan, cls)
 
@@ -88,9 +88,9 @@ class TypeChecks(PlainTarget):
         spmd.assert_type(part, self._types(placements))
         return part
 
-    def distributed_plain(self, value: torch.Tensor) -> torch.Tensor:
+    def from_replicated(self, value: torch.Tensor) -> torch.Tensor:
         """Replicate, and assert the types."""
-        part = super().distributed_plain(value)
+        part = super().from_replicated(value)
         spmd.assert_type(part, self._types(self.replicated))
         return part
 

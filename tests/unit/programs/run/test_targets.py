@@ -85,7 +85,7 @@ class _WithoutBackward(Collectives):
     def all_gather(self, part: object, dim: int, extent: int) -> object:  # type: ignore[override]
         """Each rank takes the gradient of its own copy."""
         whole = super().all_gather(part.detach(), dim, extent)  # type: ignore[attr-defined]
-        own = self.spread(part, dim, extent)  # type: ignore[arg-type]
+        own = self.shard_to_partial(part, dim, extent)  # type: ignore[arg-type]
         return whole + own - own.detach()
 
 

@@ -49,7 +49,7 @@ class _Refused(TypedTarget):
     """A type checker that accepts nothing."""
 
     @classmethod
-    def also_against(cls, plan: Plan) -> str:
+    def type_errors(cls, plan: Plan) -> str:
         """Of any program."""
         return "v1 exp: SpmdTypeError: no\n\nOr else"
 
