@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import Shape, facts
+from equivcheck.programs.nouns.operations.operation import Shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3))
 # Numbers are drawn in memory order, and a redistribution leaves another order than a transpose on one device.
@@ -31,14 +31,12 @@ _FROM_GENERATOR = {
 }
 
 CHANCE = (
-    *facts("seeded", {f"seeded_{name}": _SEEDED.format(call) for name, call in _RANDOM.items()}, shapes=SHAPES),
-    *facts(
-        "from a generator",
+    *operations({f"seeded_{name}": _SEEDED.format(call) for name, call in _RANDOM.items()}, shapes=SHAPES),
+    *operations(
         {f"generated_{name}": _GENERATOR.format(call) for name, call in _FROM_GENERATOR.items()},
         shapes=SHAPES,
     ),
-    *facts(
-        "certain",
+    *operations(
         {
             "dropout_none": "F.dropout(a, 0.0)",
             "dropout_all": "F.dropout(a, 1.0)",

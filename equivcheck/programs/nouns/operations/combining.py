@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, Argument, Shape, facts, same
+from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, Argument, Shape, operations, same
 
 SHAPES: tuple[Shape, ...] = ((4,), (4, 6), (5, 3), (1, 4), CUBES[0])
 
@@ -13,8 +13,7 @@ def _longer(shape: Shape, dim: int) -> Shape:
 
 
 COMBINING = (
-    *facts(
-        "together",
+    *operations(
         {
             "cat": "torch.cat([a, b], dim)",
             "cat_thrice": "torch.cat([a, b, a * 2], dim)",
@@ -24,15 +23,13 @@ COMBINING = (
         arguments=(Argument(shapes=(same,)),),
         shapes=((4,), (4, 6), (5, 3), (0, 3)),
     ),
-    *facts(
-        "together",
+    *operations(
         {"cat_uneven": "torch.cat([a, b], dim)"},
         takes_dim=True,
         arguments=(Argument(shapes=(_longer,)),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "apart",
+    *operations(
         {
             "chunk": "a.chunk(2, dim)",
             "chunk_three": "a.chunk(3, dim)",
@@ -46,8 +43,7 @@ COMBINING = (
         takes_dim=True,
         shapes=SHAPES,
     ),
-    *facts(
-        "together",
+    *operations(
         {
             "cat_one": "torch.cat([a], dim)",
             "cat_int": "torch.cat([a, (b * 8).long()], dim)",
@@ -58,8 +54,7 @@ COMBINING = (
         arguments=(Argument(shapes=(same,)),),
         shapes=((5, 3),),
     ),
-    *facts(
-        "apart",
+    *operations(
         {
             "chunk_second": "a.chunk(2, dim)[1]",
             "chunk_last_of_three": "a.chunk(3, dim)[-1] * 2",
@@ -71,8 +66,7 @@ COMBINING = (
         takes_dim=True,
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "together",
+    *operations(
         {
             "hstack": "torch.hstack([a, b])",
             "vstack": "torch.vstack([a, b])",
@@ -85,8 +79,7 @@ COMBINING = (
         arguments=(Argument(shapes=(same,)),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "pads",
+    *operations(
         {
             "pad_last": "F.pad(a, (1, 0))",
             "pad_both": "F.pad(a, (0, 1), value=0.5)",

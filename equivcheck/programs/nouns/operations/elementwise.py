@@ -6,8 +6,8 @@ from equivcheck.programs.nouns.operations.operation import (
     Argument,
     Kind,
     column,
-    facts,
     last,
+    operations,
     row,
     same,
     scalar,
@@ -18,8 +18,7 @@ BROADCAST = Argument(shapes=(same, last, row, column, scalar))
 MASK = Argument(shapes=(same, last), kind=Kind.MASK)
 
 ELEMENTWISE = (
-    *facts(
-        "of one tensor",
+    *operations(
         {
             "clone": "a.clone()",
             "neg": "-a",
@@ -57,8 +56,7 @@ ELEMENTWISE = (
             "dropout_off": "F.dropout(a, 0.5, training=False)",
         },
     ),
-    *facts(
-        "with scalars",
+    *operations(
         {
             "add_scalar": "a + 1.5",
             "radd_scalar": "1.5 + a",
@@ -79,8 +77,7 @@ ELEMENTWISE = (
             "masked_fill_own": "a.masked_fill(a < 0, -2.0)",
         },
     ),
-    *facts(
-        "of two tensors",
+    *operations(
         {
             "add": "a + b",
             "add_alpha": "torch.add(a, b, alpha=0.5)",
@@ -103,8 +100,7 @@ ELEMENTWISE = (
         arguments=(BROADCAST,),
         shapes=((5, 3), (1, 4)),
     ),
-    *facts(
-        "of two tensors",
+    *operations(
         {
             "bitwise_or": "(a > 0) | (b > 0)",
             "isclose": "torch.isclose(a, b, atol=0.5)",
@@ -116,8 +112,7 @@ ELEMENTWISE = (
         arguments=(OTHER,),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "of three tensors",
+    *operations(
         {
             "addcmul": "torch.addcmul(a, b, c, value=0.5)",
             "addcdiv": "torch.addcdiv(a, b, c.abs() + 1, value=0.5)",
@@ -126,8 +121,7 @@ ELEMENTWISE = (
         arguments=(OTHER, BROADCAST),
         shapes=((5, 3),),
     ),
-    *facts(
-        "masks",
+    *operations(
         {
             "masked_fill": "a.masked_fill(b, 0.5)",
             "where_mask": "torch.where(b, a, -a)",

@@ -6,7 +6,7 @@ Sweeps run them all. Random programs use none, because they would have little el
 from __future__ import annotations
 
 from equivcheck.programs.nouns.operations.elementwise import OTHER
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, Shape, facts, same
+from equivcheck.programs.nouns.operations.operation import Argument, Kind, Shape, operations, same
 
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3))
 ONE: tuple[Shape, ...] = ((5, 6),)
@@ -46,8 +46,7 @@ _OUT = {
 }
 
 FUNCTIONS = (
-    *facts(
-        "functions",
+    *operations(
         {
             **{name: f"torch.{name}(a)" for name in _ANYWHERE},
             **{f"special_{name}": f"torch.special.{name}(a.detach())" for name in _SPECIAL},
@@ -96,8 +95,7 @@ FUNCTIONS = (
         shapes=SHAPES,
         drawn=False,
     ),
-    *facts(
-        "in place",
+    *operations(
         {
             **{f"{name}_": f"a.clone().{name}_()" for name in _IN_PLACE},
             **{f"{name}_": f"(a.abs() + 1.5).{name}_()" for name in _IN_PLACE_POSITIVE},
@@ -122,8 +120,7 @@ FUNCTIONS = (
         shapes=SHAPES,
         drawn=False,
     ),
-    *facts(
-        "functions of two tensors",
+    *operations(
         {
             **{f"{name}_of_two": f"torch.{name}(a.detach(), b.detach().abs())" for name in _OF_TWO if name != "ldexp"},
             **{f"{name}_of_two": f"torch.{name}((a * 8).long().abs(), (b * 2).long().abs())" for name in _INTEGERS},
@@ -156,15 +153,13 @@ FUNCTIONS = (
         shapes=ONE,
         drawn=False,
     ),
-    *facts(
-        "with out=",
+    *operations(
         {name: call.format(a="a.detach()", b="b.detach()") for name, call in _OUT.items()},
         arguments=(OTHER,),
         shapes=ONE,
         drawn=False,
     ),
-    *facts(
-        "of masks",
+    *operations(
         {
             "mask_and": "b & (a > 0)",
             "mask_or_": "b.clone().logical_or_(a > 0)",

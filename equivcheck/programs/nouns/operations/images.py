@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import IMAGES, Argument, Kind, Shape, facts
+from equivcheck.programs.nouns.operations.operation import IMAGES, Argument, Kind, Shape, operations
 
 PLANES: tuple[Shape, ...] = ((2, 4, 4, 6), (3, 2, 5, 4))
 VOLUMES: tuple[Shape, ...] = ((2, 2, 3, 4, 4),)
@@ -17,8 +17,7 @@ def _grid(shape: Shape, _dim: int) -> Shape:
 
 
 POOLING = (
-    *facts(
-        "pooling",
+    *operations(
         {
             "avg_pool2d": "F.avg_pool2d(a, 2)",
             "adaptive_avg_pool2d": "F.adaptive_avg_pool2d(a, 2)",
@@ -29,8 +28,7 @@ POOLING = (
         },
         shapes=PLANES,
     ),
-    *facts(
-        "pooling",
+    *operations(
         {
             "max_pool2d": "F.max_pool2d(a, 2)",
             "max_pool2d_indices": "F.max_pool2d(a, 2, return_indices=True)",
@@ -40,13 +38,12 @@ POOLING = (
         shapes=PLANES,
         distinct=True,
     ),
-    *facts("pooling", {"max_pool3d": "F.max_pool3d(a, 2)"}, shapes=VOLUMES, distinct=True),
-    *facts("pooling", {"avg_pool3d": "F.avg_pool3d(a, 2)"}, shapes=VOLUMES),
-    *facts("pooling", {"adaptive_max_pool1d": "F.adaptive_max_pool1d(a, 2)"}, shapes=IMAGES, distinct=True),
+    *operations({"max_pool3d": "F.max_pool3d(a, 2)"}, shapes=VOLUMES, distinct=True),
+    *operations({"avg_pool3d": "F.avg_pool3d(a, 2)"}, shapes=VOLUMES),
+    *operations({"adaptive_max_pool1d": "F.adaptive_max_pool1d(a, 2)"}, shapes=IMAGES, distinct=True),
 )
 RESAMPLING = (
-    *facts(
-        "resampling",
+    *operations(
         {
             "pixel_shuffle": "F.pixel_shuffle(a, 2)",
             "pixel_unshuffle": "F.pixel_unshuffle(a, 2)",
@@ -62,30 +59,26 @@ RESAMPLING = (
         },
         shapes=PLANES,
     ),
-    *facts(
-        "resampling",
+    *operations(
         {
             "upsample_linear1d": "F.interpolate(a, scale_factor=2, mode='linear')",
             "upsample_exact1d": "F.interpolate(a, scale_factor=2, mode='nearest-exact')",
         },
         shapes=IMAGES,
     ),
-    *facts(
-        "resampling",
+    *operations(
         {
             "upsample_nearest3d": "F.interpolate(a, scale_factor=2)",
             "upsample_trilinear3d": "F.interpolate(a, scale_factor=2, mode='trilinear')",
         },
         shapes=VOLUMES,
     ),
-    *facts(
-        "resampling",
+    *operations(
         {"grid_sample": "F.grid_sample(a, b.detach() / 4, align_corners=False)"},
         arguments=(Argument(shapes=(_grid,), kind=Kind.WEIGHTS),),
         shapes=PLANES,
     ),
-    *facts(
-        "convolutions",
+    *operations(
         {
             "conv2d": "F.conv2d(a, b)",
             "conv2d_padded": "F.conv2d(a, b, stride=2, padding=1)",

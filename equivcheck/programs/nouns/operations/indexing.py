@@ -8,7 +8,7 @@ from equivcheck.programs.nouns.operations.operation import (
     Argument,
     Kind,
     Shape,
-    facts,
+    operations,
     row,
     same,
     size_along,
@@ -39,8 +39,7 @@ ORDER = Argument(shapes=(lambda _shape, _dim: (2,),), kind=Kind.ORDER, high=size
 ALONG = Argument(shapes=(_two_along,), kind=Kind.INDICES, high=size_along)
 
 INDEXING = (
-    *facts(
-        "slices",
+    *operations(
         {
             "first": "a[0]",
             "last_index": "a[-1]",
@@ -71,8 +70,7 @@ INDEXING = (
         },
         shapes=(*SHAPES, (0, 3)),
     ),
-    *facts(
-        "along a dim",
+    *operations(
         {
             "select": "a.select(dim, 0)",
             "select_last": "a.select(dim, -1)",
@@ -82,8 +80,7 @@ INDEXING = (
         takes_dim=True,
         shapes=SHAPES,
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {
             "index_select": "a.index_select(dim, b)",
             "index_add_own": "a.clone().index_add_(dim, b, a.narrow(dim, 0, 1).expand_as(a.index_select(dim, b)))",
@@ -94,29 +91,25 @@ INDEXING = (
         arguments=(INDICES,),
         shapes=SHAPES,
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {"index_fill": "a.index_fill(dim, b, 0.5)"},
         takes_dim=True,
         arguments=(ORDER,),
         shapes=SHAPES,
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {"gather": "a.gather(dim, b)", "scatter_add": "a.scatter_add(dim, b, torch.ones_like(b, dtype=a.dtype))"},
         takes_dim=True,
         arguments=(ALONG,),
         shapes=SHAPES,
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {"scatter_value": "a.scatter(dim, b, 0.5)"},
         takes_dim=True,
         arguments=(ALONG,),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {
             "index_tensor": "a[b]",
             "index_put": "a.index_put((b,), torch.ones_like(a[b]))",
@@ -127,20 +120,17 @@ INDEXING = (
         arguments=(Argument(shapes=(_own_indices,), kind=Kind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3), (1, 4), CUBES[0]),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {"embedding_transposed": "F.embedding(b, a).transpose(0, 1)"},
         arguments=(Argument(shapes=(lambda _shape, _dim: (2, 2),), kind=Kind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {"embedding_padded": "F.embedding(b, a, padding_idx=0)", "embedding_bag": "F.embedding_bag(b, a, mode='sum')"},
         arguments=(Argument(shapes=(lambda _shape, _dim: (4, 3),), kind=Kind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {
             "index_fill_": "a.clone().index_fill_(dim, b, 0.5)",
             "index_fill_tensor": "a.index_fill(dim, b, a.detach().sum())",
@@ -151,8 +141,7 @@ INDEXING = (
         arguments=(ORDER,),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {
             "scatter_src": "a.scatter(dim, b, torch.ones_like(b, dtype=a.dtype))",
             "scatter_": "a.clone().scatter_(dim, b, 0.5)",
@@ -165,8 +154,7 @@ INDEXING = (
         arguments=(ALONG,),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "index tensors",
+    *operations(
         {
             "index_put_": "a.clone().index_put_((b,), a.detach()[b] * 2, accumulate=True)",
             "index_both": "a[b, b % a.shape[1]]",
@@ -180,14 +168,12 @@ INDEXING = (
         arguments=(Argument(shapes=(_own_indices,), kind=Kind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "masks",
+    *operations(
         {"masked_select": "a.masked_select(b)", "index_mask": "a[b]", "masked_scatter": "a.masked_scatter(b, a * 2)"},
         arguments=(Argument(shapes=(same,), kind=Kind.MASK),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "targets",
+    *operations(
         {
             "one_hot": "F.one_hot(b, 6) + a.sum()",
             "searchsorted": "torch.searchsorted(a.flatten().sort()[0], b.double() / 3)",
@@ -198,8 +184,7 @@ INDEXING = (
         arguments=(INDICES,),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "slice assignment",
+    *operations(
         {
             "assign_first": "out = a.clone()\nout[0] = 0.5\nout",
             "assign_slice": "out = a.clone()\nout[1:] = a[:-1]\nout",
@@ -217,8 +202,7 @@ INDEXING = (
         },
         shapes=(*MATRICES[:3], (4,), CUBES[0]),
     ),
-    *facts(
-        "slice assignment",
+    *operations(
         {"assign_row": "out = a.clone()\nout[:1] = b\nout", "slice_scatter": "torch.slice_scatter(a, b, 0, 0, 1)"},
         arguments=(Argument(shapes=(row,)),),
         shapes=MATRICES[:3],

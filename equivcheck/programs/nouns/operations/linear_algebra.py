@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import Argument, Shape, facts
+from equivcheck.programs.nouns.operations.operation import Argument, Shape, operations
 
 SQUARES: tuple[Shape, ...] = ((4, 4), (3, 3), (2, 3, 3))
 _REGULAR_OWN = "a + torch.diag_embed(torch.full_like(a[..., 0], 8.0))"
@@ -21,8 +21,7 @@ def _with_definite(table: dict[str, str]) -> dict[str, str]:
 
 
 LINEAR_ALGEBRA = (
-    *facts(
-        "of regular matrices",
+    *operations(
         _with_regular(
             {
                 "det": "torch.linalg.det(m)",
@@ -40,8 +39,7 @@ LINEAR_ALGEBRA = (
         ),
         shapes=SQUARES,
     ),
-    *facts(
-        "of definite matrices",
+    *operations(
         _with_definite(
             {
                 "cholesky": "torch.linalg.cholesky(m)",
@@ -53,8 +51,7 @@ LINEAR_ALGEBRA = (
         ),
         shapes=SQUARES,
     ),
-    *facts(
-        "solutions",
+    *operations(
         _with_regular(
             {
                 "solve": "torch.linalg.solve(m, b)",
@@ -65,8 +62,7 @@ LINEAR_ALGEBRA = (
         arguments=(Argument(shapes=(_columns,)),),
         shapes=SQUARES,
     ),
-    *facts(
-        "of any matrices",
+    *operations(
         {
             "trace": "torch.trace(a)",
             "kron": "torch.kron(a, a[:1])",

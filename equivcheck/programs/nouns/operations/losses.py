@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape, facts, same
+from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape, operations, same
 
 
 def _rows(shape: Shape, _dim: int) -> Shape:
@@ -45,15 +45,13 @@ def _with_reductions(table: dict[str, str]) -> dict[str, str]:
 
 
 LOSSES: tuple[OperationFacts, ...] = (
-    *facts("of two tensors", _with_reductions(_OF_TWO), arguments=(Argument(shapes=(same,)),), shapes=((4, 6), (5, 3))),
-    *facts(
-        "of classes",
+    *operations(_with_reductions(_OF_TWO), arguments=(Argument(shapes=(same,)),), shapes=((4, 6), (5, 3))),
+    *operations(
         _with_reductions(_OF_TARGETS),
         arguments=(Argument(shapes=(_rows,), kind=Kind.INDICES, high=_classes),),
         shapes=((4, 6), (5, 3), (3, 4, 2)),
     ),
-    *facts(
-        "of two tensors",
+    *operations(
         {
             "cosine_similarity": "F.cosine_similarity(a, b, -1)",
             "pairwise_distance": "F.pairwise_distance(a, b)",

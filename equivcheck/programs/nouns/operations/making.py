@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from equivcheck.programs.nouns.operations.elementwise import BROADCAST, OTHER
-from equivcheck.programs.nouns.operations.operation import MATRICES, facts
+from equivcheck.programs.nouns.operations.operation import MATRICES, operations
 
 SHAPES = ((), (4,), *MATRICES)
 
 MAKING = (
-    *facts(
-        "like another",
+    *operations(
         {
             "zeros_like": "torch.zeros_like(a)",
             "ones_like": "torch.ones_like(a) + a",
@@ -31,8 +30,7 @@ MAKING = (
         },
         shapes=SHAPES,
     ),
-    *facts(
-        "in place",
+    *operations(
         {
             "add_scalar_": "a.clone().add_(1.5)",
             "mul_scalar_": "a.clone().mul_(2)",
@@ -47,8 +45,7 @@ MAKING = (
         },
         shapes=SHAPES,
     ),
-    *facts(
-        "in place",
+    *operations(
         {
             "add_": "a.clone().add_(b)",
             "iadd": "out = a.clone()\nout += b\nout",
@@ -61,8 +58,7 @@ MAKING = (
         arguments=(BROADCAST,),
         shapes=((4,), (4, 6), (5, 3)),
     ),
-    *facts(
-        "in place",
+    *operations(
         {
             "addcdiv_": "a.clone().addcdiv_(b, b.abs() + 1, value=-0.5)",
             "addcmul_": "a.clone().addcmul_(b, b, value=0.5)",

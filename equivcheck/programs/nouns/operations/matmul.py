@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import BATCHES, CUBES, MATRICES, VECTORS, Argument, Shape, facts, last, same
+from equivcheck.programs.nouns.operations.operation import (
+    BATCHES,
+    CUBES,
+    MATRICES,
+    VECTORS,
+    Argument,
+    Shape,
+    last,
+    operations,
+    same,
+)
 
 WIDTH = 5
 """Columns in the second matrix."""
@@ -40,8 +50,7 @@ def _first(shape: Shape, _dim: int) -> Shape:
 
 
 MATMUL = (
-    *facts(
-        "of matrices",
+    *operations(
         {
             "mm": "a @ b",
             "mm_relu": "F.relu(torch.mm(a, b))",
@@ -54,8 +63,7 @@ MATMUL = (
         arguments=(Argument(shapes=(_columns,)),),
         shapes=MATRICES,
     ),
-    *facts(
-        "of matrices",
+    *operations(
         {
             "linear": "F.linear(a, b)",
             "mm_transposed": "a @ b.t()",
@@ -64,14 +72,12 @@ MATMUL = (
         arguments=(Argument(shapes=(_rows_of_weight,)),),
         shapes=(*MATRICES, CUBES[0], VECTORS[0]),
     ),
-    *facts(
-        "of matrices",
+    *operations(
         {"linear_bias": "F.linear(a, b, c)"},
         arguments=(Argument(shapes=(_rows_of_weight,)), Argument(shapes=(_bias,))),
         shapes=((4, 6), (5, 3), (2, 3, 4), (4,)),
     ),
-    *facts(
-        "of matrices",
+    *operations(
         {
             "addmm": "torch.addmm(c, a, b)",
             "addmm_scaled": "torch.addmm(c, a, b, beta=0.5, alpha=2)",
@@ -80,8 +86,7 @@ MATMUL = (
         arguments=(Argument(shapes=(_columns,)), Argument(shapes=(_bias, _product))),
         shapes=((4, 6), (5, 3)),
     ),
-    *facts(
-        "of batches",
+    *operations(
         {
             "bmm": "torch.bmm(a, b)",
             "matmul_batches": "a @ b",
@@ -92,34 +97,29 @@ MATMUL = (
         arguments=(Argument(shapes=(_batch,)),),
         shapes=BATCHES,
     ),
-    *facts(
-        "of batches",
+    *operations(
         {"baddbmm": "torch.baddbmm(c, a, b)"},
         arguments=(Argument(shapes=(_batch,)), Argument(shapes=(_product,))),
         shapes=BATCHES[:1],
     ),
-    *facts(
-        "of batches",
+    *operations(
         {"matmul_shared": "a @ b"},
         arguments=(Argument(shapes=(_columns,)),),
         shapes=(*BATCHES, *VECTORS[:2]),
     ),
-    *facts(
-        "of vectors",
+    *operations(
         {"mv": "a @ b", "einsum_ij_j": "torch.einsum('...j,j->...', a, b)"},
         arguments=(Argument(shapes=(last,)),),
         shapes=(*MATRICES, CUBES[0], *VECTORS),
     ),
-    *facts("of vectors", {"dot": "torch.dot(a, b)"}, arguments=(Argument(shapes=(same,)),), shapes=VECTORS),
-    *facts("of vectors", {"outer": "torch.outer(a, b)"}, arguments=(Argument(shapes=(_vector,)),), shapes=VECTORS),
-    *facts("of vectors", {"vecmat": "b @ a"}, arguments=(Argument(shapes=(_first,)),), shapes=MATRICES),
-    *facts(
-        "of matrices",
+    *operations({"dot": "torch.dot(a, b)"}, arguments=(Argument(shapes=(same,)),), shapes=VECTORS),
+    *operations({"outer": "torch.outer(a, b)"}, arguments=(Argument(shapes=(_vector,)),), shapes=VECTORS),
+    *operations({"vecmat": "b @ a"}, arguments=(Argument(shapes=(_first,)),), shapes=MATRICES),
+    *operations(
         {"gram": "a @ a.t()", "einsum_trace": "torch.einsum('ij,ij->', a, a)", "einsum_sum": "torch.einsum('ij->j', a)"},
         shapes=MATRICES,
     ),
-    *facts(
-        "attention",
+    *operations(
         {
             "attention_by_hand": "torch.softmax(a @ b.mT / a.shape[-1] ** 0.5, -1) @ c",
             "attention_causal": "F.scaled_dot_product_attention(a, b, c, is_causal=True)",
@@ -127,8 +127,7 @@ MATMUL = (
         arguments=(Argument(shapes=(same,)), Argument(shapes=(same,))),
         shapes=((2, 2, 3, 4), (1, 4, 2, 3)),
     ),
-    *facts(
-        "attention",
+    *operations(
         {WEIGHED: "F.scaled_dot_product_attention(a, b, c)"},
         arguments=(Argument(shapes=(same,)), Argument(shapes=(same,))),
         shapes=((2, 2, 3, 4),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import CUBES, IMAGES, MATRICES, Argument, Kind, Shape, facts, last
+from equivcheck.programs.nouns.operations.operation import CUBES, IMAGES, MATRICES, Argument, Kind, Shape, last, operations
 
 
 def _channels(shape: Shape, _dim: int) -> Shape:
@@ -26,8 +26,7 @@ PLANES = ((2, 4, 4, 6), (3, 2, 5, 4))
 WEIGHT = Argument(shapes=(last,))
 
 NORMALISATION = (
-    *facts(
-        "over the last dim",
+    *operations(
         {
             "layer_norm": "F.layer_norm(a, a.shape[-1:])",
             "rms_norm": "F.rms_norm(a, a.shape[-1:])",
@@ -36,29 +35,23 @@ NORMALISATION = (
         },
         shapes=(*LAYERS, (0, 3)),
     ),
-    *facts(
-        "over the last dim",
+    *operations(
         {"layer_norm_weight": "F.layer_norm(a, a.shape[-1:], b)", "rms_norm_weight": "F.rms_norm(a, a.shape[-1:], b)"},
         arguments=(WEIGHT,),
         shapes=LAYERS,
     ),
-    *facts(
-        "over the last dim",
+    *operations(
         {"layer_norm_bias": "F.layer_norm(a, a.shape[-1:], b, c)"},
         arguments=(WEIGHT, WEIGHT),
         shapes=LAYERS[:2],
     ),
-    *facts(
-        "over channels", {"group_norm": "F.group_norm(a, 2)", "instance_norm": "F.instance_norm(a)"}, shapes=(*IMAGES, PLANES[0])
-    ),
-    *facts(
-        "over channels",
+    *operations({"group_norm": "F.group_norm(a, 2)", "instance_norm": "F.instance_norm(a)"}, shapes=(*IMAGES, PLANES[0])),
+    *operations(
         {"group_norm_weight": "F.group_norm(a, 1, b, b)"},
         arguments=(Argument(shapes=(_channels,)),),
         shapes=IMAGES,
     ),
-    *facts(
-        "over channels",
+    *operations(
         {
             "batch_norm": "F.batch_norm(a, None, None, training=True)",
             "batch_norm_statistics": "mean, var = a.new_zeros(a.shape[1]), a.new_ones(a.shape[1])\n"
@@ -66,14 +59,12 @@ NORMALISATION = (
         },
         shapes=(*MATRICES[:2], *IMAGES),
     ),
-    *facts(
-        "over channels",
+    *operations(
         {"batch_norm_running": "F.batch_norm(a, b.detach(), b.detach().abs() + 1)"},
         arguments=(Argument(shapes=(_channels,), kind=Kind.WEIGHTS),),
         shapes=(*MATRICES[:2], *IMAGES[:1]),
     ),
-    *facts(
-        "convolutions",
+    *operations(
         {
             "conv1d": "F.conv1d(a, b)",
             "conv1d_padded": "F.conv1d(a, b, padding=1)",
@@ -82,20 +73,17 @@ NORMALISATION = (
         arguments=(Argument(shapes=(_kernel,)),),
         shapes=IMAGES,
     ),
-    *facts(
-        "convolutions",
+    *operations(
         {"conv1d_channels": "F.conv1d(a, b, padding=1, groups=a.shape[1])"},
         arguments=(Argument(shapes=(_kernel_of_channel,)),),
         shapes=IMAGES,
     ),
-    *facts(
-        "convolutions",
+    *operations(
         {"conv_transpose1d": "F.conv_transpose1d(a, b)"},
         arguments=(Argument(shapes=(_transposed,)),),
         shapes=IMAGES,
     ),
-    *facts(
-        "pooling",
+    *operations(
         {
             "avg_pool1d": "F.avg_pool1d(a, 2)",
             "adaptive_avg_pool1d": "F.adaptive_avg_pool1d(a, 1)",
@@ -103,5 +91,5 @@ NORMALISATION = (
         },
         shapes=IMAGES,
     ),
-    *facts("pooling", {"max_pool1d": "F.max_pool1d(a, 2)"}, shapes=IMAGES, distinct=True),
+    *operations({"max_pool1d": "F.max_pool1d(a, 2)"}, shapes=IMAGES, distinct=True),
 )

@@ -58,8 +58,6 @@ class OperationFacts:
     """Unique name."""
     call: str
     """Python statements, the last an expression, over ``torch``, ``F``, the arguments ``a``, ``b``, ``c``, and ``dim``."""
-    family: str
-    """Group name for display."""
     arguments: tuple[Argument, ...] = ()
     """Arguments after the first."""
     takes_dim: bool = False
@@ -108,6 +106,6 @@ def size_along(shape: Shape, dim: int) -> int:
     return max(1, shape[dim]) if shape and -len(shape) <= dim < len(shape) else 1
 
 
-def facts(family: str, table: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
-    """Operations in a family with different names and calls, otherwise alike."""
-    return tuple(OperationFacts(name=name, call=call, family=family, **given) for name, call in table.items())  # type: ignore[arg-type]
+def operations(calls: dict[str, str], **given: object) -> tuple[OperationFacts, ...]:
+    """Operations by name and call. All other facts are the same."""
+    return tuple(OperationFacts(name=name, call=call, **given) for name, call in calls.items())  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.programs.nouns.operations.elementwise import OTHER
-from equivcheck.programs.nouns.operations.operation import Shape, facts
+from equivcheck.programs.nouns.operations.operation import Shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4,), (4, 6), (5, 3), (1, 4))
 FEW: tuple[Shape, ...] = ((5, 3),)
@@ -24,8 +24,7 @@ _ONE = "torch.ones((), dtype=torch.float32)"
 _KEYWORDS = "lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.01, eps=1e-3, amsgrad=False, maximize=False"
 
 OPTIMIZERS = (
-    *facts(
-        "foreach",
+    *operations(
         {
             "foreach_add": "torch._foreach_add([a, b], [b, a], alpha=0.5)",
             "foreach_norm": "torch._foreach_norm([a, b])",
@@ -43,8 +42,7 @@ OPTIMIZERS = (
         arguments=(OTHER,),
         shapes=SHAPES,
     ),
-    *facts(
-        "foreach",
+    *operations(
         {
             **{f"foreach_{name}": f"torch._foreach_{name}([a, b])" for name in _FOREACH},
             **{f"foreach_{name}": f"torch._foreach_{name}([a.abs() + 1, b.abs() + 1])" for name in _FOREACH_POSITIVE},
@@ -72,8 +70,7 @@ OPTIMIZERS = (
         shapes=FEW,
         drawn=False,
     ),
-    *facts(
-        "foreach in place",
+    *operations(
         {
             **{
                 f"foreach_{name}_": f"{_BEFORE}torch._foreach_{name}_([first, second])\n(first, second)"
@@ -102,8 +99,7 @@ OPTIMIZERS = (
         shapes=FEW,
         drawn=False,
     ),
-    *facts(
-        "clipping",
+    *operations(
         {
             "clip_grads": "gradients = [a.detach().clone(), b.detach().clone()]\n"
             "norm = torch.nn.utils.get_total_norm(gradients)\n"
@@ -116,8 +112,7 @@ OPTIMIZERS = (
         arguments=(OTHER,),
         shapes=SHAPES,
     ),
-    *facts(
-        "fused",
+    *operations(
         {
             "fused_adam": f"{_ALIKE}{_STATE.format(step=_ONE)}"
             f"torch._fused_adam_([first], [second], [average], [square], [], [step], {_KEYWORDS})\n(first, average, square)",
@@ -133,8 +128,7 @@ OPTIMIZERS = (
         arguments=(OTHER,),
         shapes=SHAPES,
     ),
-    *facts(
-        "updates",
+    *operations(
         {
             f"step_of_{name}": "parameter = torch.nn.Parameter(a.detach().clone())\nparameter.grad = b.detach().clone()\n"
             f"optimizer = torch.optim.{call}\n"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import MATRICES, Shape, facts
+from equivcheck.programs.nouns.operations.operation import MATRICES, Shape, operations
 
 FEW: tuple[Shape, ...] = ((4, 6), (5, 3))
 
 REDUCTIONS = (
-    *facts(
-        "over all dims",
+    *operations(
         {
             "sum": "a.sum()",
             "mean": "a.mean()",
@@ -31,9 +30,8 @@ REDUCTIONS = (
             "nansum": "a.nansum()",
         },
     ),
-    *facts("over all dims", {"argmax_all": "a.argmax()", "median_all": "a.median()"}, distinct=True),
-    *facts(
-        "along a dim",
+    *operations({"argmax_all": "a.argmax()", "median_all": "a.median()"}, distinct=True),
+    *operations(
         {
             "sum_dim": "a.sum(dim)",
             "sum_keepdim": "a.sum(dim, keepdim=True)",
@@ -63,8 +61,7 @@ REDUCTIONS = (
         },
         takes_dim=True,
     ),
-    *facts(
-        "along a dim, of distinct values",
+    *operations(
         {
             "max_dim": "a.max(dim)",
             "min_keepdim": "a.min(dim, keepdim=True)",
@@ -82,8 +79,7 @@ REDUCTIONS = (
         takes_dim=True,
         distinct=True,
     ),
-    *facts(
-        "over all dims",
+    *operations(
         {
             "std_mean": "torch.std_mean(a)",
             "norm_half": "torch.linalg.vector_norm(a, 0.5)",
@@ -95,8 +91,7 @@ REDUCTIONS = (
         },
         shapes=FEW,
     ),
-    *facts(
-        "along a dim",
+    *operations(
         {
             "aminmax_dim": "torch.aminmax(a, dim=dim)",
             "std_mean_dim": "torch.std_mean(a, dim, keepdim=True)",
@@ -114,8 +109,7 @@ REDUCTIONS = (
         takes_dim=True,
         shapes=FEW,
     ),
-    *facts(
-        "along a dim, of distinct values",
+    *operations(
         {
             "cummin": "a.cummin(dim)",
             "nanmedian": "a.nanmedian(dim)",
@@ -128,8 +122,7 @@ REDUCTIONS = (
         distinct=True,
         shapes=FEW,
     ),
-    *facts(
-        "over several dims",
+    *operations(
         {
             "sum_dims": "a.sum((0, -1))",
             "mean_dims": "a.mean((0, 1), keepdim=True)",

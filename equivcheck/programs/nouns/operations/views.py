@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, facts
+from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, operations
 
 FLAT = ((24,), (12,), (6,))
 CUT = ((4, 6), (5, 6), (1, 6), (6, 4))
 
 VIEWS = (
-    *facts(
-        "dims",
+    *operations(
         {
             "t": "a.t()",
             "transpose": "a.transpose(0, 1)",
@@ -36,8 +35,7 @@ VIEWS = (
         },
         shapes=((4,), *MATRICES, *CUBES, (2, 1, 3)),
     ),
-    *facts(
-        "along a dim",
+    *operations(
         {
             "unsqueeze": "a.unsqueeze(dim)",
             "squeeze_dim": "a.squeeze(dim)",
@@ -52,8 +50,7 @@ VIEWS = (
         takes_dim=True,
         shapes=((4,), *CUT, *CUBES),
     ),
-    *facts(
-        "shapes",
+    *operations(
         {
             "view_split_2": "a.view(2, -1)",
             "view_split_3": "a.view(3, -1)",
@@ -65,8 +62,7 @@ VIEWS = (
         },
         shapes=(*FLAT, *CUT, *CUBES),
     ),
-    *facts(
-        "windows",
+    *operations(
         {
             "unfold": "a.unfold(dim, 2, 1)",
             "unfold_steps": "a.unfold(dim, 2, 2)",
@@ -75,8 +71,7 @@ VIEWS = (
         takes_dim=True,
         shapes=((4, 6), (5, 3), (4, 4)),
     ),
-    *facts(
-        "windows",
+    *operations(
         {
             # A copy, because as_strided reads the base's elements around a view.
             "as_strided": "a.clone(memory_format=torch.contiguous_format).as_strided((2, 2), (1, 1))",
