@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.programs.nouns import Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 from equivcheck.programs.nouns.arguments import make, shapes_of
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts
 from equivcheck.programs.nouns.operations.registry import DRAWN, OPERATIONS
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 from equivcheck.strategies.chance import MOSTLY, RARELY, below
@@ -94,10 +94,10 @@ def _argument(draw: DrawFn, builder: ProgramBuilder, num_axes: int, needed: tupl
     """Number of the argument's statement: a new one that fits, or a recent value."""
     argument, shape, dim = needed
     shapes = shapes_of(argument, shape, dim)
-    if not shapes or (argument.kind is Kind.LEAF and not draw(MOSTLY)):
+    if not shapes or (argument.kind is ArgumentKind.LEAF and not draw(MOSTLY)):
         return len(builder) - min(draw(_DISTANCES), len(builder))
     made = shapes[draw(_CHOICES) % len(shapes)]
-    placements = _placements(draw, num_axes, len(made), with_addends=argument.kind is Kind.LEAF)
+    placements = _placements(draw, num_axes, len(made), with_addends=argument.kind is ArgumentKind.LEAF)
     builder.add(make(argument, made, placements, seed=draw(_SEEDS), high=argument.high(shape, dim)))
     return len(builder) - 1
 

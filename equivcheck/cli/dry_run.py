@@ -20,14 +20,14 @@ def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
     with the expected ones and with those of a simulated world of few ranks. Exit code 1 if they differ.
     """
     scenario = read_scenario(file)
-    from equivcheck.checking.dry_run.grow import grown
+    from equivcheck.checking.dry_run.grow import scenario_on_ranks
     from equivcheck.checking.dry_run.run import dry_run as run
     from equivcheck.report.dry_run_text import print_dry_run
     from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.failure import RanksFailed
 
     try:
-        found = run(scenario if ranks is None else grown(scenario, ranks))
+        found = run(scenario if ranks is None else scenario_on_ranks(scenario, ranks))
     except RanksFailed as error:
         if as_json:
             print_json({"failure": encode(error.failure)})

@@ -51,13 +51,13 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
     """All first operations are run for their results, unless the time is over before."""
     from equivcheck.programs.sweep.pairs import Pairs
     from equivcheck.programs.sweep.results import first_programs, results_on
-    from equivcheck.programs.sweep.second_programs import places_of
+    from equivcheck.programs.sweep.second_programs import argument_positions
     from equivcheck.worlds.pool import ranks
 
     programs = tuple(first_programs(sweep, seed))
     with click.progressbar(programs, label="first operations", file=sys.stderr) as left:
         found = results_on(ranks(world, math.prod(sweep.mesh)), takewhile(lambda _: not is_over(), left))
-        return Pairs(results=tuple(found), places=places_of(operations), seed=seed, world=world)
+        return Pairs(results=tuple(found), places=argument_positions(operations), seed=seed, world=world)
 
 
 @click.command()
@@ -97,9 +97,9 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
     other strides and sizes of shards, then of other first operations. --operation then names second operations.
     """
     from equivcheck.programs.nouns.operations.registry import OPERATIONS
-    from equivcheck.programs.sweep.order import in_passes
+    from equivcheck.programs.sweep.order import order_in_passes
     from equivcheck.programs.sweep.programs import Sweep
-    from equivcheck.programs.sweep.sweep import swept
+    from equivcheck.programs.sweep.sweep import run_sweep
     from equivcheck.report.sweep_text import print_sweep, sweep_object
     from equivcheck.worlds.workers.supervision import Interruption
 
@@ -114,9 +114,9 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
             names = (operations or tuple(OPERATIONS))[shard.number - 1 :: shard.of]
             programs = _pairs(Sweep(mesh=mesh), names, seed, world, is_over)
         else:
-            programs = in_passes(Sweep(mesh=mesh, operations=operations).programs()).shard(shard.number, shard.of)
+            programs = order_in_passes(Sweep(mesh=mesh, operations=operations).programs()).shard(shard.number, shard.of)
         with click.progressbar(programs, label="programs", file=sys.stderr) as left:
-            found = swept(left, world=world, is_over=is_over, only_sinks=as_pairs)
+            found = run_sweep(left, world=world, is_over=is_over, only_sinks=as_pairs)
     if as_json:
         print_json(sweep_object(found, programs.coverage()))
     else:

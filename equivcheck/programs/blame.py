@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from equivcheck.programs.nouns.statements import arguments_of
-from equivcheck.programs.run.one_device import Plan
+from equivcheck.programs.run.one_device import ProgramPlan
 from equivcheck.programs.run.rank import REFUSED, StatementFailed, value_names
 from equivcheck.programs.run.reading import PartsDisagree
 from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankState
@@ -18,7 +18,7 @@ AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
 """Hangs that are detected immediately, so that more runs cost little."""
 
 
-def with_culprit(plan: Plan, run: Callable[[Plan], object], failure: Failure) -> Failure:
+def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
     """Add to the failure the statement that causes it, found by running the program again.
 
     A value whose local shapes contradict its placements comes first. If ranks wait, the program is shortened to the first
@@ -67,26 +67,26 @@ def first_raising(failure: Failure | None) -> int:
     return min((int(found[1]) for each in errors if (found := RAISING.search(each))), default=0)
 
 
-def parts_that_disagree(plan: Plan, run: Callable[[Plan], object]) -> Failure | None:
+def parts_that_disagree(plan: ProgramPlan, run: Callable[[ProgramPlan], object]) -> Failure | None:
     """Failure for the first value whose local shapes contradict its placements; None if all agree."""
     found = _failure(run, replace(plan, checks_parts=True))
     return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 
 
-def _called(plan: Plan, number: int) -> str:
+def _called(plan: ProgramPlan, number: int) -> str:
     """A statement and its arguments, because one may be wrong: ``v2 exp of v1 index_add``."""
     takes = dict.fromkeys(number - back for back in arguments_of(plan.program.statements[number]))
     what, *taken = (value_names(plan, each, 1)[0] for each in (number, *takes))
     return f"{what} of {', '.join(taken)}" if taken else what
 
 
-def _until(plan: Plan, number: int) -> Plan:
+def _until(plan: ProgramPlan, number: int) -> ProgramPlan:
     kept = number + 1
     program = replace(plan.program, statements=plan.program.statements[:kept])
     return replace(plan, program=program, applies=plan.applies[:kept], outputs=plan.outputs[:kept], differentiable=False)
 
 
-def _failure(run: Callable[[Plan], object], plan: Plan) -> Failure | None:
+def _failure(run: Callable[[ProgramPlan], object], plan: ProgramPlan) -> Failure | None:
     try:
         run(plan)
     except RanksFailed as error:

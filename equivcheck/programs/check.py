@@ -17,7 +17,7 @@ from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.run.cache import cached_plan, cached_reference
 from equivcheck.programs.run.known.difference import KnownDifference
 from equivcheck.programs.run.known.on_file import known_difference
-from equivcheck.programs.run.one_device import Plan
+from equivcheck.programs.run.one_device import ProgramPlan
 from equivcheck.programs.run.rank import DTensorTarget, RankResult, run_on_rank
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
 from equivcheck.programs.run.targets import target_of
@@ -65,7 +65,7 @@ def check_program(
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
-def _with_first_gradient(plan: Plan, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+def _with_first_gradient(plan: ProgramPlan, verdict_of: Callable[[ProgramPlan], ProgramVerdict]) -> ProgramVerdict:
     """If a leaf's gradient differs, compare all values' gradients to find the first difference."""
     verdict = verdict_of(plan)
     if _phase(verdict) is not Phase.GRADIENT:
@@ -78,7 +78,7 @@ def _phase(verdict: ProgramVerdict) -> Phase | None:
     return None if verdict.divergence is None else verdict.divergence.phase
 
 
-def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float) -> ProgramVerdict:
+def _verdict(members: Ranks, plan: ProgramPlan, target: type[DTensorTarget], deadline: float) -> ProgramVerdict:
     clones = tuple(number for number, applies in enumerate(plan.applies) if not applies)
     verdict = ProgramVerdict(outcome=Outcome.EQUIVALENT, world=members.name, program=plan.program, clones=clones)
     try:
@@ -90,7 +90,7 @@ def _verdict(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: 
     return _judged(verdict, plan, run.values)
 
 
-def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], ProgramVerdict]) -> ProgramVerdict:
+def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[ProgramPlan], ProgramVerdict]) -> ProgramVerdict:
     """If ranks raise in a statement although an earlier value already differs, return the verdict on that value."""
     number = first_raising(verdict.failure)
     before = verdict.program.statements[:number]
@@ -102,14 +102,16 @@ def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[Plan], Pr
     return replace(found, program=verdict.program, clones=verdict.clones, reason=f"{found.reason}; then: {verdict.reason}")
 
 
-def _run(members: Ranks, plan: Plan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None) -> Run:
+def _run(
+    members: Ranks, plan: ProgramPlan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None
+) -> Run:
     seed, is_foreign = plan.program.schedule_seed, target is not DTensorTarget
     return again_if_died(
         lambda: members.run(run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
     )
 
 
-def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) -> ProgramVerdict:
+def _judged(verdict: ProgramVerdict, plan: ProgramPlan, results: Sequence[RankResult]) -> ProgramVerdict:
     places = [tuple((each.statement, each.kind) for each in result.refusals) for result in results]
     verdict = replace(verdict, refusals=results[0].refusals)
     if len(set(places)) > 1:
@@ -123,7 +125,7 @@ def _judged(verdict: ProgramVerdict, plan: Plan, results: Sequence[RankResult]) 
     return judge(verdict, case, RanksResult(run=Run(values=tuple(result.trace for result in results))))[0]
 
 
-def _first_disagreement(plan: Plan, results: Sequence[RankResult]) -> str:
+def _first_disagreement(plan: ProgramPlan, results: Sequence[RankResult]) -> str:
     first, rank = min(
         ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _refused_by_all(each, results)),
         key=lambda found: found[0].statement % MAX_STATEMENTS,

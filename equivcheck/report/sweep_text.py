@@ -8,14 +8,14 @@ from typing import Any
 from rich.console import Console
 
 from equivcheck.programs.sweep.order import Coverage
-from equivcheck.programs.sweep.sweep import Group, Swept
+from equivcheck.programs.sweep.sweep import Group, SweepResult
 from equivcheck.scenario.file_format.codec import encode
 
 MAX_REFUSED = 20
 """Most refused operations to name before the others are counted."""
 
 
-def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = ()) -> None:
+def print_sweep(console: Console, found: SweepResult, coverage: Sequence[Coverage] = ()) -> None:
     """Print counts, then a paragraph per group of programs with the same result."""
     for part in coverage:
         console.print(f"{part.name}: {part.num_covered:,} covered, {part.num_left:,} left")
@@ -31,7 +31,7 @@ def print_sweep(console: Console, found: Swept, coverage: Sequence[Coverage] = (
         console.print(f"  {group.first.reason}")
 
 
-def sweep_object(found: Swept, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
+def sweep_object(found: SweepResult, coverage: Sequence[Coverage] = ()) -> dict[str, Any]:
     """One object with all counts and groups."""
     return {
         "coverage": {each.name: {"covered": each.num_covered, "left": each.num_left} for each in coverage},

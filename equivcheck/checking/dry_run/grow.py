@@ -13,7 +13,7 @@ from equivcheck.scenario.mesh import DP, MAX_RANKS, REPLICATE, SHARD
 DATA_AXES = (DP, REPLICATE, SHARD)
 
 
-def grown(scenario: Scenario, num_ranks: int) -> Scenario:
+def scenario_on_ranks(scenario: Scenario, num_ranks: int) -> Scenario:
     """Resize the outermost data axis (or the outermost axis, if there is no data axis) so that the mesh has `num_ranks` ranks.
 
     Raises `UsageError` if the other axes do not divide `num_ranks`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape
 from equivcheck.programs.nouns.statements import MAX_ELEMENTS, Constant, Contents, Leaf
 
 
@@ -28,8 +28,8 @@ def shapes_of(argument: Argument, shape: Shape, dim: int) -> list[Shape]:
 
 def make(argument: Argument, made: Shape, placements: tuple[str, ...], *, seed: int, high: int) -> Leaf | Constant:
     """Build an argument with shape `made`. Integers are below `high`."""
-    if argument.kind is Kind.LEAF:
+    if argument.kind is ArgumentKind.LEAF:
         return Leaf(shape=made, placements=placements, seed=seed)
-    if argument.kind is Kind.ORDER and made:
+    if argument.kind is ArgumentKind.ORDER and made:
         high = max(high, made[-1])
     return Constant(shape=made, placements=placements, contents=Contents(argument.kind.value), high=high, seed=seed)

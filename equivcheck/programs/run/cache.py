@@ -9,19 +9,19 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.programs.nouns.placement import REPLICATE
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf
-from equivcheck.programs.run.one_device import Plan, plan_of
+from equivcheck.programs.run.one_device import ProgramPlan, plan_of
 from equivcheck.programs.run.reference import reference_of
 
 _NUM_KEPT = 16
 """Entries in each cache. A sweep needs the last program, a pair sweep the few it alternates."""
 
 
-def cached_plan(program: TensorProgram) -> Plan:
+def cached_plan(program: TensorProgram) -> ProgramPlan:
     """Cached `plan_of`."""
     return replace(_plan(with_replicated_leaves(program)), program=program)
 
 
-def cached_reference(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+def cached_reference(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
     """Cached `reference_of`."""
     return _reference(
         with_replicated_leaves(plan.program), (plan.every_gradient, plan.fills_gradients, plan.only_sinks), refused, num_copies
@@ -36,7 +36,7 @@ def with_replicated_leaves(program: TensorProgram) -> TensorProgram:
 
 
 @lru_cache(maxsize=_NUM_KEPT)
-def _plan(program: TensorProgram) -> Plan:
+def _plan(program: TensorProgram) -> ProgramPlan:
     return plan_of(program)
 
 

@@ -29,7 +29,7 @@ Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class ProgramPlan:
     """A program with the single-device results needed by ranks."""
 
     program: TensorProgram
@@ -88,7 +88,7 @@ class PlainRun:
     """Gradients in the same order as `differentiated`."""
 
 
-def plan_of(program: TensorProgram) -> Plan:
+def plan_of(program: TensorProgram) -> ProgramPlan:
     """Run a program on one device to find the statements that apply."""
     applies: list[bool] = []
     outputs: list[Outputs] = []
@@ -103,7 +103,7 @@ def plan_of(program: TensorProgram) -> Plan:
         values.append(value_of(statement, outputs[-1], applies[-1]))
     plain = tuple(tuple(each.detach() for each in found) for found in outputs)
     first = tuple(next(place for place, other in enumerate(values) if other is value) for value in values)
-    return Plan(program, tuple(applies), plain, first, differentiable=_is_differentiable(program, values))
+    return ProgramPlan(program, tuple(applies), plain, first, differentiable=_is_differentiable(program, values))
 
 
 def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bool:
@@ -143,7 +143,7 @@ def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Ten
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 
-def run_on_one_device(plan: Plan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
+def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), disturb: Disturb | None = None) -> PlainRun:
     """Compute all values and gradients. Statements refused by ranks count as constants.
 
     `disturb` moves each value as rounding might.

@@ -15,7 +15,7 @@ from equivcheck.programs.nouns.placement import cut_dim, reduction_of
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
 from equivcheck.programs.run.calls import results_of
-from equivcheck.programs.run.one_device import Outputs, Plan, differentiate, gradient_of, value_of
+from equivcheck.programs.run.one_device import Outputs, ProgramPlan, differentiate, gradient_of, value_of
 from equivcheck.programs.run.reading import full_of, require_parts
 from equivcheck.programs.run.refusals import refusal
 from equivcheck.programs.run.values import full_tensor, local_part
@@ -71,7 +71,7 @@ class DTensorTarget:
     """Operations in which a planted fault shows; empty for any."""
 
     @classmethod
-    def type_errors(cls, plan: Plan) -> str:  # noqa: ARG003 - used by targets with a type checker
+    def type_errors(cls, plan: ProgramPlan) -> str:  # noqa: ARG003 - used by targets with a type checker
         """Errors a target reports in addition to numbers, such as type errors; empty if there are none."""
         return ""
 
@@ -135,13 +135,13 @@ class DTensorTarget:
         return DTensor.from_local(value, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
 
-def run_on_rank(plan: Plan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
+def run_on_rank(plan: ProgramPlan, target_class: type[DTensorTarget], raising: frozenset[str] | None = None) -> RankResult:
     """Run all statements and differentiate. If `raising` is given, refusals of other statements end the run."""
     return _RankRun(plan, target_class(plan.program), raising).result()
 
 
 class _RankRun:
-    def __init__(self, plan: Plan, target: DTensorTarget, raising: frozenset[str] | None) -> None:
+    def __init__(self, plan: ProgramPlan, target: DTensorTarget, raising: frozenset[str] | None) -> None:
         self.plan, self.target, self.raising = plan, target, raising
         self.sinks = frozenset(plan.program.sinks())
         self.values: list[torch.Tensor] = []
@@ -227,7 +227,7 @@ class _RankRun:
             return dict.fromkeys(self.plan.differentiated)
 
 
-def value_names(plan: Plan, number: int, count: int) -> tuple[str, ...]:
+def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
     """Names of the outputs of a statement: ``v2 softmax``."""
     what = plan.called(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))

@@ -10,7 +10,7 @@ import torch
 from equivcheck.oracle.reference.doubt import Doubt
 from equivcheck.oracle.reference.noise import Expected, expected_of
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.programs.run.one_device import Disturb, PlainRun, Plan, run_on_one_device
+from equivcheck.programs.run.one_device import Disturb, PlainRun, ProgramPlan, run_on_one_device
 from equivcheck.programs.run.rank import moment, value_names
 from equivcheck.programs.verdict import BACKWARD
 from equivcheck.worlds.trace.differences import Phase
@@ -26,7 +26,7 @@ NOISE_LIMIT = 1e-4
 """Maximum noise relative to the largest value, or to 1 if values are smaller. Noise above it makes a comparison useless."""
 
 
-def reference_of(plan: Plan, refused: frozenset[int], num_copies: int) -> Reference:
+def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
     """Single-device values and gradients, with the noise from `num_copies` disturbed runs; no gradients if ranks refuse them."""
     runs = [run_on_one_device(plan, refused)]
     runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
@@ -58,7 +58,7 @@ def disturbance(seed: int) -> Disturb:
     return disturb
 
 
-def _moments(plan: Plan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment, Moment]:
+def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple[Moment, Moment]:
     values: dict[str, torch.Tensor | None] = {}
     for number, outputs in enumerate(run.outputs):
         if plan.is_read(number):

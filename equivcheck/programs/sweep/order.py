@@ -68,7 +68,7 @@ class Passes:
         return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
 
 
-def in_passes(programs: Iterable[TensorProgram]) -> Passes:
+def order_in_passes(programs: Iterable[TensorProgram]) -> Passes:
     """Assign each program to one pass."""
     found: dict[str, list[TensorProgram]] = {name: [] for name in (*_FEATURES, _OTHERS, _FEWER_AXES)}
     for _, of_operation in itertools.groupby(programs, lambda program: program.operations[-1]):

@@ -14,7 +14,7 @@ from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.run.cache import cached_plan, with_replicated_leaves
 from equivcheck.programs.sweep.order import Coverage
 from equivcheck.programs.sweep.results import Result
-from equivcheck.programs.sweep.second_programs import Place, programs_taking
+from equivcheck.programs.sweep.second_programs import ArgumentPosition, programs_taking
 from equivcheck.system.choice import Choice
 
 MAX_SHAPES = 4
@@ -47,7 +47,7 @@ class Pairs:
 
     results: tuple[Result, ...]
     """Results from first operations."""
-    places: tuple[Place, ...]
+    places: tuple[ArgumentPosition, ...]
     """Arguments to second operations."""
     seed: int = 0
     """Seeds the order and the other arguments."""
@@ -57,7 +57,7 @@ class Pairs:
     """How many combinations were tried, by feature."""
     num_covered: Counter[Novelty] = field(default_factory=Counter)
     """How many combinations one device could compute, by feature."""
-    _met: set[tuple[Place, Hashable]] = field(default_factory=set)
+    _met: set[tuple[ArgumentPosition, Hashable]] = field(default_factory=set)
     _refused: set[Hashable] = field(default_factory=set)
     _right: dict[TensorProgram, bool] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class Pairs:
                     for results in groups[(turn + number) % len(groups)]:
                         yield self._tried(novelty, place, results)
 
-    def _tried(self, novelty: Novelty, place: Place, results: list[Result]) -> TensorProgram | None:
+    def _tried(self, novelty: Novelty, place: ArgumentPosition, results: list[Result]) -> TensorProgram | None:
         """The first program one device can compute. The results differ in shape, but share the new feature."""
         key = novelty.feature(results[0])
         self.num_tried[novelty] += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from equivcheck.programs.nouns import Constant, Leaf, Operation, TensorProgram
 from equivcheck.programs.nouns.arguments import dims_of, make, shapes_of
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 
@@ -57,7 +57,7 @@ class Sweep:
 
     def _made(self, argument: Argument, shape: Shape, dim: int, seed: int) -> Iterator[Leaf | Constant]:
         for made in shapes_of(argument, shape, dim):
-            for placements in self._placements(made, OTHER_REDUCTIONS if argument.kind is Kind.LEAF else ()):
+            for placements in self._placements(made, OTHER_REDUCTIONS if argument.kind is ArgumentKind.LEAF else ()):
                 yield make(argument, made, placements, seed=seed, high=argument.high(shape, dim))
 
     def _placements(self, shape: Shape, reductions: Iterable[str]) -> list[tuple[str, ...]]:

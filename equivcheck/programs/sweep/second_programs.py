@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from equivcheck.programs.nouns import Constant, Leaf, Operation, TensorProgram
 from equivcheck.programs.nouns.arguments import dims_of, make, shapes_of
-from equivcheck.programs.nouns.operations.operation import Kind, OperationFacts, Shape
+from equivcheck.programs.nouns.operations.operation import ArgumentKind, OperationFacts, Shape
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import REPLICATE, partial, shard
 from equivcheck.programs.sweep.results import Result
 
-Place = tuple[str, int]
+ArgumentPosition = tuple[str, int]
 """An operation name and an argument number, from 0."""
 MAX_ATTEMPTS = 6
 """Programs to try for a result and a place, because one device refuses many."""
@@ -21,12 +21,12 @@ _TWICE = 0.25
 """How likely another argument with the same shape is the result too."""
 
 
-def places_of(operations: Iterable[str]) -> tuple[Place, ...]:
+def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...]:
     """All arguments to some operations."""
     return tuple((name, position) for name in operations for position in range(OPERATIONS[name].num_arguments))
 
 
-def programs_taking(result: Result, place: Place, chance: random.Random) -> Iterator[TensorProgram]:
+def programs_taking(result: Result, place: ArgumentPosition, chance: random.Random) -> Iterator[TensorProgram]:
     """Programs whose last operation takes the result in `place`. One device may refuse them."""
     facts, position = OPERATIONS[place[0]], place[1]
     calls = list(_calls(facts, position, result.shape))
@@ -51,7 +51,7 @@ def _made(  # noqa: PLR0913, PLR0917 - an argument depends on all of these
     """An argument; None for the result itself."""
     argument = facts.arguments[number - 1] if number else None
     own = chance.choice(shapes_of(argument, shape, dim)) if argument else shape
-    is_leaf = argument is None or argument.kind is Kind.LEAF
+    is_leaf = argument is None or argument.kind is ArgumentKind.LEAF
     if is_leaf and own == result.shape and chance.random() < _TWICE:
         return None
     placements = tuple(_placement(own, is_leaf, chance) for _ in result.program.mesh)

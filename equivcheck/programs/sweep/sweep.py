@@ -39,7 +39,7 @@ class Group:
 
 
 @dataclass(slots=True, kw_only=True)
-class Swept:
+class SweepResult:
     """Sweep result."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -80,18 +80,18 @@ class Swept:
         self.groups.setdefault((name, verdict.outcome, what), new).add(facts)
 
 
-def swept(
+def run_sweep(
     programs: Iterable[TensorProgram | None],
     *,
     world: str = "sim",
     is_over: Callable[[], bool] = lambda: False,
     only_sinks: bool = False,
-) -> Swept:
+) -> SweepResult:
     """Run programs until all are done or `is_over`. None stands for a pair without a program.
 
     With `only_sinks`, ranks read no value before the statements taking it, as in `check_program`.
     """
-    found = Swept()
+    found = SweepResult()
     for program in programs:
         if is_over():
             found.stopped = True

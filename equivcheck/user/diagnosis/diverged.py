@@ -52,7 +52,7 @@ class DivergedTraining(Evidence):
 
     @property
     def eps(self) -> float:
-        """eps of the element type with the fewest digits."""
+        """Eps of the element type with the fewest digits."""
         return self.unit
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.programs.nouns.operations.operation import (
     Argument,
-    Kind,
+    ArgumentKind,
     column,
     last,
     operations,
@@ -15,7 +15,7 @@ from equivcheck.programs.nouns.operations.operation import (
 
 OTHER = Argument(shapes=(same,))
 BROADCAST = Argument(shapes=(same, last, row, column, scalar))
-MASK = Argument(shapes=(same, last), kind=Kind.MASK)
+MASK = Argument(shapes=(same, last), kind=ArgumentKind.MASK)
 
 ELEMENTWISE = (
     *operations(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import IMAGES, Argument, Kind, Shape, operations
+from equivcheck.programs.nouns.operations.operation import IMAGES, Argument, ArgumentKind, Shape, operations
 
 PLANES: tuple[Shape, ...] = ((2, 4, 4, 6), (3, 2, 5, 4))
 VOLUMES: tuple[Shape, ...] = ((2, 2, 3, 4, 4),)
@@ -75,7 +75,7 @@ RESAMPLING = (
     ),
     *operations(
         {"grid_sample": "F.grid_sample(a, b.detach() / 4, align_corners=False)"},
-        arguments=(Argument(shapes=(_grid,), kind=Kind.WEIGHTS),),
+        arguments=(Argument(shapes=(_grid,), kind=ArgumentKind.WEIGHTS),),
         shapes=PLANES,
     ),
     *operations(

@@ -6,7 +6,7 @@ from equivcheck.programs.nouns.operations.operation import (
     CUBES,
     MATRICES,
     Argument,
-    Kind,
+    ArgumentKind,
     Shape,
     operations,
     row,
@@ -34,9 +34,9 @@ def _own_indices(shape: Shape, _dim: int) -> Shape:
     return (3, 2) if len(shape) > 1 else (3,)
 
 
-INDICES = Argument(shapes=(_three,), kind=Kind.INDICES, high=size_along)
-ORDER = Argument(shapes=(lambda _shape, _dim: (2,),), kind=Kind.ORDER, high=size_along)
-ALONG = Argument(shapes=(_two_along,), kind=Kind.INDICES, high=size_along)
+INDICES = Argument(shapes=(_three,), kind=ArgumentKind.INDICES, high=size_along)
+ORDER = Argument(shapes=(lambda _shape, _dim: (2,),), kind=ArgumentKind.ORDER, high=size_along)
+ALONG = Argument(shapes=(_two_along,), kind=ArgumentKind.INDICES, high=size_along)
 
 INDEXING = (
     *operations(
@@ -117,17 +117,17 @@ INDEXING = (
             "index_last": "a[..., b % a.shape[-1]]",
             "embedding": "F.embedding(b, a)",
         },
-        arguments=(Argument(shapes=(_own_indices,), kind=Kind.INDICES, high=_rows),),
+        arguments=(Argument(shapes=(_own_indices,), kind=ArgumentKind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3), (1, 4), CUBES[0]),
     ),
     *operations(
         {"embedding_transposed": "F.embedding(b, a).transpose(0, 1)"},
-        arguments=(Argument(shapes=(lambda _shape, _dim: (2, 2),), kind=Kind.INDICES, high=_rows),),
+        arguments=(Argument(shapes=(lambda _shape, _dim: (2, 2),), kind=ArgumentKind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
     *operations(
         {"embedding_padded": "F.embedding(b, a, padding_idx=0)", "embedding_bag": "F.embedding_bag(b, a, mode='sum')"},
-        arguments=(Argument(shapes=(lambda _shape, _dim: (4, 3),), kind=Kind.INDICES, high=_rows),),
+        arguments=(Argument(shapes=(lambda _shape, _dim: (4, 3),), kind=ArgumentKind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
     *operations(
@@ -165,12 +165,12 @@ INDEXING = (
             "embedding_stacked": "found = F.embedding(b, a)\ntorch.stack([found, torch.ones_like(found)])",
             "bincount": "torch.bincount(b.flatten(), minlength=9)",
         },
-        arguments=(Argument(shapes=(_own_indices,), kind=Kind.INDICES, high=_rows),),
+        arguments=(Argument(shapes=(_own_indices,), kind=ArgumentKind.INDICES, high=_rows),),
         shapes=((4, 6), (5, 3)),
     ),
     *operations(
         {"masked_select": "a.masked_select(b)", "index_mask": "a[b]", "masked_scatter": "a.masked_scatter(b, a * 2)"},
-        arguments=(Argument(shapes=(same,), kind=Kind.MASK),),
+        arguments=(Argument(shapes=(same,), kind=ArgumentKind.MASK),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
     *operations(

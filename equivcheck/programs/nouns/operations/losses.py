@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import Argument, Kind, OperationFacts, Shape, operations, same
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape, operations, same
 
 
 def _rows(shape: Shape, _dim: int) -> Shape:
@@ -48,7 +48,7 @@ LOSSES: tuple[OperationFacts, ...] = (
     *operations(_with_reductions(_OF_TWO), arguments=(Argument(shapes=(same,)),), shapes=((4, 6), (5, 3))),
     *operations(
         _with_reductions(_OF_TARGETS),
-        arguments=(Argument(shapes=(_rows,), kind=Kind.INDICES, high=_classes),),
+        arguments=(Argument(shapes=(_rows,), kind=ArgumentKind.INDICES, high=_classes),),
         shapes=((4, 6), (5, 3), (3, 4, 2)),
     ),
     *operations(

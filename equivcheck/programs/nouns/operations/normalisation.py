@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import CUBES, IMAGES, MATRICES, Argument, Kind, Shape, last, operations
+from equivcheck.programs.nouns.operations.operation import (
+    CUBES,
+    IMAGES,
+    MATRICES,
+    Argument,
+    ArgumentKind,
+    Shape,
+    last,
+    operations,
+)
 
 
 def _channels(shape: Shape, _dim: int) -> Shape:
@@ -61,7 +70,7 @@ NORMALISATION = (
     ),
     *operations(
         {"batch_norm_running": "F.batch_norm(a, b.detach(), b.detach().abs() + 1)"},
-        arguments=(Argument(shapes=(_channels,), kind=Kind.WEIGHTS),),
+        arguments=(Argument(shapes=(_channels,), kind=ArgumentKind.WEIGHTS),),
         shapes=(*MATRICES[:2], *IMAGES[:1]),
     ),
     *operations(

@@ -20,7 +20,7 @@ ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
 """First arguments for most operations."""
 
 
-class Kind(Choice):
+class ArgumentKind(Choice):
     """How a program creates an additional argument."""
 
     LEAF = "leaf"
@@ -40,7 +40,7 @@ class Argument:
 
     shapes: tuple[ShapeOf, ...]
     """Shape, computed from the first argument's shape and the dim. Several if the operation broadcasts."""
-    kind: Kind = Kind.LEAF
+    kind: ArgumentKind = ArgumentKind.LEAF
     """Kind of argument."""
     high: Callable[[Shape, int], int] = lambda _shape, _dim: 1
     """Exclusive upper bound for integers."""

@@ -16,7 +16,7 @@ from spmd_types.checker import typecheck
 
 from equivcheck.programs.nouns.placement import cut_dim, reduction_of
 from equivcheck.programs.nouns.statements import Operation
-from equivcheck.programs.run.one_device import Outputs, Plan
+from equivcheck.programs.run.one_device import Outputs, ProgramPlan
 from equivcheck.programs.run.plain.collectives import Collectives
 from equivcheck.programs.run.plain.conversion import Placements
 from equivcheck.programs.run.plain.target import PlainTarget
@@ -71,7 +71,7 @@ class TypedTarget(PlainTarget):
         return found
 
     @classmethod
-    def type_errors(cls, plan: Plan) -> str:
+    def type_errors(cls, plan: ProgramPlan) -> str:
         """The statement rejected by the type checker, with its message."""
         return refused_by_types(plan, cls)
 
@@ -131,7 +131,7 @@ def _tensor(value: Any) -> torch.Tensor:
     return found
 
 
-def refused_by_types(plan: Plan, target: type[TypedTarget]) -> str:
+def refused_by_types(plan: ProgramPlan, target: type[TypedTarget]) -> str:
     """First statement rejected by the type checker, with its message; empty if it accepts all.
 
     One rank runs alone, because types do not depend on numbers. If wrong numbers cause an error, only statements before it are

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from equivcheck import UsageError
-from equivcheck.checking.dry_run.grow import grown, small_scenario
+from equivcheck.checking.dry_run.grow import scenario_on_ranks, small_scenario
 from equivcheck.scenario import DDP, Axis, Layout, Mesh, TensorParallel
 from unit.checking.dry_run.examples import PLAN, fsdp2_over_tensor_parallel
 
 
 def test_the_data_axis_grows_and_rows_with_it() -> None:
     """Tensor-parallel groups keep their size, and each data rank its rows."""
-    big = grown(fsdp2_over_tensor_parallel(2, 2), 4096)
+    big = scenario_on_ranks(fsdp2_over_tensor_parallel(2, 2), 4096)
     assert big.layout.mesh.shape == (2048, 2)
     assert big.training.data.microbatches == (3 * 2048,)
 
@@ -21,7 +21,7 @@ def test_without_a_data_axis_the_outermost_one_grows() -> None:
     """Tensor parallelism alone is spread further, over the same rows."""
     small = fsdp2_over_tensor_parallel()
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=PLAN),))
-    big = grown(replace(small, layout=layout), 16)
+    big = scenario_on_ranks(replace(small, layout=layout), 16)
     assert big.layout.mesh.shape == (16,)
     assert big.training.data == small.training.data
 
@@ -29,7 +29,7 @@ def test_without_a_data_axis_the_outermost_one_grows() -> None:
 def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:
     """The error says what the mesh has and which numbers fill it."""
     with pytest.raises(UsageError, match=r"ranks 4095 .* fsdp2 x tensor_parallel are tp 2\. Expected a multiple of 2"):
-        grown(fsdp2_over_tensor_parallel(), 4095)
+        scenario_on_ranks(fsdp2_over_tensor_parallel(), 4095)
 
 
 def test_a_small_world_has_every_axis() -> None:

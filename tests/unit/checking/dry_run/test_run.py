@@ -4,7 +4,7 @@ import pytest
 
 from equivcheck import UsageError
 from equivcheck.checking.dry_run import run
-from equivcheck.checking.dry_run.grow import grown
+from equivcheck.checking.dry_run.grow import scenario_on_ranks
 from equivcheck.checking.dry_run.run import dry_run
 from equivcheck.layouts.composition.expected_calls import Prediction
 from equivcheck.oracle.comparison import communication
@@ -15,7 +15,7 @@ from unit.checking.dry_run.examples import fsdp2_over_tensor_parallel
 
 def test_thousands_of_ranks_are_counted_and_verified() -> None:
     """4,096 ranks hold and send what arithmetic and a small world say."""
-    found = dry_run(grown(fsdp2_over_tensor_parallel(2, 8), 4096))
+    found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(2, 8), 4096))
     assert found.problems == ()
     assert [plan.rank for plan in found.plans] == [0, 4095]
     assert [plan.coordinates for plan in found.plans] == [(0, 0), (511, 7)]
@@ -50,7 +50,7 @@ def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) ->
     """Calls are compared with those of a small world in which every rank runs."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
-    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(), 64))
     assert (found.problems, found.remarks) == ((), ("setup: 1 x broadcast over tp, but 0 on 4 ranks",))
 
 
@@ -69,7 +69,7 @@ def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeyp
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
     monkeypatch.setattr(run, "predicted", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
-    found = dry_run(grown(fsdp2_over_tensor_parallel(), 64))
+    found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(), 64))
     assert (found.problems, found.remarks) == (("setup: 1 x broadcast over tp, but 0 on 4 ranks",), ())
 
 

@@ -25,7 +25,7 @@ def num_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TensorProgram]]:
     """Programs that one device has run, from here on."""
     ran: list[TensorProgram] = []
 
-    def noted(program: TensorProgram) -> cache.Plan:
+    def noted(program: TensorProgram) -> cache.ProgramPlan:
         ran.append(program)
         return plan_of(program)
 

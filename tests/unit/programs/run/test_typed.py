@@ -14,7 +14,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.nouns import Operation, Redistribution, TensorProgram
 from equivcheck.programs.run.faults import MissingConversion
-from equivcheck.programs.run.one_device import Plan
+from equivcheck.programs.run.one_device import ProgramPlan
 from equivcheck.programs.run.plain import target as plain_target
 from equivcheck.programs.run.plain.typed import TypedTarget
 from equivcheck.programs.verdict import BACKWARD
@@ -49,7 +49,7 @@ class _Refused(TypedTarget):
     """A type checker that accepts nothing."""
 
     @classmethod
-    def type_errors(cls, plan: Plan) -> str:
+    def type_errors(cls, plan: ProgramPlan) -> str:
         """Of any program."""
         return "v1 exp: SpmdTypeError: no\n\nOr else"
 

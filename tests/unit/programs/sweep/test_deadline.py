@@ -25,7 +25,7 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
         return check_program(program, deadline=deadline, **options)
 
     monkeypatch.setattr(sweep, "check_program", noted)
-    assert not sweep.swept(Sweep(operations=("relu",)).programs()).num_findings
+    assert not sweep.run_sweep(Sweep(operations=("relu",)).programs()).num_findings
     assert deadlines == {PROGRAM_SECONDS, SECONDS_WITHOUT_ELEMENTS}
 
 
@@ -35,6 +35,6 @@ def test_what_dtensor_takes_long_to_refuse_is_not_endless() -> None:
     leaves = [Leaf(shape=(2, 2, 3, 4), placements=(placement,)) for placement in ("R", "R", "S(0)")]
     program = TensorProgram(mesh=(2,), statements=(*leaves, Operation(name=WEIGHED, arguments=(3, 2, 1))))
     assert seconds_of_program(program, "sim", USUAL_DEADLINE) == USUAL_DEADLINE
-    verdict = sweep.swept([program])
+    verdict = sweep.run_sweep([program])
     assert verdict.outcomes == {Outcome.EQUIVALENT: 1}
     assert verdict.refused == {WEIGHED: 1}

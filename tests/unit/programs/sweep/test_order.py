@@ -9,9 +9,9 @@ import pytest
 
 from equivcheck.programs.nouns import Constant, Leaf, TensorProgram
 from equivcheck.programs.nouns.placement import REPLICATE
-from equivcheck.programs.sweep.order import Passes, in_passes
+from equivcheck.programs.sweep.order import Passes, order_in_passes
 from equivcheck.programs.sweep.programs import Sweep
-from equivcheck.programs.sweep.sweep import swept
+from equivcheck.programs.sweep.sweep import run_sweep
 
 OPERATIONS = ("neg", "sum_dim", "mm", "index_select")
 Placements = tuple[tuple[str, ...], ...]
@@ -25,7 +25,7 @@ def placements(program: TensorProgram) -> Placements:
 @pytest.fixture(scope="module")
 def passes() -> Passes:
     """Of four operations on a mesh of two axes."""
-    return in_passes(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
+    return order_in_passes(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
 
 
 def test_every_program_is_in_one_pass(passes: Passes) -> None:
@@ -56,7 +56,7 @@ def test_an_axis_that_has_nothing_to_do_comes_last(passes: Passes) -> None:
     assert last
     assert not any(map(_uses_both_axes, last))
     assert all(map(_uses_both_axes, itertools.chain(*before)))
-    assert not list(in_passes(Sweep(operations=OPERATIONS).programs()).programs.values())[-1]
+    assert not list(order_in_passes(Sweep(operations=OPERATIONS).programs()).programs.values())[-1]
 
 
 def _numbered(program: TensorProgram) -> list[tuple[int, tuple[str, ...]]]:
@@ -88,8 +88,8 @@ def test_shards_have_all_programs(passes: Passes) -> None:
 
 def test_programs_that_were_not_run_are_left() -> None:
     """Time that is over ends a sweep, which says how much of each pass is left."""
-    passes, over = in_passes(Sweep(operations=("neg",)).programs()), iter((False, False, True))
-    assert swept(passes, is_over=lambda: next(over)).stopped
+    passes, over = order_in_passes(Sweep(operations=("neg",)).programs()), iter((False, False, True))
+    assert run_sweep(passes, is_over=lambda: next(over)).stopped
     first, *others = passes.coverage()
     assert first.num_covered == 2
     assert first.num_left == len(passes.programs[first.name]) - 2 > 0

@@ -17,8 +17,8 @@ from equivcheck.programs.sweep import sweep
 from equivcheck.programs.sweep.pairs import Novelty, Pairs
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.programs.sweep.results import Result, first_programs, results_on
-from equivcheck.programs.sweep.second_programs import places_of
-from equivcheck.programs.sweep.sweep import swept
+from equivcheck.programs.sweep.second_programs import argument_positions
+from equivcheck.programs.sweep.sweep import run_sweep
 from equivcheck.worlds.pool import ranks
 
 FIRSTS = ("neg", "to_int", "t", "sum_dim", "topk")
@@ -33,7 +33,7 @@ def results() -> tuple[Result, ...]:
 
 def pairs_of(results: tuple[Result, ...], *operations: str, seed: int = 0) -> Pairs:
     """Pairs whose second operation is one of a few."""
-    return Pairs(results=results, places=places_of(operations), seed=seed)
+    return Pairs(results=results, places=argument_positions(operations), seed=seed)
 
 
 def first_of(program: TensorProgram) -> TensorProgram:
@@ -112,8 +112,8 @@ class SquaresOfIntegers(DTensorTarget):
 def test_a_fault_that_only_a_pair_shows_is_found(results: tuple[Result, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """No leaf is of integers."""
     monkeypatch.setattr(sweep, "check_program", partial(check_program, target=SquaresOfIntegers))
-    assert swept(Sweep(operations=("square",)).programs()).num_findings == 0
-    found = swept(pairs_of(results, "square"), only_sinks=True)
+    assert run_sweep(Sweep(operations=("square",)).programs()).num_findings == 0
+    found = run_sweep(pairs_of(results, "square"), only_sinks=True)
     assert {group.operation for group in found.groups.values() if group.outcome.is_finding} == {"square"}
 
 

@@ -8,7 +8,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import Leaf
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.sweep.programs import Sweep
-from equivcheck.programs.sweep.sweep import swept
+from equivcheck.programs.sweep.sweep import run_sweep
 from equivcheck.report.sweep_text import sweep_object
 
 
@@ -37,7 +37,7 @@ def test_every_operation_is_swept() -> None:
 
 def test_what_is_swept_is_counted() -> None:
     """An operation that is right under all placements leaves no group, and its programs are counted."""
-    found = swept(Sweep(operations=("neg",)).programs())
+    found = run_sweep(Sweep(operations=("neg",)).programs())
     assert found.groups == {}
     assert found.outcomes[Outcome.EQUIVALENT] == found.agreed["neg"] > 30
     assert json.loads(json.dumps(sweep_object(found)))["differ"] == []
@@ -46,6 +46,6 @@ def test_what_is_swept_is_counted() -> None:
 def test_what_was_run_before_the_end_is_kept() -> None:
     """Time that is over, or an interruption, ends a sweep between two programs, and it says so."""
     over = iter((False, False, True))
-    found = swept(Sweep(operations=("neg",)).programs(), is_over=lambda: next(over))
+    found = run_sweep(Sweep(operations=("neg",)).programs(), is_over=lambda: next(over))
     assert found.stopped
     assert found.outcomes.total() + found.num_clones == 2
