@@ -27,7 +27,7 @@ from equivcheck.scenario.parallelism import PARALLELISMS
 
 PACKAGE = Path(equivcheck.__file__).parent
 FOLDERS = PACKAGE / "layouts/parallelisms"
-OPTIONS = [(kind, field) for kind in PARALLELISMS for field in fields(kind)]
+OPTIONS = [pytest.param(kind, field, id=f"{kind.__name__}.{field.name}") for kind in PARALLELISMS for field in fields(kind)]
 NOUNS = [(kind, field.name) for kind in (Training, Model, Layer, Data, Execution) for field in fields(kind)]
 
 
@@ -50,14 +50,16 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield node.value
 
 
+JOBS = ("limits", "communication", "export", "known")
+"""Modules of a parallelism's folder that do something else than apply it."""
+
+
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
-    """Some files, and those without torch that they import facts from: of any parallelism, plans, limits and positions."""
+    """Some files, and those without torch that they import facts from: in the same folder, of plans and of positions."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
-    base, own = PACKAGE / "layouts/base", (FOLDERS / kind.tag).glob("*.py")
-    facts = [*own, *FOLDERS.glob("*/communication.py"), *(base / "limits").glob("*.py"), base / "positions.py"]
-    found = [path for path in facts if f".{path.parent.name}.{path.stem} import" in texts]
-    plans = (base / "plan").glob("*.py") if ".base.plan." in texts else ()
-    return (*paths, *found, *plans)
+    base, own = PACKAGE / "layouts/base", (path for path in (FOLDERS / kind.tag).glob("*.py") if path.stem not in JOBS)
+    facts = (path for path in (*own, base / "positions.py") if f".{path.parent.name}.{path.stem} import" in texts)
+    return (*paths, *facts, *((base / "plan").glob("*.py") if ".base.plan." in texts else ()))
 
 
 def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
@@ -70,8 +72,8 @@ def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
 def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], option: Field[object]) -> None:
     """What applies a parallelism reads each of its options, what exports it reads or refuses it, and a strategy draws it."""
     folder = FOLDERS / kind.tag
-    own = {path for path in folder.glob("*.py") if path.stem not in ("limits", "communication", "export", "known")}
-    assert option.name in names_in(*sorted(own))
+    own = sorted(path for path in folder.glob("*.py") if path.stem not in JOBS)
+    assert option.name in names_in(*with_facts(kind, *own))
     assert option.name in names_in(*with_facts(kind, *sorted(folder.glob("export*.py"))))
     assert option.name in names_in(PACKAGE / "strategies")
 
@@ -85,7 +87,11 @@ def test_an_option_has_limits_unless_its_field_denies_it(kind: type[Parallelism]
 @pytest.mark.parametrize(("kind", "option"), OPTIONS)
 def test_expected_calls_depend_on_an_option_unless_its_field_denies_it(kind: type[Parallelism], option: Field[object]) -> None:
     """Expected calls read an option, itself or by a method of the noun, or declare that they do not model it."""
-    read = names_in(*with_facts(kind, FOLDERS / kind.tag / "communication.py"))
+    own = FOLDERS / kind.tag / "communication.py"
+    imported = (
+        path for path in FOLDERS.glob("*/communication.py") if f".{path.parent.name}.{path.stem} import" in own.read_text()
+    )
+    read = names_in(*with_facts(kind, own, *imported))
     names = {option.name} | _told_of(kind, option.name)
     assert bool(names & read) is option.metadata.get("calls", True)
 
