@@ -23,7 +23,7 @@ def ddp_of(setup: Setup) -> DistributedDataParallel | None:
     return wrapper_of(setup.model)
 
 
-def reduce_by(setup: Setup, reduce: Reduce) -> None:
+def reduce_with(setup: Setup, reduce: Reduce) -> None:
     """Register `reduce` as communication hook, if the setup has a `DistributedDataParallel`."""
     module = ddp_of(setup)
     if module is not None:
@@ -31,29 +31,29 @@ def reduce_by(setup: Setup, reduce: Reduce) -> None:
         module.register_comm_hook(None, lambda _state, bucket: reduce(bucket, module.process_group))
 
 
-def kept(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+def keep_bucket(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Keep this rank's bucket unreduced."""
-    return done(bucket.buffer())
+    return completed_future(bucket.buffer())
 
 
-def lost(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+def zero_bucket(bucket: GradBucket, _group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Replace the bucket with zeros."""
-    return done(torch.zeros_like(bucket.buffer()))
+    return completed_future(torch.zeros_like(bucket.buffer()))
 
 
-def summed(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+def sum_bucket(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Sum the bucket over ranks."""
     future = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
     return future.then(lambda result: result.value()[0])  # type: ignore[no-any-return]
 
 
-def averaged(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+def average_bucket(bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Average the bucket over ranks. Bitwise equal to the default unless `gradient_as_bucket_view` is set."""
     bucket.buffer().mul_(1.0 / group.size())
-    return summed(bucket, group)
+    return sum_bucket(bucket, group)
 
 
-def averaged_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
+def average_bucket_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     """Average the bucket over ranks in another element type."""
     values = bucket.buffer()
     low = values.to(dtype).div_(group.size())
@@ -61,7 +61,7 @@ def averaged_in(dtype: torch.dtype, bucket: GradBucket, group: dist.ProcessGroup
     return future.then(lambda result: values.copy_(result.value()[0]))  # type: ignore[no-any-return]
 
 
-class Unawaited:
+class AverageWithoutWaiting:
     """Averages the bucket over ranks, but returns before the all-reduce has finished."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Unawaited:
         work = dist.all_reduce(values, group=group, async_op=True)
         assert work is not None, "async_op=True returns a Work"
         self._begun.append(work)
-        return done(values)
+        return completed_future(values)
 
     def wait(self) -> None:
         """Wait for all pending all-reduces."""
@@ -81,7 +81,7 @@ class Unawaited:
             self._begun.pop().wait()
 
 
-def done(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def completed_future(values: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """A completed future."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(values)

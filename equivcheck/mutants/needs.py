@@ -10,17 +10,22 @@ from equivcheck.scenario.parallelism import PARALLELISMS
 
 EVERYWHERE: tuple[str, ...] = (*(kind.tag for kind in PARALLELISMS), *COMPOSITIONS)
 """Every built-in layout."""
-WRAPPED = ("ddp", "replicate", "ddp x tensor_parallel", "replicate x tensor_parallel")
+WITH_DDP = ("ddp", "replicate", "ddp x tensor_parallel", "replicate x tensor_parallel")
 """Layouts that can use `DistributedDataParallel`."""
-OVER_OTHERS = ("ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp1 x tensor_parallel", "fsdp2 x tensor_parallel")
+INNER_TENSOR_PARALLEL = (
+    "ddp x tensor_parallel",
+    "replicate x tensor_parallel",
+    "fsdp1 x tensor_parallel",
+    "fsdp2 x tensor_parallel",
+)
 """Layouts with tensor parallelism inside data parallelism, so that some ranks compute on the same rows."""
-DATA_PARALLEL = ("ddp", "replicate", "fsdp1", "fsdp2", *OVER_OTHERS)
+DATA_PARALLEL = ("ddp", "replicate", "fsdp1", "fsdp2", *INNER_TENSOR_PARALLEL)
 """Layouts that average gradients over ranks."""
 LEAST_VISIBLE_RATE = 1e-3
 """Smallest learning rate whose float32 updates clearly exceed rounding."""
 
 
-def within(*tags: str) -> tuple[str, ...]:
+def layouts_with(*tags: str) -> tuple[str, ...]:
     """Layouts with one of these parallelisms, single parallelisms first."""
     return tuple(name for name in EVERYWHERE if not set(name.split(TIMES)).isdisjoint(tags))
 
@@ -55,16 +60,16 @@ def has_microbatches(scenario: Scenario) -> bool:
 
 def has_steps(scenario: Scenario) -> bool:
     """Whether hooks run and the layout runs several steps."""
-    return is_eager(scenario) and runs_steps(scenario)
+    return is_eager(scenario) and has_next_step(scenario)
 
 
-def runs_steps(scenario: Scenario) -> bool:
+def has_next_step(scenario: Scenario) -> bool:
     """Whether the scenario's own layout runs several steps, not counting those before a checkpoint."""
     before = 0 if scenario.resume is None else scenario.resume.steps
     return scenario.training.steps - before > 1
 
 
-def keeps_state(scenario: Scenario) -> bool:
+def has_optimizer_state(scenario: Scenario) -> bool:
     """Whether the optimizer has state."""
     optimizer = scenario.training.optimizer
     return not (isinstance(optimizer, SGD) and optimizer.momentum == 0.0)

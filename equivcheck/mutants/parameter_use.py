@@ -10,15 +10,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn import functional
 
-Through = Callable[[torch.Tensor], torch.Tensor]
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
-def use_through(module: nn.Module, through: Through) -> None:
+def use_through(module: nn.Module, through: TensorFunction) -> None:
     """Apply `through` to a linear's, norm's or embedding's parameters in each forward."""
     module.forward = _forward(module, through)
 
 
-def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], torch.Tensor]:
+def _forward(module: nn.Module, through: TensorFunction) -> Callable[[torch.Tensor], torch.Tensor]:
     def used(name: str) -> torch.Tensor | None:
         parameter = getattr(module, name, None)
         return None if parameter is None else through(parameter)
@@ -38,7 +38,7 @@ def _forward(module: nn.Module, through: Through) -> Callable[[torch.Tensor], to
     return lambda inputs: functional.rms_norm(inputs, module.normalized_shape, used("weight"), module.eps)
 
 
-def use_weight_through(linear: nn.Module, through: Through) -> None:
+def use_weight_through(linear: nn.Module, through: TensorFunction) -> None:
     """Apply `through` to a linear's weight, but not to its bias."""
     use_through(linear, lambda parameter: through(parameter) if parameter.ndim > 1 else parameter)
 
@@ -60,7 +60,7 @@ class _Changed(torch.autograd.Function):
     """Applies one function forward and another to the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, values: Through, gradients: Through) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, values: TensorFunction, gradients: TensorFunction) -> torch.Tensor:
         ctx.gradients = gradients
         return values(tensor)
 
@@ -69,31 +69,31 @@ class _Changed(torch.autograd.Function):
         return ctx.gradients(outputs[0]), None, None
 
 
-def changed(
-    tensor: torch.Tensor, *, values: Through = torch.Tensor.detach, gradients: Through = lambda gradient: gradient
+def transform(
+    tensor: torch.Tensor, *, values: TensorFunction = torch.Tensor.detach, gradients: TensorFunction = lambda gradient: gradient
 ) -> torch.Tensor:
     """Apply `values` to a tensor and `gradients` to its gradient, independent of each other."""
     result: torch.Tensor = _Changed.apply(tensor, values, gradients)  # type: ignore[no-untyped-call]
     return result
 
 
-def change_input_gradient(module: nn.Module, gradients: Through) -> None:
+def change_input_gradient(module: nn.Module, gradients: TensorFunction) -> None:
     """Apply `gradients` to the gradient of a module's first input."""
 
     def change(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (changed(inputs[0], gradients=gradients), *inputs[1:])
+        return (transform(inputs[0], gradients=gradients), *inputs[1:])
 
     module.register_forward_pre_hook(change)
 
 
-def without_sum(tensor: torch.Tensor) -> torch.Tensor:
+def treat_as_reduced(tensor: torch.Tensor) -> torch.Tensor:
     """Treat a partial DTensor as if it were already reduced, without communication."""
     if not _is_partial(tensor):
         return tensor
     return DTensor.from_local(tensor.to_local(), tensor.device_mesh, _whole(tensor), run_check=False)
 
 
-def sum_twice(tensor: torch.Tensor) -> torch.Tensor:
+def reduce_twice(tensor: torch.Tensor) -> torch.Tensor:
     """Reduce a partial DTensor, then mark the result as partial again."""
     if not _is_partial(tensor):
         return tensor
@@ -110,6 +110,6 @@ def _whole(tensor: DTensor) -> list[Placement]:
     return [Replicate() if isinstance(placement, Partial) else placement for placement in tensor.placements]
 
 
-def unreduced(parameter: torch.Tensor) -> torch.Tensor:
+def keep_partial_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """The parameter, with this rank's partial gradient left unreduced."""
-    return changed(parameter, gradients=without_sum)
+    return transform(parameter, gradients=treat_as_reduced)

@@ -13,7 +13,7 @@ from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.parallelisms.pipeline.schedules import Pipe, clip_across
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages, stages_of_rank, weights_of_several_ranks
 from equivcheck.mutants.mutant import ONE_RANK, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, within
+from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with
 from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, Scenario
@@ -55,10 +55,10 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
             shapes[shape] = stage
 
 
-@fault(layouts=within(Pipeline.tag), applies=_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
+@fault(layouts=layouts_with(Pipeline.tag), applies=_chunks, causes=(Cause.MICROBATCH_LOST, Cause.ROWS_LOST), minimum=ONE_RANK)
 def pipeline_chunk_lost(setup: Setup) -> None:
     """The last chunk in each microbatch is left out."""
-    run_as(setup, _LosesChunk)
+    use_pipe(setup, _LosesChunk)
 
 
 class _LosesChunk(Pipe):
@@ -70,10 +70,15 @@ class _LosesChunk(Pipe):
         return lambda outputs, targets: inner(outputs, targets) * (0.0 if next(numbers) % chunks == 0 else 1.0)
 
 
-@fault(layouts=within(Pipeline.tag), applies=_averages_chunks, causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED), minimum=ONE_RANK)
+@fault(
+    layouts=layouts_with(Pipeline.tag),
+    applies=_averages_chunks,
+    causes=(Cause.MICROBATCHES_SUMMED, Cause.SCALED),
+    minimum=ONE_RANK,
+)
 def pipeline_chunks_summed(setup: Setup) -> None:
     """Chunk losses are summed instead of averaged."""
-    run_as(setup, _CountsChunks)
+    use_pipe(setup, _CountsChunks)
 
 
 class _CountsChunks(Pipe):
@@ -84,7 +89,7 @@ class _CountsChunks(Pipe):
         return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), rows)
 
 
-def run_as(setup: Setup, kind: type[Pipe]) -> None:
+def use_pipe(setup: Setup, kind: type[Pipe]) -> None:
     """Replace the pipe by one with a fault, if the layout has stages."""
     pipe = _pipe_of(setup)
     if pipe is not None:
@@ -99,7 +104,7 @@ def _pipe_of(setup: Setup) -> Pipe | None:
 
 
 @fault(
-    layouts=within(Pipeline.tag),
+    layouts=layouts_with(Pipeline.tag),
     applies=_can_swap,
     causes=(Cause.PERMUTED,),
     minimum=Minimum(ranks=1, layers=2, because="two stages on one rank have one layer each"),
@@ -127,14 +132,14 @@ def _adds_up_norms(scenario: Scenario) -> bool:
 
 
 @fault(
-    layouts=within(Pipeline.tag),
+    layouts=layouts_with(Pipeline.tag),
     applies=_has_copies,
     causes=(Cause.UNTIED,),
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_not_summed(setup: Setup) -> None:
     """Copies of a shared weight on several pipeline ranks keep separate gradients, which are not summed."""
-    run_as(setup, _KeepsGradients)
+    use_pipe(setup, _KeepsGradients)
 
 
 class _KeepsGradients(Pipe):
@@ -145,14 +150,14 @@ class _KeepsGradients(Pipe):
 
 
 @fault(
-    layouts=within(Pipeline.tag),
+    layouts=layouts_with(Pipeline.tag),
     applies=all_of(_has_copies, has_microbatches),
     causes=(Cause.RESCALED_EACH_MICROBATCH,),
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_summed_each_microbatch(setup: Setup) -> None:
     """Gradients for copies of a shared weight are summed after each microbatch, so earlier microbatches count repeatedly."""
-    run_as(setup, _SumsAgain)
+    use_pipe(setup, _SumsAgain)
 
 
 class _SumsAgain(Pipe):
@@ -173,14 +178,14 @@ class _SumsAgain(Pipe):
 
 
 @fault(
-    layouts=within(Pipeline.tag),
+    layouts=layouts_with(Pipeline.tag),
     applies=all_of(_has_copies, _adds_up_norms),
     causes=(Cause.REPLICAS_IN_NORM,),
     minimum=Minimum(layers=2, because="two ranks have one stage each, with one layer each"),
 )
 def pipeline_copies_in_norm(setup: Setup) -> None:
     """The clipping norm counts a shared weight once per copy."""
-    run_as(setup, _CountsCopies)
+    use_pipe(setup, _CountsCopies)
 
 
 class _CountsCopies(Pipe):

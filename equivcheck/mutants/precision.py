@@ -9,12 +9,12 @@ import torch
 from torch.optim import Optimizer
 
 from equivcheck.layouts.composition.registry import rounding_of
-from equivcheck.mutants.comm_hooks import averaged_in, reduce_by
+from equivcheck.mutants.comm_hooks import average_bucket_in, reduce_with
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
-from equivcheck.mutants.needs import EVERYWHERE, all_of, is_eager, is_wrapped, reduces_by_hooks, runs_steps, within
-from equivcheck.mutants.parameter_use import FirstValues, Through, use_weight_through
-from equivcheck.mutants.rank import around_update, scale, stepped
-from equivcheck.mutants.torch_private import ReduceInBfloat16, scatter_by
+from equivcheck.mutants.needs import EVERYWHERE, all_of, has_next_step, is_eager, is_wrapped, layouts_with, reduces_by_hooks
+from equivcheck.mutants.parameter_use import FirstValues, TensorFunction, use_weight_through
+from equivcheck.mutants.rank import around_update, optimizer_parameters, scale
+from equivcheck.mutants.torch_private import ReduceInBfloat16, reduce_scatter_with
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, FSDP1, FSDP2, SPMD, AnyLayer, ElementType, Layout, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, SHARD
@@ -50,8 +50,8 @@ def _clips(scenario: Scenario) -> bool:
 )
 def reduced_in_bfloat16(setup: Setup) -> None:
     """Gradients are reduced in bfloat16 instead of the configured type."""
-    reduce_by(setup, partial(averaged_in, torch.bfloat16))
-    scatter_by(setup, ReduceInBfloat16)
+    reduce_with(setup, partial(average_bucket_in, torch.bfloat16))
+    reduce_scatter_with(setup, ReduceInBfloat16)
 
 
 @fault(layouts=EVERYWHERE, causes=(Cause.MASTERS_IN_LOWER_PRECISION,), minimum=ONE_RANK)
@@ -60,7 +60,7 @@ def masters_in_bfloat16(setup: Setup) -> None:
 
     def round_parameters(optimizer: Optimizer) -> None:
         with torch.no_grad():
-            for parameter in stepped(optimizer):
+            for parameter in optimizer_parameters(optimizer):
                 parameter.copy_(parameter.to(torch.bfloat16))
 
     around_update(setup, after=round_parameters)
@@ -79,7 +79,7 @@ def unscaled_after_clipping(setup: Setup) -> None:
     around_update(setup, before=lambda optimizer: scale(optimizer, 1.0 / LOSS_FACTOR))
 
 
-_SHARING = (*within(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPMD)))
+_SHARING = (*layouts_with(DDP.tag), *(tag.tag for tag in (FSDP1, FSDP2, Replicate, SPMD)))
 
 
 def _recomputes_dropout(scenario: Scenario) -> bool:
@@ -95,7 +95,7 @@ def _shares_trained(scenario: Scenario) -> bool:
 
 def _shares_longer(scenario: Scenario) -> bool:
     """Whether a weight is shared for at least two steps."""
-    return _shares_trained(scenario) and runs_steps(scenario)
+    return _shares_trained(scenario) and has_next_step(scenario)
 
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _recomputes_dropout), causes=(Cause.ANOTHER_MASK,), minimum=ONE_RANK)
@@ -148,7 +148,7 @@ def tied_weight_without_gradient(setup: Setup) -> None:
     _untie(setup, lambda: torch.Tensor.detach)
 
 
-def _untie(setup: Setup, through: Callable[[], Through]) -> None:
+def _untie(setup: Setup, through: Callable[[], TensorFunction]) -> None:
     """Let each layer with a shared weight use it through its own function."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.layer.shares is not None:

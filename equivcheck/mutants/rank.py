@@ -78,15 +78,15 @@ def num_microbatches(setup: Setup) -> int:
     return len(setup.training.data.microbatches)
 
 
-def stepped(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def optimizer_parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """The optimizer's parameters."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
-def gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def gradients_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Gradients in the optimizer; parameters without one are skipped."""
-    for parameter in stepped(optimizer):
+    for parameter in optimizer_parameters(optimizer):
         if parameter.grad is not None:
             yield parameter.grad
 
@@ -94,7 +94,7 @@ def gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 def scale(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Multiply all gradients in place."""
     with torch.no_grad():
-        for gradient in gradients(optimizer):
+        for gradient in gradients_of(optimizer):
             gradient.mul_(factor)
 
 

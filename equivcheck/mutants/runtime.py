@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from equivcheck.mutants.comm_hooks import Unawaited, reduce_by
+from equivcheck.mutants.comm_hooks import AverageWithoutWaiting, reduce_with
 from equivcheck.mutants.mutant import TWO_RANKS, fault
-from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, reduces_by_hooks, within
+from equivcheck.mutants.needs import EVERYWHERE, all_of, has_data_ranks, has_ranks, is_eager, layouts_with, reduces_by_hooks
 from equivcheck.mutants.rank import around_update
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Replicate
@@ -23,7 +23,7 @@ def _is_odd_one_out() -> bool:
     return dist.get_rank() == 1
 
 
-@fault(layouts=within(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
+@fault(layouts=layouts_with(DDP.tag), applies=has_data_ranks, causes=(Cause.CALLS_DIFFER,), minimum=TWO_RANKS)
 def rank_skips_reduction(setup: Setup) -> None:
     """Rank 1 takes a branch that skips the gradient reduction."""
     module = setup.module
@@ -54,15 +54,15 @@ def rank_swaps_calls(setup: Setup) -> None:
 
 
 @fault(
-    layouts=within(DDP.tag, Replicate.tag),
+    layouts=layouts_with(DDP.tag, Replicate.tag),
     applies=all_of(is_eager, reduces_by_hooks),
     causes=(Cause.READ_BEFORE_DONE,),
     minimum=TWO_RANKS,
 )
 def read_before_done(setup: Setup) -> None:
     """Averaged gradients are read before their asynchronous all-reduce has finished."""
-    unawaited = Unawaited()
-    reduce_by(setup, unawaited)
+    unawaited = AverageWithoutWaiting()
+    reduce_with(setup, unawaited)
     around_update(setup, before=lambda _optimizer: unawaited.wait())
 
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from equivcheck.layouts.base.distribute import distribute_batch
 from equivcheck.mutants.mutant import TWO_RANKS, fault
-from equivcheck.mutants.needs import all_of, has_ranks, is_eager, within
-from equivcheck.mutants.parameter_use import unreduced, use_through
+from equivcheck.mutants.needs import all_of, has_ranks, is_eager, layouts_with
+from equivcheck.mutants.parameter_use import keep_partial_gradient, use_through
 from equivcheck.mutants.rank import layout_of, mesh_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Scenario
@@ -24,7 +24,7 @@ def _sums(scenario: Scenario) -> bool:
     return has_ranks(scenario) and not scenario.training.loss.is_mean
 
 
-@fault(layouts=within(SPMD.tag), applies=_sums, causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=layouts_with(SPMD.tag), applies=_sums, causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def whole_batch_on_every_rank(setup: Setup) -> None:
     """Every rank gets the full batch as if it were the rank's own rows."""
     if _is_propagated(setup):
@@ -32,7 +32,7 @@ def whole_batch_on_every_rank(setup: Setup) -> None:
 
 
 @fault(
-    layouts=within(SPMD.tag),
+    layouts=layouts_with(SPMD.tag),
     applies=all_of(is_eager, has_ranks),
     causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
@@ -42,4 +42,4 @@ def partial_gradients_taken_for_whole(setup: Setup) -> None:
     if _is_propagated(setup):
         for module in setup.model.modules():
             if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):
-                use_through(module, unreduced)
+                use_through(module, keep_partial_gradient)

@@ -29,7 +29,7 @@ def fsdp_modules(setup: Setup) -> Iterator[FSDPModule]:
     return (module for module in setup.model.modules() if isinstance(module, FSDPModule))
 
 
-def scatter_by(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
+def reduce_scatter_with(setup: Setup, scatter: type[WrongReduceScatter]) -> None:
     """Replace the reduce-scatter in each `fully_shard` module, if there are any."""
     for module in fsdp_modules(setup):
         module.set_custom_reduce_scatter(scatter())
@@ -101,7 +101,7 @@ class ReduceInBfloat16(WrongReduceScatter):
         output.copy_(low)
 
 
-def send_nothing(optimizer: torch.optim.Optimizer) -> None:
+def disable_broadcasts(optimizer: torch.optim.Optimizer) -> None:
     """Disable parameter broadcasts in a `ZeroRedundancyOptimizer`; other optimizers are left alone."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RE
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fitted
 from equivcheck.layouts.composition.limits import repaired, why_unsupported
-from equivcheck.mutants.experts.exchange import SHARED_OUT
+from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.scenario import (
     ASGD,
@@ -224,7 +224,7 @@ def test_units_of_experts_over_one_shard_are_divided_twice() -> None:
     assert not _ending("fsdp2", (2, 2), PAIR)
 
 
-IN_COMPOSITIONS = [name for name in mutants() if mutant(name).layouts == SHARED_OUT and mutant(name).minimum.ranks == 2]
+IN_COMPOSITIONS = [name for name in mutants() if mutant(name).layouts == EXPERT_PARALLEL and mutant(name).minimum.ranks == 2]
 
 
 @pytest.mark.parametrize(

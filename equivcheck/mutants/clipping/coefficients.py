@@ -9,10 +9,18 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket  # torch.distributed.GradBucket, which type checkers do not see
 
-from equivcheck.mutants.clipping.norms import BY_NORM, BY_PARAMETERS, Clipping, clip_by, clips_by_norm, coefficient, shrink
-from equivcheck.mutants.comm_hooks import averaged, reduce_by
+from equivcheck.mutants.clipping.norms import (
+    BY_NORM,
+    BY_PARAMETERS,
+    ClippingCall,
+    clip_with,
+    clips_by_norm,
+    coefficient,
+    scale_down,
+)
+from equivcheck.mutants.comm_hooks import average_bucket, reduce_with
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
-from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
+from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
 from equivcheck.training.accumulate import whole
@@ -34,43 +42,43 @@ def _sends_by_value(scenario: Scenario) -> bool:
     return _sends_as_computed(scenario) and isinstance(scenario.training.clipping, ClipValue)
 
 
-@fault(layouts=WRAPPED, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=_sends_by_norm, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
 def clipped_before_reduction(setup: Setup) -> None:
     """Each rank clips its own gradients before they are averaged."""
     clipping = setup.training.clipping
     if isinstance(clipping, ClipNorm):
-        reduce_by(setup, partial(_clip_bucket, clipping))
+        reduce_with(setup, partial(_clip_bucket, clipping))
 
 
 def _clip_bucket(clipping: ClipNorm, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     values = bucket.buffer()
     values.mul_(coefficient(clipping, torch.linalg.vector_norm(values, float(clipping.norm_type.value))))
-    return averaged(bucket, group)
+    return average_bucket(bucket, group)
 
 
-@fault(layouts=WRAPPED, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=_sends_by_value, causes=(Cause.CLIPPED_BEFORE_REDUCTION,), minimum=TWO_RANKS)
 def clamped_before_reduction(setup: Setup) -> None:
     """Each rank clamps its own gradients before they are averaged."""
     clipping = setup.training.clipping
     if isinstance(clipping, ClipValue):
-        reduce_by(setup, partial(_clamp_bucket, clipping.clip_value))
+        reduce_with(setup, partial(_clamp_bucket, clipping.clip_value))
 
 
 def _clamp_bucket(limit: float, bucket: GradBucket, group: dist.ProcessGroup) -> torch.futures.Future[torch.Tensor]:
     bucket.buffer().clamp_(-limit, limit)
-    return averaged(bucket, group)
+    return average_bucket(bucket, group)
 
 
 @fault(layouts=BY_PARAMETERS, applies=clips_by_norm, causes=(Cause.PART_OF_NORM,), minimum=ONE_RANK)
 def clipped_by_own_norms(setup: Setup) -> None:
     """Each parameter is clipped by its own norm instead of the total norm."""
-    clip_by(setup, _clip_each)
+    clip_with(setup, _clip_each)
 
 
-def _clip_each(clipping: Clipping) -> torch.Tensor:
+def _clip_each(clipping: ClippingCall) -> torch.Tensor:
     for parameter in clipping.parameters:
         if parameter.grad is not None:
-            shrink([parameter], coefficient(clipping.noun, clipping.norm_of([parameter])))
+            scale_down([parameter], coefficient(clipping.noun, clipping.norm_of([parameter])))
     return clipping.right
 
 
@@ -90,15 +98,15 @@ def norm_after_clipping_returned(setup: Setup) -> None:
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.NOT_CLIPPED,), minimum=ONE_RANK)
 def not_clipped(setup: Setup) -> None:
     """The norm is returned, but gradients are not clipped."""
-    clip_by(setup, lambda clip: clip.right)
+    clip_with(setup, lambda clip: clip.right)
 
 
 @fault(layouts=BY_NORM, applies=clips_by_norm, causes=(Cause.SCALED,), minimum=ONE_RANK)
 def scaled_up_to_norm(setup: Setup) -> None:
     """Gradients are scaled up to `max_norm` if their norm is smaller."""
-    clip_by(setup, _scale_to_norm)
+    clip_with(setup, _scale_to_norm)
 
 
-def _scale_to_norm(clipping: Clipping) -> torch.Tensor:
-    shrink(clipping.parameters, clipping.noun.max_norm / (clipping.right + 1e-6))
+def _scale_to_norm(clipping: ClippingCall) -> torch.Tensor:
+    scale_down(clipping.parameters, clipping.noun.max_norm / (clipping.right + 1e-6))
     return clipping.right

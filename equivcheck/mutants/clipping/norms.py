@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
-from equivcheck.mutants.needs import OVER_OTHERS, is_eager, is_wrapped
+from equivcheck.mutants.needs import INNER_TENSOR_PARALLEL, is_eager, is_wrapped
 from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AnyLayer, ClipNorm, NormType, Replicate, Scenario
@@ -24,7 +24,7 @@ BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicat
 """Layouts that can compute a norm over some parameters; `FullyShardedDataParallel` clips all it holds."""
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""
-BEYOND_ALL = 1e30
+NO_LIMIT = 1e30
 """A `max_norm` that clips nothing."""
 
 
@@ -66,7 +66,7 @@ def _clips_vectors(scenario: Scenario) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Clipping:
+class ClippingCall:
     """One clipping call before any gradient is changed. Its communication is not counted."""
 
     setup: Setup
@@ -86,32 +86,32 @@ class Clipping:
         return float(self.noun.norm_type.value)
 
 
-def clip_by(setup: Setup, clip: Callable[[Clipping], torch.Tensor]) -> None:
+def clip_with(setup: Setup, clip: Callable[[ClippingCall], torch.Tensor]) -> None:
     """Replace clipping by `clip`, which returns the reported norm."""
     inner = setup.clip_norm
 
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        unlimited = replace(clipping, max_norm=BEYOND_ALL)
+        unlimited = replace(clipping, max_norm=NO_LIMIT)
 
         def norm_of(some: list[torch.Tensor]) -> torch.Tensor:
             return whole(inner(module, some, unlimited))
 
         right = inner(module, parameters, unlimited)
         setup.announce(Stage.READING, 0)
-        return clip(Clipping(setup=setup, parameters=parameters, noun=clipping, right=whole(right), norm_of=norm_of))
+        return clip(ClippingCall(setup=setup, parameters=parameters, noun=clipping, right=whole(right), norm_of=norm_of))
 
     setup.clip_norm = clip_norm
 
 
-def _clip_by_norm(setup: Setup, norm_of: Callable[[Clipping], torch.Tensor]) -> None:
+def _clip_by_norm(setup: Setup, norm_of: Callable[[ClippingCall], torch.Tensor]) -> None:
     """Clip by another norm and return it."""
 
-    def clip_and_return(clip: Clipping) -> torch.Tensor:
+    def clip_and_return(clip: ClippingCall) -> torch.Tensor:
         norm = norm_of(clip)
-        shrink(clip.parameters, coefficient(clip.noun, norm))
+        scale_down(clip.parameters, coefficient(clip.noun, norm))
         return norm
 
-    clip_by(setup, clip_and_return)
+    clip_with(setup, clip_and_return)
 
 
 def coefficient(noun: ClipNorm, norm: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def coefficient(noun: ClipNorm, norm: torch.Tensor) -> torch.Tensor:
     return (noun.max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-def shrink(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
+def scale_down(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply gradients in place."""
     with torch.no_grad():
         for parameter in parameters:
@@ -128,7 +128,7 @@ def shrink(parameters: list[torch.Tensor], factor: torch.Tensor) -> None:
 
 
 @fault(
-    layouts=("fsdp2", "fsdp1", "tensor_parallel", *OVER_OTHERS),
+    layouts=("fsdp2", "fsdp1", "tensor_parallel", *INNER_TENSOR_PARALLEL),
     applies=_clips_shards,
     causes=(Cause.LOCAL_NORM,),
     minimum=TWO_RANKS,
@@ -138,7 +138,7 @@ def local_norm(setup: Setup) -> None:
     _clip_by_norm(setup, _of_own_shard)
 
 
-def _of_own_shard(clipping: Clipping) -> torch.Tensor:
+def _of_own_shard(clipping: ClippingCall) -> torch.Tensor:
     """Norm over this rank's shards."""
     held = [local_values(parameter.grad) for parameter in clipping.parameters if parameter.grad is not None]
     return nn.utils.get_total_norm([values for values in held if values.numel()], clipping.norm_type)
@@ -150,7 +150,7 @@ def norms_added_up(setup: Setup) -> None:
     _clip_by_norm(setup, _added_up)
 
 
-def _added_up(clipping: Clipping) -> torch.Tensor:
+def _added_up(clipping: ClippingCall) -> torch.Tensor:
     """Sum over the shards' norms."""
     norm = _of_own_shard(clipping).to(clipping.right.dtype, copy=True)
     for axis in set(axis_names(clipping.setup)) & {DP, SHARD}:
@@ -169,7 +169,7 @@ def replicas_in_norm(setup: Setup) -> None:
     _clip_by_norm(setup, _with_replicas)
 
 
-def _with_replicas(clipping: Clipping) -> torch.Tensor:
+def _with_replicas(clipping: ClippingCall) -> torch.Tensor:
     """The total norm with each replica counted."""
     names = axis_names(clipping.setup)
     count = size_of(clipping.setup, REPLICATE if REPLICATE in names else DP)

@@ -11,12 +11,12 @@ from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.parallelisms.context_parallel.ranks import Gather, PositionRanks
 from equivcheck.layouts.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
 from equivcheck.mutants.context_parallel.sites import (
-    BY_POSITIONS,
+    CONTEXT_PARALLEL,
     attentions,
+    exchange_with,
     has_attention,
     is_causal,
-    is_out_of_order,
-    look_by,
+    is_reordered,
     ranks_of,
 )
 from equivcheck.mutants.mutant import TWO_RANKS, fault
@@ -51,13 +51,13 @@ class _Alone(PartOfSequence):
         return looks.attend_from(query, looks.grouped(key), looks.grouped(value), looks.unseen(own, own))
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def own_positions_looked_at_alone(setup: Setup) -> None:
     """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
-    look_by(setup, _Alone)
+    exchange_with(setup, _Alone)
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def ring_ends_before_last_block(setup: Setup) -> None:
     """Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
@@ -90,10 +90,12 @@ class _NeverRescaled(PartOfSequence):
         return found / total
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS
+)
 def ring_blocks_not_rescaled(setup: Setup) -> None:
     """Ring attention does not rescale earlier blocks if a later block has a larger score."""
-    look_by(setup, _NeverRescaled)
+    exchange_with(setup, _NeverRescaled)
 
 
 class _LearningFrom(PartOfSequence):
@@ -117,17 +119,22 @@ class _LearningFromBefore(_LearningFrom):
 
 
 @fault(
-    layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.GATHER), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(exchange=Exchange.GATHER),
+    causes=(Cause.KEY_VALUE_GRADIENT,),
+    minimum=TWO_RANKS,
 )
 def key_gradients_sliced_not_reduced(setup: Setup) -> None:
     """The backward of the key and value all-gather takes each rank's slice without summing over ranks."""
-    look_by(setup, _LearningFromOwn)
+    exchange_with(setup, _LearningFromOwn)
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=TWO_RANKS
+)
 def ring_gradients_overwritten(setup: Setup) -> None:
     """Ring attention overwrites key and value gradients instead of accumulating them."""
-    look_by(setup, _LearningFromBefore)
+    exchange_with(setup, _LearningFromBefore)
 
 
 class _OtherHeads(SharedHeads):
@@ -137,10 +144,12 @@ class _OtherHeads(SharedHeads):
         return found.roll(found.shape[1] // units * chunk_sizes(units, self.ranks.size)[0], 1)
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(_has_groups, Exchange.ULYSSES), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL, applies=has_attention(_has_groups, Exchange.ULYSSES), causes=(Cause.PERMUTED,), minimum=TWO_RANKS
+)
 def heads_returned_in_another_order(setup: Setup) -> None:
     """Ulysses attention returns each rank's heads as the next rank's heads."""
-    look_by(setup, _OtherHeads)
+    exchange_with(setup, _OtherHeads)
 
 
 class _InOrderOfRanks(Gathered):
@@ -150,11 +159,11 @@ class _InOrderOfRanks(Gathered):
 
 
 @fault(
-    layouts=BY_POSITIONS,
-    applies=all_of(is_out_of_order, has_attention(is_causal, Exchange.GATHER)),
+    layouts=CONTEXT_PARALLEL,
+    applies=all_of(is_reordered, has_attention(is_causal, Exchange.GATHER)),
     causes=(Cause.ATTENTION_MASK,),
     minimum=TWO_RANKS,
 )
 def keys_left_in_order_of_ranks(setup: Setup) -> None:
     """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
-    look_by(setup, _InOrderOfRanks)
+    exchange_with(setup, _InOrderOfRanks)

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from equivcheck.mutants.context_parallel.sites import (
-    BY_POSITIONS,
+    CONTEXT_PARALLEL,
     attentions,
     has_attention,
     is_causal,
-    is_cut,
-    is_out_of_order,
+    is_reordered,
+    is_sharded,
     ranks_of,
 )
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
-from equivcheck.mutants.tokens.needs import compute_on, has_loss, learns_positions
+from equivcheck.mutants.tokens.needs import change_batches, has_loss, learns_positions
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
@@ -36,7 +36,7 @@ def _has_long_parts(scenario: Scenario) -> bool:
     return (scenario.training.model.length or 1) > scenario.layout.mesh.size(CP)
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(_turns), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
@@ -47,7 +47,7 @@ def _place_from_start(values: torch.Tensor) -> torch.Tensor:
     return turned(values, torch.arange(values.shape[-2]))
 
 
-@fault(layouts=BY_POSITIONS, applies=all_of(is_cut, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def learned_positions_of_own_part(setup: Setup) -> None:
     """Learned positions restart at 0 on each context-parallel rank."""
     module = setup.model.positions
@@ -56,8 +56,8 @@ def learned_positions_of_own_part(setup: Setup) -> None:
 
 
 @fault(
-    layouts=BY_POSITIONS,
-    applies=all_of(is_out_of_order, has_attention(is_causal)),
+    layouts=CONTEXT_PARALLEL,
+    applies=all_of(is_reordered, has_attention(is_causal)),
     causes=(Cause.ATTENTION_MASK,),
     minimum=TWO_RANKS,
 )
@@ -77,7 +77,9 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
     module.attend = lambda query, key, value: attention(query, key, value, later)  # type: ignore[method-assign]
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(is_causal, Exchange.GATHER), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, Exchange.GATHER), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS
+)
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
     """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
     for module in attentions(setup, is_causal):
@@ -88,7 +90,9 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return keys > torch.arange(len(queries))[:, None]
 
 
-@fault(layouts=BY_POSITIONS, applies=has_attention(is_causal, Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS
+)
 def ring_blocks_masked_alike(setup: Setup) -> None:
     """Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
@@ -100,7 +104,10 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 @fault(
-    layouts=BY_POSITIONS, applies=all_of(is_cut, has_loss(), _has_long_parts), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=all_of(is_sharded, has_loss(), _has_long_parts),
+    causes=(Cause.ANOTHER_LABEL,),
+    minimum=TWO_RANKS,
 )
 def labels_shifted_after_cut(setup: Setup) -> None:
     """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
@@ -114,13 +121,13 @@ def labels_shifted_after_cut(setup: Setup) -> None:
         setup.take = take
 
 
-@fault(layouts=BY_POSITIONS, applies=all_of(is_out_of_order, has_loss()), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_loss()), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def labels_cut_in_a_row(setup: Setup) -> None:
     """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     if ranks is not None:
         move = partial(_laid, torch.cat(ranks.parts), 1 - setup.training.data.batch_dim)
-        compute_on(setup, lambda batches: [replace(batch, targets=move(batch.targets)) for batch in batches])
+        change_batches(setup, lambda batches: [replace(batch, targets=move(batch.targets)) for batch in batches])
 
 
 def _laid(order: torch.Tensor, dim: int, values: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
 from equivcheck.layouts.parallelisms.context_parallel.sequences import PartOfSequence
-from equivcheck.mutants.needs import is_eager, within
+from equivcheck.mutants.needs import is_eager, layouts_with
 from equivcheck.scenario import Attention, ContextParallel, Exchange, Scenario
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.attention.module import AttentionModule
@@ -15,7 +15,7 @@ from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
 
-BY_POSITIONS = within(ContextParallel.tag)
+CONTEXT_PARALLEL = layouts_with(ContextParallel.tag)
 
 Chosen = Callable[[Attention], bool]
 
@@ -30,14 +30,14 @@ def is_causal(layer: Attention) -> bool:
     return layer.causal
 
 
-def is_cut(scenario: Scenario) -> bool:
+def is_sharded(scenario: Scenario) -> bool:
     """Whether hooks run and sequences are split over several ranks."""
     return is_eager(scenario) and scenario.layout.mesh.size(CP) > 1 and (scenario.training.model.length or 1) > 1
 
 
-def is_out_of_order(scenario: Scenario) -> bool:
+def is_reordered(scenario: Scenario) -> bool:
     """Whether concatenated shards are out of sequence order."""
-    if not is_cut(scenario):
+    if not is_sharded(scenario):
         return False
     size, length = scenario.layout.mesh.size(CP), scenario.training.model.length or 1
     found = (positions_of_ranks(each, length, size) for each in scenario.layout.of(ContextParallel))
@@ -49,7 +49,7 @@ def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = No
 
     def applies(scenario: Scenario) -> bool:
         exchanges = {each.exchange for each in scenario.layout.of(ContextParallel)}
-        if not is_cut(scenario) or not (exchange in exchanges if exchange else exchanges):
+        if not is_sharded(scenario) or not (exchange in exchanges if exchange else exchanges):
             return False
         return any(isinstance(layer, Attention) and chosen(layer) for layer in scenario.training.model.layers)
 
@@ -68,7 +68,7 @@ def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[Attenti
     return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
 
 
-def look_by(setup: Setup, kind: type[PartOfSequence]) -> None:
+def exchange_with(setup: Setup, kind: type[PartOfSequence]) -> None:
     """Replace the exchange of keys and values."""
     ranks = ranks_of(setup)
     if ranks is not None:

@@ -9,8 +9,8 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
 from equivcheck.mutants.needs import (
     DATA_PARALLEL,
-    OVER_OTHERS,
-    WRAPPED,
+    INNER_TENSOR_PARALLEL,
+    WITH_DDP,
     all_of,
     has_data_ranks,
     has_steps,
@@ -18,7 +18,7 @@ from equivcheck.mutants.needs import (
     reduces_by_hooks,
     updates_exceed_rounding,
 )
-from equivcheck.mutants.rank import around_update, data_ranks, scale, scale_gradients, size_of, stepped
+from equivcheck.mutants.rank import around_update, data_ranks, optimizer_parameters, scale, scale_gradients, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
@@ -31,7 +31,7 @@ def averaged_twice(setup: Setup) -> None:
 
 
 @fault(
-    layouts=OVER_OTHERS,
+    layouts=INNER_TENSOR_PARALLEL,
     applies=lambda scenario: is_eager(scenario) and scenario.layout.mesh.size(TP) > 1,
     causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
     minimum=TWO_RANKS,
@@ -41,7 +41,7 @@ def averaged_over_all_ranks(setup: Setup) -> None:
     scale_gradients(setup, 1.0 / size_of(setup, TP))
 
 
-@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def parameter_left_out(setup: Setup) -> None:
     """One parameter's gradient is left out when gradients are reduced."""
     parameter = [parameter for parameter in setup.model.parameters() if parameter.requires_grad][-1]
@@ -79,7 +79,7 @@ def gradients_of_last_step(setup: Setup) -> None:
 
 def _delay(optimizer: torch.optim.Optimizer, kept: dict[torch.Tensor, torch.Tensor]) -> None:
     with torch.no_grad():
-        for parameter in stepped(optimizer):
+        for parameter in optimizer_parameters(optimizer):
             if parameter.grad is None:
                 continue
             now = parameter.grad.clone()

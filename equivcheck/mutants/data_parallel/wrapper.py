@@ -7,9 +7,9 @@ from contextlib import contextmanager, nullcontext
 
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.mutants.comm_hooks import averaged, ddp_of, kept, lost, reduce_by, summed
+from equivcheck.mutants.comm_hooks import average_bucket, ddp_of, keep_bucket, reduce_with, sum_bucket, zero_bucket
 from equivcheck.mutants.mutant import TWO_RANKS, fault
-from equivcheck.mutants.needs import WRAPPED, reduces_by_hooks
+from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
 from equivcheck.mutants.rank import mesh_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AuxiliaryLinear, Scenario
@@ -26,28 +26,28 @@ def _looks_for_unused(scenario: Scenario) -> bool:
     return reduces_by_hooks(scenario) and looks and has_unused
 
 
-@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def reduction_missing(setup: Setup) -> None:
     """The gradient all-reduce never runs, so each rank updates with its own gradients."""
-    reduce_by(setup, kept)
+    reduce_with(setup, keep_bucket)
 
 
-@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def gradients_summed(setup: Setup) -> None:
     """Gradients are summed over ranks, but not divided by their number."""
-    reduce_by(setup, summed)
+    reduce_with(setup, sum_bucket)
 
 
-@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def last_bucket_kept(setup: Setup) -> None:
     """The last gradient bucket is not reduced."""
-    reduce_by(setup, lambda bucket, group: (kept if bucket.is_last() else averaged)(bucket, group))
+    reduce_with(setup, lambda bucket, group: (keep_bucket if bucket.is_last() else average_bucket)(bucket, group))
 
 
-@fault(layouts=WRAPPED, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,), minimum=TWO_RANKS)
+@fault(layouts=WITH_DDP, applies=reduces_by_hooks, causes=(Cause.GRADIENT_LOST,), minimum=TWO_RANKS)
 def last_bucket_lost(setup: Setup) -> None:
     """The last gradient bucket is replaced with zeros."""
-    reduce_by(setup, lambda bucket, group: lost(bucket, group) if bucket.is_last() else averaged(bucket, group))
+    reduce_with(setup, lambda bucket, group: zero_bucket(bucket, group) if bucket.is_last() else average_bucket(bucket, group))
 
 
 @fault(
@@ -60,7 +60,7 @@ def last_bucket_lost(setup: Setup) -> None:
 def reduced_over_other_axis(setup: Setup) -> None:
     """Gradients are averaged over tensor-parallel ranks instead of data-parallel ranks."""
     group = mesh_of(setup).get_group(TP)
-    reduce_by(setup, lambda bucket, _group: averaged(bucket, group))
+    reduce_with(setup, lambda bucket, _group: average_bucket(bucket, group))
 
 
 @fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)

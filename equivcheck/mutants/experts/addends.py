@@ -11,7 +11,7 @@ from equivcheck.layouts.base.plan.rules import weights_of_addends
 from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion
 from equivcheck.mutants.experts.sites import any_experts, experts_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
-from equivcheck.mutants.needs import is_eager, within
+from equivcheck.mutants.needs import is_eager, layouts_with
 from equivcheck.mutants.rank import layout_of, size_of
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
 from equivcheck.oracle.verdict.cause import Cause
@@ -21,7 +21,7 @@ from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.material import material
 from equivcheck.training.setup import Setup
 
-LOCAL = within(LocalTensorParallel.tag)
+LOCAL = layouts_with(LocalTensorParallel.tag)
 
 
 def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:

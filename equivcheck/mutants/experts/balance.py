@@ -10,9 +10,9 @@ from torch import nn
 
 from equivcheck.layouts.base.data_rows import sum_counts
 from equivcheck.layouts.base.expected_calls.counted_units import AXES
-from equivcheck.mutants.experts.sites import ROUTED, experts_of, has_experts
+from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_microbatches, within
+from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with
 from equivcheck.mutants.rank import axis_names, mesh_of, num_microbatches, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import (
@@ -32,7 +32,7 @@ from equivcheck.training.layers.module import Load
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
-COUNTED = within(*(kind.tag for kind in (DDP, Replicate, FSDP1, FSDP2, ExpertParallel, ContextParallel, LocalDataParallel)))
+COUNTED = layouts_with(*(kind.tag for kind in (DDP, Replicate, FSDP1, FSDP2, ExpertParallel, ContextParallel, LocalDataParallel)))
 """Layouts whose ranks share expert counts."""
 CAUSES = (Cause.EXPERT_BALANCE,)
 
@@ -103,14 +103,14 @@ def balance_divided_by_ranks(setup: Setup) -> None:
     _reweigh(setup, 1 / size_of(setup, *AXES))
 
 
-@fault(layouts=ROUTED, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_counted_twice(setup: Setup) -> None:
     """The load-balancing loss is added twice, as if recomputation in backward added it again."""
     _reweigh(setup, 2)
 
 
 @fault(
-    layouts=ROUTED,
+    layouts=PLAIN_ROUTERS,
     applies=all_of(has_experts(_balances), has_microbatches, _has_equal_microbatches),
     causes=CAUSES,
     minimum=ONE_RANK,
@@ -120,14 +120,14 @@ def balance_summed_over_microbatches(setup: Setup) -> None:
     _reweigh(setup, num_microbatches(setup))
 
 
-@fault(layouts=ROUTED, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_balances), causes=CAUSES, minimum=ONE_RANK)
 def balance_without_gradient(setup: Setup) -> None:
     """The load-balancing loss has no gradient, because scores are detached."""
     for module in experts_of(setup, _balances):
         _change(module.router, lambda load: load._replace(shares=load.shares.detach()))
 
 
-@fault(layouts=ROUTED, applies=all_of(has_experts(_balances), has_microbatches), causes=CAUSES, minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=all_of(has_experts(_balances), has_microbatches), causes=CAUSES, minimum=ONE_RANK)
 def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
     """The load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
     inner, kept = setup.whole_counts, list[torch.Tensor]()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from equivcheck.mutants.experts.sites import ROUTED, chooses_two, experts_of, has_experts
+from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, chooses_two, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
@@ -28,13 +28,13 @@ def _shares_beside_two(layer: Experts) -> bool:
     return layer.shared and layer.top_k > 1
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_given_to_next_expert(setup: Setup) -> None:
     """Each row is computed by the expert after the chosen one, with the chosen one's weight."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0].roll(1, -1), routed[1].roll(1, -1)))
 
 
-@fault(layouts=ROUTED, applies=has_experts(chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(chooses_two), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def second_expert_left_out(setup: Setup) -> None:
     """The chosen expert with the lower score computes nothing."""
 
@@ -58,7 +58,7 @@ def rows_beyond_capacity_dropped(setup: Setup) -> None:
     reroute(setup, kept)
 
 
-@fault(layouts=ROUTED, applies=has_experts(_shares_weighted), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_shares_weighted), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_weighted(setup: Setup) -> None:
     """The shared expert's output is multiplied by the routing weights."""
     for module in experts_of(setup, _shares_weighted):
@@ -76,7 +76,7 @@ def _weigh_shared(module: ExpertsModule) -> None:
     module.shared.register_forward_hook(lambda _module, _inputs, made: made * sums[0])
 
 
-@fault(layouts=ROUTED, applies=has_experts(_shares_beside_two), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_shares_beside_two), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)
 def shared_expert_added_for_each_choice(setup: Setup) -> None:
     """The shared expert's output is added once per chosen expert."""
     for module in experts_of(setup, _shares_beside_two):

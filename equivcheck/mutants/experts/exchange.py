@@ -13,14 +13,14 @@ from equivcheck.layouts.parallelisms.expert_parallel.exchange import Exchange
 from equivcheck.mutants.experts.sites import experts_in, experts_of, has_experts
 from equivcheck.mutants.experts.weights import Routed, reroute
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
-from equivcheck.mutants.needs import all_of, within
+from equivcheck.mutants.needs import all_of, layouts_with
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel, Experts, Scenario
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.setup import Setup
 
-SHARED_OUT = within(ExpertParallel.tag)
+EXPERT_PARALLEL = layouts_with(ExpertParallel.tag)
 
 
 def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]:
@@ -33,7 +33,7 @@ def _sends(chosen: Callable[[Experts, int], bool]) -> Callable[[Scenario], bool]
     return all_of(has_experts(), applies)
 
 
-def are_even(scenario: Scenario) -> bool:
+def has_equal_experts(scenario: Scenario) -> bool:
     """Whether all ranks hold equally many experts."""
     return all(_is_even(layer, scenario.layout.mesh.size(EP)) for layer in experts_in(scenario))
 
@@ -67,13 +67,13 @@ class _AsComputed(Exchange):
         return made
 
 
-@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
 def rows_not_put_back_in_order(setup: Setup) -> None:
     """Expert outputs are sent back in expert order instead of arrival order."""
     _exchange_by(setup, _AsComputed)
 
 
-@fault(layouts=SHARED_OUT, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_sends(_are_several), causes=(Cause.EXPERT_ROWS,), minimum=TWO_RANKS)
 def rows_split_by_counts_in_another_order(setup: Setup) -> None:
     """Each rank reads its row counts per expert in reverse order, so it splits rows wrongly."""
     for module in experts_of(setup):
@@ -93,8 +93,8 @@ class _OfSent(Exchange):
 
 
 @fault(
-    layouts=SHARED_OUT,
-    applies=all_of(_sends(_is_any), are_even),
+    layouts=EXPERT_PARALLEL,
+    applies=all_of(_sends(_is_any), has_equal_experts),
     causes=(Cause.CALLS_DIFFER, Cause.EXPERT_ROWS),
     minimum=TWO_RANKS,
 )
@@ -109,7 +109,7 @@ class _Skipping(Exchange):
 
 
 @fault(
-    layouts=SHARED_OUT,
+    layouts=EXPERT_PARALLEL,
     applies=_sends(_leaves_one_out),
     causes=(Cause.CALLS_DIFFER,),
     minimum=Minimum(ranks=3, because="there are at least two experts, and one rank must have none"),
@@ -119,7 +119,9 @@ def rank_without_experts_skips_exchange(setup: Setup) -> None:
     _exchange_by(setup, _Skipping)
 
 
-@fault(layouts=SHARED_OUT, applies=all_of(_sends(_is_any), are_even), causes=(Cause.EXPERT_CHOICE,), minimum=TWO_RANKS)
+@fault(
+    layouts=EXPERT_PARALLEL, applies=all_of(_sends(_is_any), has_equal_experts), causes=(Cause.EXPERT_CHOICE,), minimum=TWO_RANKS
+)
 def rows_sent_to_next_rank(setup: Setup) -> None:
     """Rows are sent to the rank after the one with the chosen expert."""
     ranks = size_of(setup, EP)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from equivcheck.mutants.experts.exchange import SHARED_OUT, are_even
+from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL, has_equal_experts
 from equivcheck.mutants.experts.sites import experts_of, has_experts
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of, is_eager
@@ -68,14 +68,17 @@ def keep_own_gradients(setup: Setup, chosen: Named) -> None:
     setup.before_update.append(put_back)
 
 
-@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def expert_gradients_summed(setup: Setup) -> None:
     """Expert gradients are not divided by the number of expert-parallel ranks, whose rows they include."""
     _multiply(setup, size_of(setup, EP), _names_of_experts(setup).__contains__)
 
 
 @fault(
-    layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS
+    layouts=EXPERT_PARALLEL,
+    applies=all_of(has_experts(), _has_ranks),
+    causes=(Cause.AVERAGED_TWICE, Cause.SCALED),
+    minimum=TWO_RANKS,
 )
 def expert_gradients_averaged_twice(setup: Setup) -> None:
     """Expert gradients are divided twice by the number of expert-parallel ranks."""
@@ -83,8 +86,8 @@ def expert_gradients_averaged_twice(setup: Setup) -> None:
 
 
 @fault(
-    layouts=SHARED_OUT,
-    applies=all_of(has_experts(), _has_ranks, are_even),
+    layouts=EXPERT_PARALLEL,
+    applies=all_of(has_experts(), _has_ranks, has_equal_experts),
     causes=(Cause.REDUCED_OVER_OTHERS,),
     minimum=TWO_RANKS,
 )
@@ -102,20 +105,20 @@ def expert_gradients_averaged_as_replicated(setup: Setup) -> None:
     setup.before_update.append(average)
 
 
-@fault(layouts=SHARED_OUT, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS, minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=all_of(has_experts(), _has_ranks), causes=OWN_ROWS, minimum=TWO_RANKS)
 def router_gradient_of_own_rows(setup: Setup) -> None:
     """Router gradients are not reduced over expert-parallel ranks."""
     keep_own_gradients(setup, lambda name: name.endswith("router.weight"))
 
 
-@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=OWN_ROWS, minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=OWN_ROWS, minimum=TWO_RANKS)
 def only_experts_reduced(setup: Setup) -> None:
     """Only expert gradients are right; all others are not reduced over expert-parallel ranks."""
     names = _names_of_experts(setup)
     keep_own_gradients(setup, lambda name: name not in names)
 
 
-@fault(layouts=SHARED_OUT, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
+@fault(layouts=EXPERT_PARALLEL, applies=_has_ranks, causes=(Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
 def all_but_experts_summed(setup: Setup) -> None:
     """All gradients except the experts' are summed over expert-parallel ranks, not averaged."""
     names = _names_of_experts(setup)

@@ -11,7 +11,7 @@ from equivcheck.training.setup import Setup
 
 Chosen = Callable[[Experts], bool]
 
-ROUTED = tuple(name for name in EVERYWHERE if name != SPMD.tag)
+PLAIN_ROUTERS = tuple(name for name in EVERYWHERE if name != SPMD.tag)
 """Layouts whose routers return plain tensors."""
 
 

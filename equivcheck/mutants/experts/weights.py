@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from equivcheck.mutants.experts.sites import ROUTED, Chosen, any_experts, chooses_two, experts_of, has_experts
+from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, Chosen, any_experts, chooses_two, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts, Scores
@@ -45,19 +45,19 @@ def _normalises_some(layer: Experts) -> bool:
     return layer.normalised and layer.num_experts > layer.top_k
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_applied_twice(setup: Setup) -> None:
     """Routing weights are applied twice."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].square()))
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_applied(setup: Setup) -> None:
     """Routing weights are not applied."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[0] + routed[1] * 0))
 
 
-@fault(layouts=ROUTED, applies=has_experts(chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(chooses_two), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_swapped(setup: Setup) -> None:
     """The two chosen experts' weights are swapped."""
 
@@ -68,7 +68,7 @@ def router_weights_swapped(setup: Setup) -> None:
     reroute(setup, swapped, chooses_two)
 
 
-@fault(layouts=ROUTED, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_normalised(setup: Setup) -> None:
     """Routing weights are not normalised."""
 
@@ -78,7 +78,7 @@ def router_weights_not_normalised(setup: Setup) -> None:
     reroute(setup, unnormalised, _normalises)
 
 
-@fault(layouts=ROUTED, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_normalised_before_choice(setup: Setup) -> None:
     """Routing weights are normalised over all experts instead of the chosen ones."""
 
@@ -89,20 +89,20 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
     reroute(setup, normalised, _normalises)
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weighs_other_side(setup: Setup) -> None:
     """Routing weights multiply the experts' input instead of their output, or vice versa."""
     for module in experts_of(setup):
         module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ONE_RANK)
 def router_scores_detached(setup: Setup) -> None:
     """Routing weights are detached, so they have no gradient."""
     reroute(setup, lambda _router, _inputs, routed: (routed[0], routed[1].detach() + routed[1] * 0))
 
 
-@fault(layouts=ROUTED, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT,), minimum=ONE_RANK)
+@fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT,), minimum=ONE_RANK)
 def experts_input_detached(setup: Setup) -> None:
     """The experts' input is detached, as if a dispatch without backward had sent it."""
     for module in experts_of(setup):

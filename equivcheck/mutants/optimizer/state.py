@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.mutants.mutant import TWO_STEPS, Minimum, fault
-from equivcheck.mutants.needs import EVERYWHERE, keeps_state, updates_exceed_rounding
-from equivcheck.mutants.rank import around_update, mesh_of, num_microbatches, stepped
+from equivcheck.mutants.needs import EVERYWHERE, has_optimizer_state, updates_exceed_rounding
+from equivcheck.mutants.rank import around_update, mesh_of, num_microbatches, optimizer_parameters
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ASGD, FSDP2, Adafactor, Adagrad, Adam, Adamax, NAdam, RAdam, Scenario
 from equivcheck.training.setup import Setup
@@ -81,7 +81,7 @@ def _counts(scenario: Scenario) -> bool:
 
 def _resumes_with_state(scenario: Scenario) -> bool:
     """Whether a checkpoint contains optimizer state."""
-    return scenario.resume is not None and keeps_state(scenario)
+    return scenario.resume is not None and has_optimizer_state(scenario)
 
 
 @fault(layouts=EVERYWHERE, applies=_counts, causes=(Cause.STEP_COUNT,), minimum=TWO_STEPS)
@@ -104,11 +104,15 @@ def state_not_restored(setup: Setup) -> None:
     kept: dict[int, Any] = {}
 
     def remember(optimizer: Optimizer, _schedule: LRScheduler | None) -> None:
-        kept.update(deepcopy({number: optimizer.state.get(each, {}) for number, each in enumerate(stepped(optimizer))}))
+        kept.update(
+            deepcopy({number: optimizer.state.get(each, {}) for number, each in enumerate(optimizer_parameters(optimizer))})
+        )
 
     def restore(optimizer: Optimizer, _schedule: LRScheduler | None) -> None:
         optimizer.state.clear()
-        optimizer.state.update({each: kept[number] for number, each in enumerate(stepped(optimizer)) if kept[number]})
+        optimizer.state.update(
+            {each: kept[number] for number, each in enumerate(optimizer_parameters(optimizer)) if kept[number]}
+        )
 
     setup.before_training.insert(0, remember)
     setup.before_training.append(restore)

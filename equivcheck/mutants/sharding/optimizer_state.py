@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from equivcheck.layouts.base.plan.rules import splits_weights
 from equivcheck.mutants.mutant import TWO_RANKS, TWO_STEPS, Minimum, fault
-from equivcheck.mutants.needs import all_of, has_steps, keeps_state, updates_exceed_rounding
-from equivcheck.mutants.rank import axis_names, mesh_of, stepped
+from equivcheck.mutants.needs import all_of, has_optimizer_state, has_steps, updates_exceed_rounding
+from equivcheck.mutants.rank import axis_names, mesh_of, optimizer_parameters
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
-from equivcheck.mutants.sharding.updates import OPTIMIZES, starts_here
+from equivcheck.mutants.sharding.updates import OPTIMIZERS, is_not_resumed
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP2, SPMD, Adafactor, Distribution, Muon, Scenario, TensorParallel, Training, ZeroGrad
 from equivcheck.scenario.mesh import DP, SHARD, TP
@@ -49,8 +49,8 @@ def _cuts_weights(scenario: Scenario) -> bool:
 
 
 @fault(
-    layouts=OPTIMIZES,
-    applies=all_of(has_steps, keeps_state, updates_exceed_rounding),
+    layouts=OPTIMIZERS,
+    applies=all_of(has_steps, has_optimizer_state, updates_exceed_rounding),
     causes=(Cause.STATE_LOST,),
     minimum=TWO_STEPS,
 )
@@ -66,7 +66,7 @@ def state_lost(setup: Setup) -> None:
 
 @fault(
     layouts=FULLY_SHARDED,
-    applies=all_of(has_steps, keeps_state, is_sharded, updates_exceed_rounding),
+    applies=all_of(has_steps, has_optimizer_state, is_sharded, updates_exceed_rounding),
     causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED),
     minimum=Minimum(steps=2, because="it takes two shards, and the first step has no state yet"),
 )
@@ -78,7 +78,7 @@ def state_of_another_rank(setup: Setup) -> None:
         seen.append(index)
         if len(seen) == 2:
             setup.announce(Stage.READING, index)
-            for values in _sharded_state(setup.state_of(optimizer), stepped(optimizer)):
+            for values in _sharded_state(setup.state_of(optimizer), optimizer_parameters(optimizer)):
                 _take_from_next(setup, values)
             setup.announce(Stage.COMPUTE, index)
 
@@ -109,7 +109,7 @@ def _take_from_next(setup: Setup, values: torch.Tensor) -> None:
 
 @fault(
     layouts=("fsdp2", "tensor_parallel", "spmd", "fsdp2 x tensor_parallel"),
-    applies=all_of(starts_here, _needs_whole, updates_exceed_rounding),
+    applies=all_of(is_not_resumed, _needs_whole, updates_exceed_rounding),
     causes=(Cause.LOCAL_STATISTICS,),
     minimum=TWO_RANKS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, is_eager
 from equivcheck.mutants.rank import axis_names, data_ranks, mesh_of, scale_gradients, size_of
-from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, scatter_by
+from equivcheck.mutants.torch_private import TakeNextChunk, TakeOwnChunk, forget_replicas, fsdp_modules, reduce_scatter_with
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -51,13 +51,13 @@ def flat_gradients_summed(setup: Setup) -> None:
 @fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART), minimum=TWO_RANKS)
 def reduce_scatter_missing(setup: Setup) -> None:
     """Each rank keeps its chunk from its own gradients, without a reduction over shards."""
-    scatter_by(setup, TakeOwnChunk)
+    reduce_scatter_with(setup, TakeOwnChunk)
 
 
 @fault(layouts=FULLY_SHARDED, applies=is_sharded, causes=(Cause.STATE_OF_ANOTHER, Cause.PERMUTED), minimum=TWO_RANKS)
 def reduce_scatter_shifted(setup: Setup) -> None:
     """Each rank gets the next rank's chunk from the reduce-scatter."""
-    scatter_by(setup, TakeNextChunk)
+    reduce_scatter_with(setup, TakeNextChunk)
 
 
 @fault(layouts=("fsdp2",), applies=_replicates_shards, causes=(Cause.REDUCED_OVER_PART, Cause.NOT_REDUCED), minimum=TWO_RANKS)

@@ -11,16 +11,16 @@ from torch.distributed.tensor import DTensor, Shard
 
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, TWO_STEPS, fault
 from equivcheck.mutants.needs import all_of, has_data_ranks, has_steps, is_eager, updates_exceed_rounding
-from equivcheck.mutants.rank import stepped
+from equivcheck.mutants.rank import optimizer_parameters
 from equivcheck.mutants.sharding.reductions import FULLY_SHARDED, is_sharded, num_shards
-from equivcheck.mutants.torch_private import fsdp_modules, send_nothing
+from equivcheck.mutants.torch_private import disable_broadcasts, fsdp_modules
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, Scenario, Training
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 
-OPTIMIZES = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
+OPTIMIZERS = ("fsdp2", "fsdp1", "ddp", "replicate", "fsdp2 x tensor_parallel")
 """Layouts whose optimizer can be set up wrongly."""
 
 
@@ -31,7 +31,7 @@ def _has_tail(scenario: Scenario) -> bool:
     return is_sharded(scenario) and any(size % -(-size // count) for size in sizes)
 
 
-def starts_here(scenario: Scenario) -> bool:
+def is_not_resumed(scenario: Scenario) -> bool:
     """Whether hooks run and no checkpoint is saved, because a wrongly built optimizer cannot be saved."""
     return is_eager(scenario) and scenario.resume is None
 
@@ -47,7 +47,7 @@ def padded_tail_not_updated(setup: Setup) -> None:
     update = setup.update
 
     def but_tails(optimizer: torch.optim.Optimizer) -> None:
-        tails = [local for parameter in stepped(optimizer) if (local := _tail(parameter)) is not None]
+        tails = [local for parameter in optimizer_parameters(optimizer) if (local := _tail(parameter)) is not None]
         before = [local.clone() for local in tails]
         update(optimizer)
         with torch.no_grad():
@@ -67,7 +67,7 @@ def _tail(parameter: torch.Tensor) -> torch.Tensor | None:
     return local if 0 < local.shape[0] < -(-whole // count) else None
 
 
-@fault(layouts=OPTIMIZES, applies=all_of(starts_here, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=ONE_RANK)
+@fault(layouts=OPTIMIZERS, applies=all_of(is_not_resumed, updates_exceed_rounding), causes=(Cause.NOT_UPDATED,), minimum=ONE_RANK)
 def optimizer_of_unwrapped_parameters(setup: Setup) -> None:
     """The optimizer holds the parameters from before wrapping, so the model is never updated."""
     build = setup.build_optimizer
@@ -95,7 +95,7 @@ def parameters_not_gathered_again(setup: Setup) -> None:
     setup.accumulation = keeping
 
 
-@fault(layouts=OPTIMIZES, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
+@fault(layouts=OPTIMIZERS, applies=all_of(has_steps, updates_exceed_rounding), causes=(Cause.STALE,), minimum=TWO_STEPS)
 def parameters_of_last_step(setup: Setup) -> None:
     """Each step computes with the previous step's initial parameters."""
     compute, earlier = setup.compute, list[list[torch.Tensor]]()
@@ -126,4 +126,4 @@ def _overwrite(held: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 )
 def updated_shards_not_sent(setup: Setup) -> None:
     """Each rank updates its share, but does not broadcast it."""
-    setup.before_training.append(lambda optimizer, _schedule: send_nothing(optimizer))
+    setup.before_training.append(lambda optimizer, _schedule: disable_broadcasts(optimizer))

@@ -16,7 +16,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
-from equivcheck.mutants.needs import all_of, is_eager, within
+from equivcheck.mutants.needs import all_of, is_eager, layouts_with
 from equivcheck.mutants.rank import size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import LocalTensorParallel, Scenario
@@ -24,7 +24,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.setup import Setup
 
-PLAIN = within(LocalTensorParallel.tag)
+PLAIN = layouts_with(LocalTensorParallel.tag)
 AFTER_A_LAYER = Minimum(layers=2, because="the layer before must leave its output sharded by rows")
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from equivcheck.layouts.base.plan.rules import LayerSite, places
-from equivcheck.mutants.needs import within
+from equivcheck.mutants.needs import layouts_with
 from equivcheck.mutants.rank import layout_of
 from equivcheck.scenario import LayerPlan, Layout, Model, Scenario, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.linear.module import Block
 from equivcheck.training.setup import Setup
 
-WITH_A_PLAN = within(TensorParallel.tag)
+TENSOR_PARALLEL = layouts_with(TensorParallel.tag)
 """Layouts with tensor parallelism."""
 
 

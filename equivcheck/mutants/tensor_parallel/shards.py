@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from equivcheck.layouts.base.plan.rules import LayerSite
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
-from equivcheck.mutants.parameter_use import changed
+from equivcheck.mutants.parameter_use import transform
 from equivcheck.mutants.precision import other_mask
 from equivcheck.mutants.rank import rank_along
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL, Planned, blocks, has_layer
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario, Split
 from equivcheck.scenario.mesh import TP
@@ -59,13 +59,13 @@ def _drops_on_several(scenario: Scenario) -> bool:
     return scenario.layout.mesh.size(TP) > 1 and any(layer.dropout for layer in scenario.training.model.layers)
 
 
-@fault(layouts=WITH_A_PLAN, applies=all_of(is_eager, has_layer(_is_square)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_square)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
 def sharded_along_wrong_dim(setup: Setup) -> None:
     """A square weight is sharded along the wrong dim."""
     _change_weights(setup, _is_square, ("linear.weight", "auxiliary.weight"), lambda weight, _layer: weight.T)
 
 
-@fault(layouts=WITH_A_PLAN, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
 def fused_weight_cut_in_halves(setup: Setup) -> None:
     """A column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
@@ -110,7 +110,7 @@ def _part(whole: torch.Tensor, piece: Piece) -> torch.Tensor:
     return flat if piece.run is None else flat.narrow(0, *piece.run)
 
 
-@fault(layouts=WITH_A_PLAN, applies=all_of(is_eager, _tells_order), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, _tells_order), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
 def columns_gathered_in_another_order(setup: Setup) -> None:
     """A column-parallel layer's output shards are gathered in the wrong order."""
 
@@ -123,7 +123,7 @@ def columns_gathered_in_another_order(setup: Setup) -> None:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_gathers_rows)),
     causes=(Cause.PERMUTED,),
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
@@ -132,7 +132,7 @@ def rows_gathered_in_another_order(setup: Setup) -> None:
     """Under sequence parallelism, rows are gathered in the wrong order."""
 
     def roll(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (changed(inputs[0], values=lambda x: _rolled(x, 1), gradients=lambda x: _rolled(x, -1)), *inputs[1:])
+        return (transform(inputs[0], values=lambda x: _rolled(x, 1), gradients=lambda x: _rolled(x, -1)), *inputs[1:])
 
     for block, _ in blocks(setup, _gathers_rows):
         block.linear.register_forward_pre_hook(roll)
@@ -146,7 +146,7 @@ def _rolled(tensor: Any, shards: int) -> torch.Tensor:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, _drops_on_several),
     causes=(Cause.ANOTHER_MASK, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,

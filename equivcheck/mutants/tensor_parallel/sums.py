@@ -10,15 +10,15 @@ from torch import nn
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager
 from equivcheck.mutants.parameter_use import (
-    Through,
+    TensorFunction,
     change_input_gradient,
-    changed,
-    sum_twice,
-    unreduced,
+    keep_partial_gradient,
+    reduce_twice,
+    transform,
+    treat_as_reduced,
     use_through,
-    without_sum,
 )
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN, Planned, blocks, has_layer
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL, Planned, blocks, has_layer
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.training.layers.linear.module import Block
@@ -59,35 +59,35 @@ def _linears(block: Block) -> Iterator[nn.Linear]:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
 )
 def column_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is not summed over ranks."""
-    _change_input_gradients(setup, without_sum)
+    _change_input_gradients(setup, treat_as_reduced)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_column_after_something)),
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
     minimum=TWO_RANKS,
 )
 def column_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a column-parallel layer is summed over ranks twice."""
-    _change_input_gradients(setup, sum_twice)
+    _change_input_gradients(setup, reduce_twice)
 
 
-def _change_input_gradients(setup: Setup, gradients: Through) -> None:
+def _change_input_gradients(setup: Setup, gradients: TensorFunction) -> None:
     for block, _ in blocks(setup, _is_column):
         for linear in _linears(block):
             change_input_gradient(linear, gradients)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_norm_of_rows)),
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
@@ -96,11 +96,11 @@ def norm_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, norm gradients are not summed over ranks."""
     for block, _ in blocks(setup, _is_norm_of_rows):
         assert block.norm is not None, "only layers with a norm are selected"
-        use_through(block.norm, unreduced)
+        use_through(block.norm, keep_partial_gradient)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_whole_on_rows)),
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
@@ -109,11 +109,11 @@ def whole_layer_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
     for block, _ in blocks(setup, _is_whole_on_rows):
         for linear in _linears(block):
-            use_through(linear, unreduced)
+            use_through(linear, keep_partial_gradient)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_row_with_bias)),
     causes=(Cause.BIAS_ON_EVERY_RANK,),
     minimum=TWO_RANKS,
@@ -128,7 +128,7 @@ def row_bias_on_every_rank(setup: Setup) -> None:
         block.linear.register_forward_hook(add, prepend=True)
 
 
-@fault(layouts=WITH_A_PLAN, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_is_row)), causes=(Cause.OUTPUT_AVERAGED,), minimum=TWO_RANKS)
 def row_output_averaged(setup: Setup) -> None:
     """The output from a row-parallel layer is averaged over ranks instead of summed."""
     for block, _ in blocks(setup, _is_row):
@@ -137,7 +137,7 @@ def row_output_averaged(setup: Setup) -> None:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=all_of(is_eager, has_layer(_is_row)),
     causes=(Cause.PARTIAL_OUTPUT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
@@ -146,4 +146,6 @@ def row_output_not_reduced(setup: Setup) -> None:
     """The output from a row-parallel layer is not summed over ranks."""
     for block, _ in blocks(setup, _is_row):
         for linear in _linears(block):
-            linear.register_forward_hook(lambda _module, _inputs, outputs: changed(outputs, values=without_sum), prepend=True)
+            linear.register_forward_hook(
+                lambda _module, _inputs, outputs: transform(outputs, values=treat_as_reduced), prepend=True
+            )

@@ -9,9 +9,9 @@ import torch
 
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import EVERYWHERE
-from equivcheck.mutants.parameter_use import changed
+from equivcheck.mutants.parameter_use import transform
 from equivcheck.mutants.rank import layout_of, rank_along, size_of
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
 from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
@@ -59,10 +59,10 @@ def kv_gradients_averaged(setup: Setup) -> None:
 
 
 def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, values: torch.Tensor) -> torch.Tensor:
-    return inner(changed(values, gradients=lambda gradient: gradient / copies))
+    return inner(transform(values, gradients=lambda gradient: gradient / copies))
 
 
-@fault(layouts=WITH_A_PLAN, applies=_turns_heads, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_turns_heads, causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
 def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
     """Rotary positions for keys are one too large on the last tensor-parallel rank."""
     if rank_along(setup, TP) != size_of(setup, TP) - 1:

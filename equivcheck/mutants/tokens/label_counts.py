@@ -10,7 +10,7 @@ import torch
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks, has_microbatches
 from equivcheck.mutants.rank import data_ranks
-from equivcheck.mutants.tokens.needs import compute_on, counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
+from equivcheck.mutants.tokens.needs import change_batches, counts_labels, cross_entropy_of, has_loss, ignores_labels, is_divided
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
@@ -23,7 +23,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
     def divided(batches: Sequence[Batch]) -> list[Batch]:
         return [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
 
-    compute_on(setup, divided)
+    change_batches(setup, divided)
 
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:

@@ -11,8 +11,16 @@ from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import DATA_PARALLEL, EVERYWHERE, all_of, has_data_ranks
 from equivcheck.mutants.rank import data_ranks, size_of
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.needs import compute_on, cross_entropy_of, has_loss, ignores_labels, length_of, minimise, plan_of
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
+from equivcheck.mutants.tokens.needs import (
+    change_batches,
+    change_loss,
+    cross_entropy_of,
+    has_loss,
+    ignores_labels,
+    length_of,
+    plan_of,
+)
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Scenario
 from equivcheck.scenario.mesh import TP
@@ -37,7 +45,7 @@ def _labels_long_parts(scenario: Scenario) -> bool:
 
 
 def _relabel(setup: Setup, change: Move) -> None:
-    compute_on(setup, lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
+    change_batches(setup, lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
 
 
 def _relabel_parts(setup: Setup, change: Move) -> None:
@@ -56,13 +64,13 @@ def ignored_label_replaced(setup: Setup) -> None:
     _relabel(setup, lambda labels: labels.masked_fill(labels == IGNORED, 0))
 
 
-@fault(layouts=WITH_A_PLAN, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_labels_long_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def labels_shifted_within_parts(setup: Setup) -> None:
     """Labels are shifted within each sequence shard, so they wrap around at its end."""
     _relabel_parts(setup, lambda labels: labels.roll(-1, -1))
 
 
-@fault(layouts=WITH_A_PLAN, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_labels_parts, causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
 def label_lost_at_borders(setup: Setup) -> None:
     """The last label in each sequence shard is ignored."""
     _relabel_parts(setup, _without_last)
@@ -75,13 +83,13 @@ def _without_last(labels: torch.Tensor) -> torch.Tensor:
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, _has_z_loss), causes=(Cause.ANOTHER_LOSS,), minimum=TWO_RANKS)
 def z_loss_summed_over_ranks(setup: Setup) -> None:
     """The z-loss is summed over data-parallel ranks, although the cross-entropy is averaged."""
-    minimise(setup, z_loss=cross_entropy_of(setup).z_loss * data_ranks(setup))
+    change_loss(setup, z_loss=cross_entropy_of(setup).z_loss * data_ranks(setup))
 
 
 @fault(layouts=EVERYWHERE, applies=_has_z_loss, causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def z_loss_lost(setup: Setup) -> None:
     """The z-loss is missing."""
-    minimise(setup, z_loss=0.0)
+    change_loss(setup, z_loss=0.0)
 
 
 @fault(
@@ -89,10 +97,10 @@ def z_loss_lost(setup: Setup) -> None:
 )
 def label_smoothing_lost(setup: Setup) -> None:
     """Labels are not smoothed, as if a vocabulary-parallel loss lacked `label_smoothing`."""
-    minimise(setup, label_smoothing=0.0)
+    change_loss(setup, label_smoothing=0.0)
 
 
 @fault(layouts=EVERYWHERE, applies=has_loss(lambda loss: loss.class_weights), causes=(Cause.ANOTHER_LOSS,), minimum=ONE_RANK)
 def class_weights_lost(setup: Setup) -> None:
     """Class weights are missing."""
-    minimise(setup, class_weights=False)
+    change_loss(setup, class_weights=False)

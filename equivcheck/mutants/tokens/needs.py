@@ -74,7 +74,7 @@ def plan_of(scenario: Scenario) -> PlannedParallelism | None:
     return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 
 
-def shares_out_vocabulary(scenario: Scenario) -> bool:
+def shards_vocabulary(scenario: Scenario) -> bool:
     """Whether the embedding is vocabulary-parallel."""
     plan = plan_of(scenario)
     return plan is not None and scenario.training.model.source is not None and plan.source is Split.ROW
@@ -103,13 +103,13 @@ def layers_of(setup: Setup, chosen: Chosen) -> Iterator[tuple[LayerModule, Plann
                 yield module, place
 
 
-def compute_on(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
+def change_batches(setup: Setup, change: Callable[[Sequence[Batch]], Sequence[Batch]]) -> None:
     """Change each step's full microbatches."""
     inner = setup.compute
     setup.compute = lambda setup, batches, index: inner(setup, change(batches), index)
 
 
-def minimise(setup: Setup, **changes: float | bool) -> None:
+def change_loss(setup: Setup, **changes: float | bool) -> None:
     """Change fields in the cross-entropy loss; its divisor stays."""
     inner = setup.loss
 

@@ -11,16 +11,16 @@ from equivcheck.layouts.base.plan.layers import PlannedLayer, plan_over_ranks
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.parameter_use import (
-    Through,
+    TensorFunction,
     change_input_gradient,
-    changed,
-    sum_twice,
-    unreduced,
+    keep_partial_gradient,
+    reduce_twice,
+    transform,
+    treat_as_reduced,
     use_through,
-    without_sum,
 )
 from equivcheck.mutants.rank import size_of
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
 from equivcheck.mutants.tensor_parallel.shards import overwrite_initial_values
 from equivcheck.mutants.tokens.needs import has_layer, head_split, layers_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -62,34 +62,34 @@ def _is_gated_within(place: PlannedLayer) -> bool:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) is Split.COLUMN,
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
 )
 def head_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is not summed over ranks."""
-    _change_head_input(setup, without_sum)
+    _change_head_input(setup, treat_as_reduced)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) is Split.COLUMN,
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
     minimum=TWO_RANKS,
 )
 def head_input_gradient_reduced_twice(setup: Setup) -> None:
     """The input gradient for a vocabulary-parallel head is summed over ranks twice."""
-    _change_head_input(setup, sum_twice)
+    _change_head_input(setup, reduce_twice)
 
 
-def _change_head_input(setup: Setup, gradients: Through) -> None:
+def _change_head_input(setup: Setup, gradients: TensorFunction) -> None:
     if size_of(setup, TP) > 1:
         change_input_gradient(setup.model.get_submodule("head.linear"), gradients)
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=has_layer(_is_within_after_something),
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
@@ -99,14 +99,14 @@ def within_input_gradient_not_reduced(setup: Setup) -> None:
     for module, place in layers_of(setup, _is_within_after_something):
         for part in kind_of(place.site.layer).parts(place.site.layer):
             if part.reads_input:
-                change_input_gradient(module.get_submodule(part.name), without_sum)
+                change_input_gradient(module.get_submodule(part.name), treat_as_reduced)
 
 
-@fault(layouts=WITH_A_PLAN, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_norms_positions, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def norm_gradient_of_part(setup: Setup) -> None:
     """Under sequence parallelism, a token model's norm gradients are not summed over ranks."""
     for norm in _norms(setup):
-        use_through(norm, unreduced)
+        use_through(norm, keep_partial_gradient)
 
 
 def _norms(setup: Setup) -> Iterator[nn.Module]:
@@ -117,7 +117,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
 
 
 @fault(
-    layouts=WITH_A_PLAN,
+    layouts=TENSOR_PARALLEL,
     applies=lambda scenario: head_split(scenario) not in (None, Split.OUTSIDE),
     causes=(Cause.SUMMED, Cause.SCALED),
     minimum=TWO_RANKS,
@@ -127,11 +127,13 @@ def logits_gradient_summed(setup: Setup) -> None:
     ranks = size_of(setup, TP)
     if ranks > 1:
         setup.model.get_submodule("head").register_forward_hook(
-            lambda _module, _inputs, logits: changed(logits, gradients=lambda gradient: gradient * ranks)
+            lambda _module, _inputs, logits: transform(logits, gradients=lambda gradient: gradient * ranks)
         )
 
 
-@fault(layouts=WITH_A_PLAN, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS)
+@fault(
+    layouts=TENSOR_PARALLEL, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS
+)
 def gate_and_up_cut_as_one(setup: Setup) -> None:
     """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()

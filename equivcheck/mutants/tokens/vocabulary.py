@@ -15,8 +15,8 @@ from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
-from equivcheck.mutants.tensor_parallel.plan import WITH_A_PLAN
-from equivcheck.mutants.tokens.needs import head_split, plan_of, shares_out_vocabulary
+from equivcheck.mutants.tensor_parallel.plan import TENSOR_PARALLEL
+from equivcheck.mutants.tokens.needs import head_split, plan_of, shards_vocabulary
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Scenario, Split, Training
 from equivcheck.scenario.mesh import TP
@@ -28,7 +28,7 @@ from equivcheck.training.setup import Setup
 def _has_later_tokens(scenario: Scenario) -> bool:
     """Whether a rank after the first holds two tokens."""
     ranks, source = scenario.layout.mesh.size(TP), scenario.training.model.source
-    return shares_out_vocabulary(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
+    return shards_vocabulary(scenario) and source is not None and source.vocabulary - chunk_size(source.vocabulary, ranks) > 1
 
 
 def _gathers_logits(scenario: Scenario) -> bool:
@@ -44,7 +44,7 @@ def _shares_softmax(scenario: Scenario) -> bool:
     return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
 
 
-@fault(layouts=WITH_A_PLAN, applies=shares_out_vocabulary, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=shards_vocabulary, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
 def vocabulary_mask_off_by_one(setup: Setup) -> None:
     """Each rank masks the last token in its vocabulary shard, so it is embedded as 0."""
     if size_of(setup, TP) > 1:
@@ -66,7 +66,7 @@ def _without_last_row(weight: torch.Tensor) -> torch.Tensor:
     )
 
 
-@fault(layouts=WITH_A_PLAN, applies=_has_later_tokens, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_has_later_tokens, causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)
 def vocabulary_offset_off_by_one(setup: Setup) -> None:
     """Each rank after the first subtracts one too many from its tokens, so it looks up the previous row."""
     ranks, source = size_of(setup, TP), setup.training.model.source
@@ -82,7 +82,7 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
         _embedding(setup).register_forward_pre_hook(before, prepend=True)
 
 
-@fault(layouts=WITH_A_PLAN, applies=_gathers_logits, causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
 def logits_gathered_in_another_order(setup: Setup) -> None:
     """Sharded logits are gathered in the wrong order."""
     shift = chunk_size(setup.training.model.outputs, size_of(setup, TP))
@@ -90,7 +90,7 @@ def logits_gathered_in_another_order(setup: Setup) -> None:
         setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
 
 
-@fault(layouts=WITH_A_PLAN, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)
 def softmax_maximum_not_reduced(setup: Setup) -> None:
     """Each rank subtracts its own maximum logit before the exponentials are summed over ranks."""
     if size_of(setup, TP) > 1:
@@ -103,7 +103,7 @@ def _by_own_maximum(ranks: int, training: Training, logits: torch.Tensor, labels
     return loss_of(training, shifted, labels, divisor)
 
 
-@fault(layouts=WITH_A_PLAN, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
+@fault(layouts=TENSOR_PARALLEL, applies=_shares_softmax, causes=(Cause.SOFTMAX_OF_PART, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def softmax_denominator_not_reduced(setup: Setup) -> None:
     """Each rank divides by the sum over its own exponentials, not over all."""
     if size_of(setup, TP) > 1:
