@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
+from equivcheck.diagnosis.reference_values import start_steps_from, values_at_steps
 from equivcheck.diagnosis.words import listed
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.running import Runner
@@ -27,7 +27,7 @@ def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world
     if (world if isinstance(world, str) else world.name) != "sim":
         return "not examined: only the sim world can give ranks the reference's values"
     try:
-        return _told(diverged.training.steps, lambda state: _divergences(diverged, alter, world, deadline, state=state))
+        return _sentence(diverged.training.steps, lambda state: _divergences(diverged, alter, world, deadline, state=state))
     except RanksFailed as error:
         return f"not examined: the ranks fail when given the reference's values ({error})"
     except (EquivCheckError, RuntimeError) as error:
@@ -38,12 +38,12 @@ def _divergences(
     diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float, *, state: bool
 ) -> tuple[Divergence, ...]:
     """Divergences left if each step starts from the reference's parameters, and with `state` from its optimizer state too."""
-    forced = starting_from(values_at_steps(diverged.scenario), alter, state=state)
+    forced = start_steps_from(values_at_steps(diverged.scenario), alter, state=state)
     result = Runner(world=world, deadline=deadline, alter=forced).run(diverged.scenario)
     return compare(diverged.reference, result.run.values).divergences
 
 
-def _told(num_steps: int, divergences_with: Callable[[bool], tuple[Divergence, ...]]) -> str:
+def _sentence(num_steps: int, divergences_with: Callable[[bool], tuple[Divergence, ...]]) -> str:
     found = divergences_with(True)
     wrong = [step for step in range(num_steps) if any(each.step == step for each in found)]
     if not wrong:

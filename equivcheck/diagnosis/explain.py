@@ -119,12 +119,12 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
         fits = _fits(diverged)
     exact = [fit for fit in fits if fit.exact]
     if exact:
-        return _told(exact[0], exact)
+        return _diagnosis(exact[0], exact)
     if {found.tensor for found in diverged.divergences} == {"norm"}:
         first = diverged.first
         words = f"gradients are clipped correctly, but the norm returned is {first.actual}, not {first.expected}"
         return Diagnosis(cause=Cause.NORM_MISREPORTED, sentence=words, exact=True)
-    return _told(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
+    return _diagnosis(max(fits, key=lambda fit: fit.num_moments), []) if fits else None
 
 
 def _fits(diverged: DivergedRun) -> list[Fit]:
@@ -157,7 +157,7 @@ def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
     return Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step)
 
 
-def _told(fit: Fit, others: list[Fit]) -> Diagnosis:
+def _diagnosis(fit: Fit, others: list[Fit]) -> Diagnosis:
     sentence = fit.candidate.sentence
     if not fit.exact:
         sentence += f" at step {fit.step}; later differences have more causes"

@@ -27,7 +27,7 @@ def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()
 
 
 def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
-    yield from _unread(diverged)
+    yield from _nan(diverged)
     step, phase = diverged.first.step, diverged.first.phase
     found, expected = diverged.found_values(step, phase), diverged.expected_values(step, phase)
     names = [name for name in diverged.differing(phase) if name in found and name in expected]
@@ -38,9 +38,9 @@ def _patterns(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]]) -> I
     yield from _zero(diverged, names, found)
     if not is_one_number:
         yield from _rounded(diverged, names, found, types)
-        yield from _earlier(diverged, names, found)
+        yield from _stale(diverged, names, found)
     yield from _multiple(diverged, names, is_one_number=is_one_number)
-    yield from _elsewhere(diverged, names, found, expected)
+    yield from _moved(diverged, names, found, expected)
     yield from _disagreeing(diverged)
     yield from _partial(diverged, names, found, expected)
 
@@ -49,14 +49,14 @@ def _pattern(cause: Cause, words: str) -> Diagnosis:
     return Diagnosis(cause=cause, sentence=f"{words} {NO_PROOF}", exact=False)
 
 
-def _unread(diverged: Evidence) -> Iterator[Diagnosis]:
+def _nan(diverged: Evidence) -> Iterator[Diagnosis]:
     first = diverged.first
     if first.difference is Difference.NAN or first.actual == "nan":
-        words = f"{_what(diverged, [first.tensor])} NaN: the result of an asynchronous call may have been read before wait()"
+        words = f"{_subject(diverged, [first.tensor])} NaN: the result of an asynchronous call may have been read before wait()"
         yield _pattern(Cause.READ_BEFORE_DONE, words)
 
 
-def _what(diverged: Evidence, names: list[str]) -> str:
+def _subject(diverged: Evidence, names: list[str]) -> str:
     kind = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient"}.get(diverged.first.phase, "")
     if len(names) == 1:
         return f"{f'the {kind} of ' if kind else ''}{tensors(names)} is"
@@ -65,7 +65,7 @@ def _what(diverged: Evidence, names: list[str]) -> str:
 
 def _zero(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     if not any(found[name].any() for name in names):
-        yield _pattern(Cause.GRADIENT_LOST, f"{_what(diverged, names)} zero")
+        yield _pattern(Cause.GRADIENT_LOST, f"{_subject(diverged, names)} zero")
 
 
 def _rounded(diverged: Evidence, names: list[str], found: Whole, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
@@ -73,7 +73,7 @@ def _rounded(diverged: Evidence, names: list[str], found: Whole, types: Sequence
         if all(_holds(kind, found[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
             cause = Cause.MASTERS_IN_LOWER_PRECISION if is_update else Cause.REDUCED_IN_LOWER_PRECISION
-            yield _pattern(cause, f"{_what(diverged, names)} rounded to {name}: every element is representable in it")
+            yield _pattern(cause, f"{_subject(diverged, names)} rounded to {name}: every element is representable in it")
 
 
 def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
@@ -81,31 +81,31 @@ def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
     return values.size > 0 and bool((tensor.to(kind).to(tensor.dtype) == tensor).all())
 
 
-def _earlier(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _stale(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
     for step in range(diverged.first.step - 1, -1, -1):
         before = diverged.found_values(step, diverged.first.phase)
         if all(name in before and np.allclose(found[name], before[name], rtol=NEAR, atol=0.0) for name in names):
-            yield _pattern(Cause.STALE, f"{_what(diverged, names)} equal to the value of step {step}")
+            yield _pattern(Cause.STALE, f"{_subject(diverged, names)} equal to the value of step {step}")
 
 
 def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
     """A single number counts only if its factor is a known count, such as the rank count."""
     ratio = diverged.ratio(names, diverged.first.phase)
     if ratio is not None and (not is_one_number or number_of(diverged, ratio)):
-        words = f"{_what(diverged, names)} {ratio:g} times as large as on one device"
+        words = f"{_subject(diverged, names)} {ratio:g} times as large as on one device"
         yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
 
 
-def _elsewhere(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
-    some = [name for name in names if found[name].size > 1 and not _alike(found[name], expected[name])]
+def _moved(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+    some = [name for name in names if found[name].size > 1 and not _is_close(found[name], expected[name])]
     if not some or len(some) < len(names):
         return
-    if all(found[name].ndim > 1 and _alike(found[name], _transposed(expected[name])) for name in some):
-        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} transposed: the right elements along the wrong dim")
-    elif all(_alike(np.sort(found[name], None), np.sort(expected[name], None)) for name in some):
-        yield _pattern(Cause.PERMUTED, f"{_what(diverged, some)} permuted: the right elements in wrong places")
+    if all(found[name].ndim > 1 and _is_close(found[name], _transposed(expected[name])) for name in some):
+        yield _pattern(Cause.PERMUTED, f"{_subject(diverged, some)} transposed: the right elements along the wrong dim")
+    elif all(_is_close(np.sort(found[name], None), np.sort(expected[name], None)) for name in some):
+        yield _pattern(Cause.PERMUTED, f"{_subject(diverged, some)} permuted: the right elements in wrong places")
     zero = {name: (found[name] == 0.0) & (expected[name] != 0.0) for name in some}
-    if all(mask.any() and _alike(found[name][~mask], expected[name][~mask]) for name, mask in zero.items()):
+    if all(mask.any() and _is_close(found[name][~mask], expected[name][~mask]) for name, mask in zero.items()):
         yield _pattern(
             Cause.GRADIENT_LOST, f"{rows_of_tensor(zero)} {'is' if len(zero) == 1 else 'are'} zero, and the rest is right"
         )
@@ -116,7 +116,7 @@ def _transposed(values: Vector) -> Vector:
     return np.asarray(values.T.reshape(values.shape))
 
 
-def _alike(one: Vector, other: Vector) -> bool:
+def _is_close(one: Vector, other: Vector) -> bool:
     return bool(np.allclose(one, other, rtol=NEAR, atol=0.0))
 
 

@@ -66,7 +66,9 @@ def _array(value: torch.Tensor) -> Any:
     return value.detach().to(torch.float64).numpy().copy()
 
 
-def starting_from(values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool) -> Callable[[Setup], None]:
+def start_steps_from(
+    values: Sequence[StepValues], alter: Callable[[Setup], None] | None, *, state: bool
+) -> Callable[[Setup], None]:
     """Apply `alter`, then start each step from the reference's parameters, and with `state` also from its optimizer state.
 
     The hook runs last, so it also restores values that `alter` loses between steps.

@@ -40,7 +40,7 @@ _MODULES = (
     "experts.choices",
     "experts.exchange",
     "experts.gradients",
-    "experts.addends",
+    "experts.partial_sums",
     "experts.balance",
     "experts.units",
     "context_parallel.positions",

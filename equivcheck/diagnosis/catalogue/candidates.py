@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 from equivcheck.diagnosis.catalogue.accumulation import wrong_accumulations
 from equivcheck.diagnosis.catalogue.clipping import wrong_clippings
-from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_looks
-from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_parts
+from equivcheck.diagnosis.catalogue.context_parallel.attention import wrong_sequence_attention
+from equivcheck.diagnosis.catalogue.context_parallel.sums import wrong_shard_sums
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual
-from equivcheck.diagnosis.catalogue.experts.addends import wrong_addends
 from equivcheck.diagnosis.catalogue.experts.balance import wrong_balances
 from equivcheck.diagnosis.catalogue.experts.exchange import wrong_exchanges
+from equivcheck.diagnosis.catalogue.experts.partial_sums import wrong_partial_sums
 from equivcheck.diagnosis.catalogue.experts.routing import dropped_rows, wrong_experts
 from equivcheck.diagnosis.catalogue.initial_values import wrong_initial_values
 from equivcheck.diagnosis.catalogue.optimizer_settings import wrong_optimizers
@@ -21,7 +21,7 @@ from equivcheck.diagnosis.catalogue.reduction import constant_ratios, wrong_fact
 from equivcheck.diagnosis.catalogue.rows import wrong_rows
 from equivcheck.diagnosis.catalogue.shards import local_statistics, state_of_other_ranks, wrong_gradient_shards
 from equivcheck.diagnosis.catalogue.shared_weights import wrong_sharing
-from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_splits
+from equivcheck.diagnosis.catalogue.tensor_parallel import wrong_tensor_parallelism
 from equivcheck.diagnosis.catalogue.tokens.attention import wrong_attention, wrong_keys_and_values
 from equivcheck.diagnosis.catalogue.tokens.embeddings import wrong_embeddings
 from equivcheck.diagnosis.catalogue.tokens.labels import wrong_labels
@@ -41,11 +41,11 @@ CATALOGUE: tuple[tuple[Callable[[DivergedRun], Iterator[Counterfactual]], tuple[
     (wrong_experts, _COMPUTED),
     (wrong_balances, _COMPUTED),
     (wrong_exchanges, _COMPUTED),
-    (wrong_addends, _COMPUTED),
-    (wrong_looks, _COMPUTED),
-    (wrong_parts, _COMPUTED),
+    (wrong_partial_sums, _COMPUTED),
+    (wrong_sequence_attention, _COMPUTED),
+    (wrong_shard_sums, _COMPUTED),
     (wrong_reductions, _COMPUTED),
-    (wrong_splits, _COMPUTED),
+    (wrong_tensor_parallelism, _COMPUTED),
     (wrong_vocabularies, _COMPUTED),
     (wrong_attention, _COMPUTED),
     (wrong_orders, _COMPUTED),

@@ -67,13 +67,13 @@ def clipping_by(norm: Norm, *, reports_whole: bool = False, only: Collection[str
 
 def wrong_norms(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
     """A local norm, replicas counted repeatedly, another norm type, summed norms, or a norm without some tensors."""
-    yield from _local(diverged)
-    yield from _replicas(diverged)
-    yield from _another(diverged, clipping)
-    yield from _part(diverged, clipping)
+    yield from _local_norms(diverged)
+    yield from _norms_with_replicas(diverged)
+    yield from _other_norms(diverged, clipping)
+    yield from _norms_of_some_tensors(diverged, clipping)
 
 
-def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _local_norms(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Norm over the elements held along some axes; without axes, over one rank's elements."""
     if not diverged.can_be_emulated:
         return
@@ -85,11 +85,11 @@ def _local(diverged: DivergedRun) -> Iterator[Counterfactual]:
                 words = f"the norm is reduced over {over(diverged.mesh, kept)} only"
             for reported in (False, True):
                 more = ", but returns the total norm" if reported else ""
-                change = partial(_locally, kept=kept, reported=reported)
+                change = partial(_clip_by_local_norm, kept=kept, reported=reported)
                 yield on_emulated_ranks(diverged, Cause.LOCAL_NORM, words + more, change)
 
 
-def _locally(ranks: EmulatedRanks, kept: tuple[str, ...], *, reported: bool) -> None:
+def _clip_by_local_norm(ranks: EmulatedRanks, kept: tuple[str, ...], *, reported: bool) -> None:
     for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
         clipping_by(_norm_held_by(ranks, ranks.peers(rank, kept)), reports_whole=reported)(setup)
 
@@ -98,7 +98,7 @@ def _norm_held_by(ranks: EmulatedRanks, holders: Sequence[int]) -> Norm:
     return lambda gradients, kind: norm_of([each[ranks.held.by(name, *holders)] for name, each in gradients.items()], kind)
 
 
-def _replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def _norms_with_replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if diverged.resumes:
         return
     for chosen in choices_of(diverged.wide_axes):
@@ -113,7 +113,7 @@ def _norm_counting(gradients: Gradients, kind: NormType, counts: Mapping[str, to
     return norm_of([each * counts[name].to(each.dtype) ** power for name, each in gradients.items()], kind)
 
 
-def _another(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
+def _other_norms(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
     for kind in NormType:
         if kind is not clipping.norm_type:
             words = f"gradients are clipped by their {kind.value}-norm, not by their {clipping.norm_type.value}-norm"
@@ -145,8 +145,8 @@ def _added_up_over_ranks(ranks: EmulatedRanks) -> None:
         clipping_by(lambda gradients, kind: torch.stack([norm(gradients, kind) for norm in norms]).sum())(setup)
 
 
-def _part(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
-    for names in _sets(diverged, clipping):
+def _norms_of_some_tensors(diverged: DivergedRun, clipping: ClipNorm) -> Iterator[Counterfactual]:
+    for names in _tensor_subsets(diverged, clipping):
         missing = [name for name in diverged.updated if name not in names]
         words = f"the total norm leaves out {tensors(missing)}" if names else "the total norm is 0, as if there were no gradients"
         for reported in (False, True):
@@ -160,7 +160,7 @@ def _norm_over(names: Collection[str]) -> Norm:
     return lambda gradients, kind: norm_of([each for name, each in gradients.items() if name in names], kind)
 
 
-def _sets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
+def _tensor_subsets(diverged: DivergedRun, clipping: ClipNorm) -> list[tuple[str, ...]]:
     """Tensor subsets whose norm is one by which the ranks must have clipped."""
     gradients = diverged.expected_values(diverged.first.step, Phase.GRADIENT)
     names = [name for name in diverged.updated if name in gradients and gradients[name].any()]
@@ -229,11 +229,11 @@ def _before_reduction(diverged: DivergedRun, clipping: ClipNorm | ClipValue) -> 
     words = "each rank clips the gradients of its own rows before they are reduced"
     for again, more in ((False, ""), (True, ", and again afterwards")):
         for when in (ONCE, EACH):
-            change = _early(clipping, again=again, when=when)
+            change = _clip_early(clipping, again=again, when=when)
             yield on_emulated_ranks(diverged, Cause.CLIPPED_BEFORE_REDUCTION, words + more, change)
 
 
-def _early(clipping: ClipNorm | ClipValue, *, again: bool, when: WhenReduced) -> Callable[[EmulatedRanks], None]:
+def _clip_early(clipping: ClipNorm | ClipValue, *, again: bool, when: WhenReduced) -> Callable[[EmulatedRanks], None]:
     def clip(gradients: Gradients) -> None:
         holders = [torch.empty_like(value) for value in gradients.values()]
         for holder, value in zip(holders, gradients.values(), strict=True):

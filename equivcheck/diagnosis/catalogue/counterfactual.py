@@ -148,7 +148,7 @@ def around_update(setup: Setup, context: Callable[[torch.optim.Optimizer], Abstr
 
 
 @contextmanager
-def other_gradients(setup: Setup, gradients: dict[str, torch.Tensor | None]) -> Iterator[None]:
+def replaced_gradients(setup: Setup, gradients: dict[str, torch.Tensor | None]) -> Iterator[None]:
     """Temporarily replace the gradients of some parameters; None for no gradient."""
     parameters = dict(setup.model.named_parameters())
     kept = {name: parameters[name].grad for name in gradients}

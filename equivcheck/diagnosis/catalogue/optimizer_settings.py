@@ -105,7 +105,7 @@ def _schedule(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     times = dict.fromkeys((diverged.mesh.num_ranks, len(training.data.microbatches), 2))
     yield on_one_device(diverged, Cause.SCHEDULE, "the schedule never advances", _advancing(0))
-    yield on_one_device(diverged, Cause.SCHEDULE, "the schedule advances before the update, not after it", _ahead)
+    yield on_one_device(diverged, Cause.SCHEDULE, "the schedule advances before the update, not after it", _advance_early)
     for count in (count for count in times if count > 1):
         yield on_one_device(diverged, Cause.SCHEDULE, f"the schedule advances {count} times per step", _advancing(count))
 
@@ -124,7 +124,7 @@ def _advancing(times: int) -> Change:
     return lambda setup: setup.before_training.append(prepare)
 
 
-def _ahead(setup: Setup) -> None:
+def _advance_early(setup: Setup) -> None:
     setup.before_training.append(lambda _optimizer, schedule: None if schedule is None else schedule.step())
 
 
@@ -160,7 +160,7 @@ def _settings(diverged: DivergedRun) -> Iterator[Counterfactual]:
     optimizer = diverged.training.optimizer
     for name in (field.name for field in fields(optimizer) if field.name not in ("implementation", "weight_decay")):
         own = getattr(optimizer, name)
-        for value in dict.fromkeys(_others(diverged, optimizer, name, own)):
+        for value in dict.fromkeys(_other_values(diverged, optimizer, name, own)):
             if value != own:
                 words = f"the optimizer runs with {name} = {value}, not {own}"
                 yield on_one_device(diverged, Cause.HYPERPARAMETER, words, _setting(name, value, own))
@@ -189,7 +189,7 @@ def _ungrouped(setup: Setup) -> None:
     setup.build_optimizer = build
 
 
-def _others(diverged: DivergedRun, optimizer: Optimizer, name: str, own: Any) -> Iterator[Any]:
+def _other_values(diverged: DivergedRun, optimizer: Optimizer, name: str, own: Any) -> Iterator[Any]:
     kind = getattr(torch.optim, type(optimizer).__name__)
     default = inspect.signature(kind).parameters.get(name)
     if default is not None and default.default is not inspect.Parameter.empty and type(default.default) is type(own):
@@ -202,10 +202,10 @@ def _others(diverged: DivergedRun, optimizer: Optimizer, name: str, own: Any) ->
         yield from ((other, second) for other in (0.9, 0.0, 0.99, 0.95))
         yield second, first
     elif isinstance(own, float):
-        yield from _numbers(diverged, name, own)
+        yield from _other_numbers(diverged, name, own)
 
 
-def _numbers(diverged: DivergedRun, name: str, own: float) -> Iterator[float]:
+def _other_numbers(diverged: DivergedRun, name: str, own: float) -> Iterator[float]:
     if name == "eps":
         yield from (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12, 1e-15, own * 100, own / 100)
         return

@@ -16,7 +16,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
-from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, cut
+from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, take_range
 from equivcheck.diagnosis.words import over
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
@@ -68,11 +68,11 @@ def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counter
                 yield _taking(diverged, Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
         words = f"the gradients of rank {rank.rank}'s rows are left out"
         mean = f"{words}, and the mean is over the other ranks"
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, partial(_silent, rank=rank, axes=axes, divided=True))
-        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, partial(_silent, rank=rank, axes=axes, divided=False))
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, mean, partial(_drop_gradients, rank=rank, axes=axes, divided=True))
+        yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, partial(_drop_gradients, rank=rank, axes=axes, divided=False))
         for number in microbatches if len(microbatches) > 1 else ():
             words = f"the gradients of rank {rank.rank}'s rows of microbatch {number} are left out"
-            change = partial(_silent, rank=rank, axes=axes, divided=False, microbatch=number)
+            change = partial(_drop_gradients, rank=rank, axes=axes, divided=False, microbatch=number)
             yield on_emulated_ranks(diverged, Cause.ROWS_LOST, words, change)
 
 
@@ -80,7 +80,7 @@ def _in_place_of(rank: RankCoordinate, other: RankCoordinate, axes: tuple[str, .
     return lambda ranks, own, batch: ranks.take_rows(other if own.agrees(rank, axes) else own, batch)
 
 
-def _silent(
+def _drop_gradients(
     ranks: EmulatedRanks, rank: RankCoordinate, axes: tuple[str, ...], *, divided: bool, microbatch: int | None = None
 ) -> None:
     """Zero a rank's gradients, in one microbatch or in all."""
@@ -115,12 +115,12 @@ def _left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 def _without_last(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     own = ranks.take_rows(rank, batch)
-    return cut(own, range(own.rows - 1))
+    return take_range(own, range(own.rows - 1))
 
 
 def _without_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch) -> Batch:
     own = ranks.take_rows(rank, batch)
-    return cut(own, range(min(1, own.rows), own.rows))
+    return take_range(own, range(min(1, own.rows), own.rows))
 
 
 def _chunks_left_out(diverged: DivergedRun) -> Iterator[Counterfactual]:

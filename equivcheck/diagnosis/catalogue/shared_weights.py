@@ -37,7 +37,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
             yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, initial_weight))
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             words = f"{weight} is no longer shared: each layer that shares it has a copy that is {fate}"
-            yield on_one_device(diverged, Cause.UNTIED, words, partial(_apart, sharers=sharers, trained=trained))
+            yield on_one_device(diverged, Cause.UNTIED, words, partial(_give_own_copies, sharers=sharers, trained=trained))
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
@@ -70,7 +70,7 @@ def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
     return lambda: start + (linear.weight - linear.weight.detach())
 
 
-def _apart(setup: Setup, sharers: list[int], *, trained: bool) -> None:
+def _give_own_copies(setup: Setup, sharers: list[int], *, trained: bool) -> None:
     own: dict[str, nn.Parameter] = {}
     for place in sharers:
         linear = submodule(setup, f"layers.{place}.linear", nn.Linear)

@@ -28,7 +28,7 @@ Linears = tuple[str, ...]
 """Linears that read one layer's input, by name."""
 
 
-def wrong_splits(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all layers with the same split, then in each."""
     parallelism, num_ranks = plan_over_ranks(diverged.layout), diverged.mesh.size(TP)
     if parallelism is None or diverged.rounding is not None or not fits(diverged.training.model, parallelism.plan):
@@ -137,10 +137,12 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int)
 def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
     who, where = _named(layers), over(diverged.mesh, (TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
-    yield on_one_device(diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _louder(num_ranks)))
+    yield on_one_device(
+        diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _input_gradient_summed_twice(num_ranks))
+    )
     words = f"the gradient of the input of {who} is not summed over {where}: each rank continues with its partial sum"
     yield on_emulated_ranks(
-        diverged, Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partly(place, num_ranks))
+        diverged, Cause.PARTIAL_INPUT_GRADIENT, words, _on_each(layers, lambda place: _partial_input_gradient(place, num_ranks))
     )
 
 
@@ -197,7 +199,7 @@ def _own_features(place: int, num_ranks: int, share: float) -> Forward:
     return forward
 
 
-def _louder(num_ranks: int) -> Forward:
+def _input_gradient_summed_twice(num_ranks: int) -> Forward:
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         twice = num_ranks * values - (num_ranks - 1) * values.detach() if values.requires_grad else values
         return functional.linear(twice, linear.weight, linear.bias)
@@ -205,7 +207,7 @@ def _louder(num_ranks: int) -> Forward:
     return forward
 
 
-def _partly(place: int, num_ranks: int) -> Forward:
+def _partial_input_gradient(place: int, num_ranks: int) -> Forward:
     def forward(linear: nn.Linear, values: torch.Tensor) -> torch.Tensor:
         outputs = functional.linear(values.detach(), linear.weight, linear.bias)
         size = -(-outputs.shape[-1] // num_ranks)

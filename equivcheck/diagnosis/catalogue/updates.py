@@ -14,7 +14,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     Counterfactual,
     around_update,
     on_one_device,
-    other_gradients,
+    replaced_gradients,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import rows_of_tensor, tensors
@@ -73,7 +73,7 @@ def _parameters(diverged: DivergedRun, step: int) -> Whole:
 
 
 def _without_gradients(names: Sequence[str]) -> Change:
-    return lambda setup: around_update(setup, lambda _optimizer: other_gradients(setup, dict.fromkeys(names)))
+    return lambda setup: around_update(setup, lambda _optimizer: replaced_gradients(setup, dict.fromkeys(names)))
 
 
 def _restoring(masks: Mapping[str, np.ndarray], *, state: bool = False) -> Change:
@@ -177,7 +177,7 @@ def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
 def _by_old_gradients(setup: Setup) -> None:
     """Only the update sees the old gradients."""
     old = _old_gradients(setup)
-    around_update(setup, lambda _optimizer: other_gradients(setup, old()))
+    around_update(setup, lambda _optimizer: replaced_gradients(setup, old()))
 
 
 def _with_old_gradients(setup: Setup) -> None:

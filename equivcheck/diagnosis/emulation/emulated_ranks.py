@@ -80,7 +80,7 @@ class EmulatedRanks:
         index, count = self._part(rank)
         size = -(-batch.rows // count)
         start = min(index * size, batch.rows)
-        return cut(batch, range(start, min(start + size, batch.rows)))
+        return take_range(batch, range(start, min(start + size, batch.rows)))
 
     def _part(self, rank: RankCoordinate) -> tuple[int, int]:
         """Index of the rank's part, and number of parts."""
@@ -169,7 +169,7 @@ class EmulatedRanks:
         return Averaging(division=self.division, divisor=len(peers)).mean(parts).to(values[0].dtype) * reduction.factor
 
 
-def cut(batch: Batch, rows: range) -> Batch:
+def take_range(batch: Batch, rows: range) -> Batch:
     """Contiguous rows from a batch."""
     inputs, targets = (values.narrow(batch.batch_dim, rows.start, len(rows)) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rows.start, len(rows)) for mask in batch.masks)

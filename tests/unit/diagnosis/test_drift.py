@@ -8,7 +8,7 @@ from equivcheck import Scenario, check
 from equivcheck.diagnosis.diverged_run import run_again
 from equivcheck.diagnosis.drift import FROM_REFERENCE, drift_of
 from equivcheck.diagnosis.explain import explained
-from equivcheck.diagnosis.reference_values import starting_from, values_at_steps
+from equivcheck.diagnosis.reference_values import start_steps_from, values_at_steps
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import ReferenceRun
@@ -29,7 +29,7 @@ def test_what_is_lost_between_steps_is_given_back_under_every_layout(scenario: S
             faults.lose_state(setup)
         faults.another_start(setup)
 
-    forced = starting_from(values_at_steps(scenario), lose_everything, state=True)
+    forced = start_steps_from(values_at_steps(scenario), lose_everything, state=True)
     result = Runner(world="sim", deadline=60.0, alter=forced).run(scenario)
 
     assert compare(ReferenceRun(scenario.training, num_parts=2).confirming_reference(), result.run.values).divergences == ()

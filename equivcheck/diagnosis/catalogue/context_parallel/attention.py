@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, attentions, cut_of
+from equivcheck.diagnosis.catalogue.context_parallel.shards import SequenceShards, attention_layers, sequence_shards
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device, submodule
-from equivcheck.diagnosis.catalogue.tokens.attention import Alter, placing, seeing
+from equivcheck.diagnosis.catalogue.tokens.attention import Alter, replace_mask, replace_positions
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
@@ -20,73 +20,75 @@ from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.setup import Setup
 
 
-def wrong_looks(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all attention layers, then in each."""
-    cut = cut_of(diverged)
-    if cut is None:
+    shards = sequence_shards(diverged)
+    if shards is None:
         return
-    yield from _counted(diverged, cut)
-    for layers in attentions(diverged, causal=True):
-        for words, unseen in _masks(cut):
-            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(seeing, unseen=unseen))
-    for layers in attentions(diverged):
-        for words, hidden in _hidden(cut):
-            yield _told(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
-        for words, learning in _learning(cut):
-            yield _told(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
+    yield from _counted(diverged, shards)
+    for layers in attention_layers(diverged, causal=True):
+        for words, unseen in _masks(shards):
+            yield _fault(diverged, Cause.ATTENTION_MASK, layers, words, partial(replace_mask, unseen=unseen))
+    for layers in attention_layers(diverged):
+        for words, hidden in _hidden(shards):
+            yield _fault(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
+        for words, learning in _learning(shards):
+            yield _fault(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
         if any(each.exchange is Exchange.RING for each in diverged.layout.of(ContextParallel)):
-            words = f"does not rescale earlier blocks on the ring of {cut.where} if a later block has a larger score"
-            yield _told(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, cut=cut))
-        yield from _of_heads(diverged, cut, layers)
+            words = f"does not rescale earlier blocks on the ring of {shards.where} if a later block has a larger score"
+            yield _fault(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, shards=shards))
+        yield from _of_heads(diverged, shards, layers)
 
 
-def _told(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
+def _fault(diverged: DivergedRun, cause: Cause, layers: tuple[int, ...], words: str, alter: Alter) -> Counterfactual:
     change = changing_layers(layers, AttentionModule, alter)
     return on_one_device(diverged, cause, f"attention in {layers_by_name(layers)} {words}", change)
 
 
-def _counted(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
+def _counted(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Counterfactual]:
     source = diverged.training.model.source
-    for places, how in ((cut.local, "from the start of each shard"), (cut.place, "as if shards were contiguous")):
-        way = f"{how} on {cut.where}"
+    for places, how in ((shards.local, "from the start of each shard"), (shards.place, "as if shards were contiguous")):
+        way = f"{how} on {shards.where}"
         if source is not None and source.learned_positions:
             yield on_one_device(
                 diverged, Cause.POSITIONS, f"learned positions are counted {way}", partial(_embedding, places=places)
             )
-        for layers in attentions(diverged, rotary=True):
-            yield _told(diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(placing, positions=places))
+        for layers in attention_layers(diverged, rotary=True):
+            yield _fault(
+                diverged, Cause.POSITIONS, layers, f"counts rotary positions {way}", partial(replace_positions, positions=places)
+            )
 
 
 def _embedding(setup: Setup, *, places: torch.Tensor) -> None:
     submodule(setup, "positions", nn.Embedding).register_forward_pre_hook(lambda _module, inputs: (places[inputs[0]],))
 
 
-def _masks(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+def _masks(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
     """For each fault, which keys (columns) are masked for each query (rows)."""
-    everywhere, parts = torch.arange(len(cut.owner)), f"the sequence shards on {cut.where}"
-    order = f"as if the sequence shards on {cut.where} were contiguous"
+    everywhere, parts = torch.arange(len(shards.owner)), f"the sequence shards on {shards.where}"
+    order = f"as if the sequence shards on {shards.where} were contiguous"
     for queries, keys, words in (
-        (cut.place, cut.place, f"masks keys and queries {order}"),
-        (everywhere, cut.place, f"masks keys {order}"),
-        (cut.place, everywhere, f"masks queries {order}"),
-        (cut.local, everywhere, f"masks by the queries' index in {parts} and the keys' index in the sequence"),
-        (everywhere, cut.local, f"masks by the keys' index in {parts} and the queries' index in the sequence"),
-        (cut.local, cut.local, f"masks by the index in {parts}: every block of keys gets the mask of a rank's own block"),
+        (shards.place, shards.place, f"masks keys and queries {order}"),
+        (everywhere, shards.place, f"masks keys {order}"),
+        (shards.place, everywhere, f"masks queries {order}"),
+        (shards.local, everywhere, f"masks by the queries' index in {parts} and the keys' index in the sequence"),
+        (everywhere, shards.local, f"masks by the keys' index in {parts} and the queries' index in the sequence"),
+        (shards.local, shards.local, f"masks by the index in {parts}: every block of keys gets the mask of a rank's own block"),
     ):
         yield words, keys > queries[:, None]
 
 
-def _hidden(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+def _hidden(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
     """For each fault, which keys are hidden in addition to the causal mask."""
-    turns = (cut.owner[:, None] - cut.owner) % cut.size
-    yield f"sees only keys in the same sequence shard on {cut.where}", turns != 0
-    yield f"does not see the block that comes last on the ring of {cut.where}", turns == cut.size - 1
-    if cut.size > 2:
-        yield f"does not see the block that comes first on the ring of {cut.where}", turns == 1
+    turns = (shards.owner[:, None] - shards.owner) % shards.size
+    yield f"sees only keys in the same sequence shard on {shards.where}", turns != 0
+    yield f"does not see the block that comes last on the ring of {shards.where}", turns == shards.size - 1
+    if shards.size > 2:
+        yield f"does not see the block that comes first on the ring of {shards.where}", turns == 1
 
 
 def _seeing_less(module: AttentionModule, *, hidden: torch.Tensor) -> None:
-    seeing(module, hidden | _later(module, len(hidden)))
+    replace_mask(module, hidden | _later(module, len(hidden)))
 
 
 def _later(module: AttentionModule, length: int) -> torch.Tensor:
@@ -94,12 +96,12 @@ def _later(module: AttentionModule, length: int) -> torch.Tensor:
     return (positions > positions[:, None]) & torch.tensor(module.layer.causal)
 
 
-def _learning(cut: Cut) -> Iterator[tuple[str, torch.Tensor]]:
+def _learning(shards: SequenceShards) -> Iterator[tuple[str, torch.Tensor]]:
     """For each fault, from which queries keys and values get gradients, (queries, keys)."""
-    turns = (cut.owner[:, None] - cut.owner) % cut.size
-    whose = {0: "their own rank", 1: "the rank after theirs"} | {cut.size - 1: "the rank before theirs"}
+    turns = (shards.owner[:, None] - shards.owner) % shards.size
+    whose = {0: "their own rank", 1: "the rank after theirs"} | {shards.size - 1: "the rank before theirs"}
     for distance, which in whose.items():
-        words = f"passes gradients to keys and values from queries on {which} only: others of {cut.where} add nothing"
+        words = f"passes gradients to keys and values from queries on {which} only: others of {shards.where} add nothing"
         yield words, turns == distance
 
 
@@ -116,17 +118,17 @@ def _learning_from(module: AttentionModule, *, learning: torch.Tensor) -> None:
     module.attend = attend  # type: ignore[method-assign]
 
 
-def _unscaled(module: AttentionModule, *, cut: Cut) -> None:
+def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
     """Visit blocks in ring order: a rank's own block first, then the previous rank's, and so on."""
-    later = _later(module, len(cut.owner))
+    later = _later(module, len(shards.owner))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scores = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
         exponentials = torch.zeros_like(scores)
-        for rank, own in enumerate(cut.parts):
+        for rank, own in enumerate(shards.parts):
             largest = torch.full_like(scores[..., own, :1], -torch.inf)
-            for turn in range(cut.size if len(own) else 0):
-                block = cut.parts[rank - turn]
+            for turn in range(shards.size if len(own) else 0):
+                block = shards.parts[rank - turn]
                 of_block = scores[..., own, :][..., block]
                 largest = torch.cat((largest, of_block.detach()), -1).amax(-1, keepdim=True)
                 place = torch.zeros_like(later).index_put((own[:, None], block), torch.tensor(True))
@@ -136,12 +138,12 @@ def _unscaled(module: AttentionModule, *, cut: Cut) -> None:
     module.attend = attend  # type: ignore[method-assign]
 
 
-def _of_heads(diverged: DivergedRun, cut: Cut, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
+def _of_heads(diverged: DivergedRun, shards: SequenceShards, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
     if not any(each.exchange is Exchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
         return
     for sign, where in ((1, "after"), (-1, "before")):
-        words = f"treats the heads from each of {cut.where} as the heads of the rank {where} it"
-        yield _told(diverged, Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=cut.size))
+        words = f"treats the heads from each of {shards.where} as the heads of the rank {where} it"
+        yield _fault(diverged, Cause.PERMUTED, layers, words, partial(_moving_heads, sign=sign, ranks=shards.size))
 
 
 def _moving_heads(module: AttentionModule, *, sign: int, ranks: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.context_parallel.cut import Cut, cut_of
+from equivcheck.diagnosis.catalogue.context_parallel.shards import SequenceShards, sequence_shards
 from equivcheck.diagnosis.catalogue.counterfactual import (
     Counterfactual,
     changing_batches,
@@ -28,35 +28,35 @@ from equivcheck.training.material import Batch, count_labels
 from equivcheck.training.setup import Setup
 
 
-def wrong_parts(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_shard_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Labels in wrong positions, losses averaged or counted per shard, and gradients not summed."""
-    cut, loss = cut_of(diverged), diverged.training.loss
-    if cut is None:
+    shards, loss = sequence_shards(diverged), diverged.training.loss
+    if shards is None:
         return
     if isinstance(loss, CrossEntropy):
-        yield from _relabelled(diverged, cut)
+        yield from _relabelled(diverged, shards)
         if not loss.summed:
-            words = f"each of {cut.where} divides the loss by the counted labels in its own sequence shard"
-            yield on_one_device(diverged, Cause.LABEL_COUNT, words, partial(_counting, cut=cut, loss=loss))
+            words = f"each of {shards.where} divides the loss by the counted labels in its own sequence shard"
+            yield on_one_device(diverged, Cause.LABEL_COUNT, words, partial(_counting, shards=shards, loss=loss))
     elif loss.is_mean:
-        words = f"means over the sequence shards on {cut.where} are averaged although the shards have different lengths"
-        yield on_one_device(diverged, Cause.MEAN_OF_MEANS, words, partial(_averaging, cut=cut))
+        words = f"means over the sequence shards on {shards.where} are averaged although the shards have different lengths"
+        yield on_one_device(diverged, Cause.MEAN_OF_MEANS, words, partial(_averaging, shards=shards))
     if diverged.can_be_emulated and not diverged.training.model.scale:
-        words = f"gradients are not summed over {cut.where}: each rank keeps the gradients of its own positions"
-        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_apart, cut=cut))
+        words = f"gradients are not summed over {shards.where}: each rank keeps the gradients of its own positions"
+        yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, partial(_learning_apart, shards=shards))
 
 
-def _relabelled(diverged: DivergedRun, cut: Cut) -> Iterator[Counterfactual]:
-    dim, positions = 1 - diverged.training.data.batch_dim, torch.arange(len(cut.owner))
-    ways: list[tuple[str, torch.Tensor]] = [("labels are split as if shards were contiguous", cut.place)]
+def _relabelled(diverged: DivergedRun, shards: SequenceShards) -> Iterator[Counterfactual]:
+    dim, positions = 1 - diverged.training.data.batch_dim, torch.arange(len(shards.owner))
+    ways: list[tuple[str, torch.Tensor]] = [("labels are split as if shards were contiguous", shards.place)]
     for shift in (-1, 1):
         moved = positions.clone()
-        for part in cut.parts:
+        for part in shards.parts:
             moved[part] = part.roll(shift)
         ways.append(("labels are shifted by one position within each shard", moved))
     for words, source in ways:
         change = changing_batches(partial(_labelled_by, source=source, dim=dim))
-        sentence = f"{words} on {cut.where}"
+        sentence = f"{words} on {shards.where}"
         yield on_one_device(diverged, Cause.ANOTHER_LABEL, sentence, change)
 
 
@@ -64,42 +64,42 @@ def _labelled_by(batches: Sequence[Batch], *, source: torch.Tensor, dim: int) ->
     return [replace(batch, targets=batch.targets.index_select(dim, source)) for batch in batches]
 
 
-def _averaging(setup: Setup, *, cut: Cut) -> None:
-    _adding_parts(setup, cut, lambda _part: None)
+def _averaging(setup: Setup, *, shards: SequenceShards) -> None:
+    _adding_parts(setup, shards, lambda _part: None)
 
 
-def _counting(setup: Setup, *, cut: Cut, loss: CrossEntropy) -> None:
+def _counting(setup: Setup, *, shards: SequenceShards, loss: CrossEntropy) -> None:
     """Divide each shard's loss by the labels that it counts in the whole step."""
-    dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.outputs, [1.0] * cut.size
+    dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.outputs, [1.0] * shards.size
 
     def count(batches: Sequence[Batch]) -> Sequence[Batch]:
-        for rank, part in enumerate(cut.parts):
+        for rank, part in enumerate(shards.parts):
             labels = (batch.targets.index_select(dim, part) for batch in batches)
             counts[rank] = sum(count_labels(loss, outputs, each) for each in labels) or 1.0
         return batches
 
     changing_batches(count)(setup)
-    _adding_parts(setup, cut, counts.__getitem__)
+    _adding_parts(setup, shards, counts.__getitem__)
 
 
-def _adding_parts(setup: Setup, cut: Cut, divisor: Callable[[int], float | None]) -> None:
+def _adding_parts(setup: Setup, shards: SequenceShards, divisor: Callable[[int], float | None]) -> None:
     """Make the loss the mean over the shards' losses, each with its own divisor if there is one."""
     inner, dim = setup.loss, 1 - setup.training.data.batch_dim
 
     def loss(training: Training, outputs: torch.Tensor, targets: torch.Tensor, divided: float = 1.0) -> torch.Tensor:
         found = [
             inner(training, outputs.index_select(dim, part), targets.index_select(dim, part), divisor(rank) or divided)
-            for rank, part in enumerate(cut.parts)
+            for rank, part in enumerate(shards.parts)
             if len(part)
         ]
-        return torch.stack(found).sum() / cut.size
+        return torch.stack(found).sum() / shards.size
 
     setup.loss = loss
 
 
-def _learning_apart(ranks: EmulatedRanks, *, cut: Cut) -> None:
+def _learning_apart(ranks: EmulatedRanks, *, shards: SequenceShards) -> None:
     for rank, setup in zip(ranks.coordinates, ranks.setups, strict=True):
-        own = cut.owner == rank.indices[CP]
+        own = shards.owner == rank.indices[CP]
         for module in _by_position(setup.model):
             module.forward = partial(_learning_at, module, module.forward, own[:, None])
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.catalogue.context_parallel.cut import cut_of
+from equivcheck.diagnosis.catalogue.context_parallel.shards import sequence_shards
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device
 from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
@@ -48,7 +48,7 @@ def _balances(layer: Experts) -> bool:
 
 
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
-    for axes in choices_of((*diverged.data_axes, *((CP,) if cut_of(diverged) else ()))):
+    for axes in choices_of((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         where = over(diverged.mesh, axes)
         yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
     yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
@@ -86,7 +86,7 @@ def _by_parts(
 def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Returns, for scores (rows, ..., experts), the part index per position along some axes."""
     sizes = {name: diverged.mesh.size(name) for name in diverged.data_axes}
-    cut = cut_of(diverged)
+    shards = sequence_shards(diverged)
 
     def parts_of(scores: torch.Tensor) -> torch.Tensor:
         rows = scores.shape[0]
@@ -95,7 +95,7 @@ def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tens
         for name, index in zip(sizes, torch.unravel_index(block, tuple(sizes.values())) if sizes else (), strict=True):
             if name in axes:
                 found = found * sizes[name] + index.view(-1, *(1,) * (found.ndim - 1))
-        return found * cut.size + cut.owner if cut is not None and CP in axes else found
+        return found * shards.size + shards.owner if shards is not None and CP in axes else found
 
     return parts_of
 

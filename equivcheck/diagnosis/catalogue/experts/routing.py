@@ -48,7 +48,7 @@ def _normalise(layer: Experts) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _ExpertFault:
     """A fault in expert layers."""
 
     cause: Cause
@@ -63,7 +63,7 @@ class _Way:
 
 def wrong_experts(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers that can have them, then in each."""
-    for way in _ways(diverged.mesh.size(EP)) if diverged.rounding is None else ():
+    for way in _faults(diverged.mesh.size(EP)) if diverged.rounding is None else ():
         for layers in choices(diverged, way.applies):
             change = changing_layers(layers, ExpertsModule, way.alter)
             yield on_one_device(diverged, way.cause, f"in {layers_by_name(layers)} {way.words}", change)
@@ -84,20 +84,20 @@ def module_of(setup: Setup, layer: int) -> ExpertsModule:
     return submodule(setup, f"layers.{layer}", ExpertsModule)
 
 
-def _ways(ranks: int) -> Iterator[_Way]:
+def _faults(ranks: int) -> Iterator[_ExpertFault]:
     yield from _weights()
     yield from _chosen(ranks)
     words = "routing weights multiply the experts' input instead of their output, or vice versa"
-    yield _Way(cause=Cause.ROUTER_WEIGHTS, words=words, alter=_weighing_other_side)
+    yield _ExpertFault(cause=Cause.ROUTER_WEIGHTS, words=words, alter=_weighing_other_side)
     yield from _shared()
     yield from _unlearning()
 
 
-def _routed(cause: Cause, words: str, route: Route, applies: Applies = _any) -> _Way:
-    return _Way(cause=cause, words=words, alter=partial(routing, route=route), applies=applies)
+def _routed(cause: Cause, words: str, route: Route, applies: Applies = _any) -> _ExpertFault:
+    return _ExpertFault(cause=cause, words=words, alter=partial(routing, route=route), applies=applies)
 
 
-def _weights() -> Iterator[_Way]:
+def _weights() -> Iterator[_ExpertFault]:
     cause = Cause.ROUTER_WEIGHTS
     words = "routing weights are applied twice"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights * weights))
@@ -123,7 +123,7 @@ def _exchanged(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tenso
     return chosen, torch.zeros_like(weights).scatter(-1, best.indices, best.values.flip(-1))
 
 
-def _chosen(ranks: int) -> Iterator[_Way]:
+def _chosen(ranks: int) -> Iterator[_ExpertFault]:
     cause = Cause.EXPERT_CHOICE
     for sign, where in ((1, "after"), (-1, "before")):
         words = f"rows are computed by the expert {where} the chosen one"
@@ -149,31 +149,33 @@ def _one_alone(_scores: torch.Tensor, chosen: torch.Tensor, weights: torch.Tenso
     return kept, weights * kept
 
 
-def _shared() -> Iterator[_Way]:
+def _shared() -> Iterator[_ExpertFault]:
     cause = Cause.SHARED_EXPERT
     words = "the shared expert is weighted by the router"
-    yield _Way(cause=cause, words=words, alter=_weighing_shared, applies=lambda layer: layer.shared and not layer.normalised)
+    yield _ExpertFault(
+        cause=cause, words=words, alter=_weighing_shared, applies=lambda layer: layer.shared and not layer.normalised
+    )
     words = "the shared expert is added once per chosen expert"
     applies = partial(_shares_beside, count=2)
-    yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=None), applies=applies)
+    yield _ExpertFault(cause=cause, words=words, alter=partial(_multiplying_shared, factor=None), applies=applies)
     words, applies = "the shared expert is not added", partial(_shares_beside, count=1)
-    yield _Way(cause=cause, words=words, alter=partial(_multiplying_shared, factor=0), applies=applies)
+    yield _ExpertFault(cause=cause, words=words, alter=partial(_multiplying_shared, factor=0), applies=applies)
 
 
 def _shares_beside(layer: Experts, *, count: int) -> bool:
     return layer.shared and layer.top_k >= count
 
 
-def _unlearning() -> Iterator[_Way]:
+def _unlearning() -> Iterator[_ExpertFault]:
     cause = Cause.EXPERT_GRADIENT
     words = "routing weights are detached: the router gets no gradient from them"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach()))
     words = "routing weights are detached: the router gets a zero gradient from them"
     yield _routed(cause, words, lambda _scores, chosen, weights: (chosen, weights.detach() + 0 * weights))
     words = "the experts' input is detached: earlier layers get no gradient through the experts"
-    yield _Way(cause=cause, words=words, alter=_detaching_input)
+    yield _ExpertFault(cause=cause, words=words, alter=_detaching_input)
     words = "the experts' input is detached after weighting: the router and earlier layers get no gradient through the experts"
-    yield _Way(cause=cause, words=words, alter=_detaching_rows, applies=lambda layer: layer.weighs_input)
+    yield _ExpertFault(cause=cause, words=words, alter=_detaching_rows, applies=lambda layer: layer.weighs_input)
 
 
 def routing(module: ExpertsModule, *, route: Route) -> None:

@@ -37,7 +37,7 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
     layers = planned_layers(diverged.training.model, diverged.layout)
     found = [place for place in layers if isinstance(place.site.layer, Attention)]
     for causal in all_then_each([place for place in found if _layer(place).causal]):
-        yield _told(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(seeing, unseen=None))
+        yield _fault(diverged, Cause.ATTENTION_MASK, causal, "sees later positions as well", partial(replace_mask, unseen=None))
     for turning in all_then_each([place for place in found if _layer(place).rotary and place.num_parts > 1]):
         yield from _of_turned(diverged, turning)
     for causal in all_then_each([place for place in found if _layer(place).causal and place.num_parts > 1]):
@@ -56,7 +56,7 @@ def _named(places: Sequence[PlannedLayer]) -> str:
     return f"attention in {layers_by_name(place.site.index for place in places)}"
 
 
-def _told(diverged: DivergedRun, cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Counterfactual:
+def _fault(diverged: DivergedRun, cause: Cause, places: Sequence[PlannedLayer], words: str, alter: Alter) -> Counterfactual:
     return on_one_device(diverged, cause, f"{_named(places)} {words}", _altering(places, alter))
 
 
@@ -64,7 +64,7 @@ def _altering(places: Sequence[PlannedLayer], alter: Alter) -> Change:
     return changing_layers([place.site.index for place in places], AttentionModule, alter)
 
 
-def seeing(module: AttentionModule, unseen: torch.Tensor | None) -> None:
+def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
     """Replace the attention mask; None for no mask."""
     module.attend = lambda query, key, value: attention(query, key, value, unseen)  # type: ignore[method-assign]
 
@@ -73,25 +73,25 @@ def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
     positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
     words = f"masks queries or keys by their index in the sequence shards on {over(diverged.mesh, (TP,))}"
     for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
-        yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(seeing, unseen=unseen))
+        yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
     unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
     words = f"sees only keys in the same sequence shard on {over(diverged.mesh, (TP,))}"
-    yield _told(diverged, Cause.ATTENTION_MASK, places, words, partial(seeing, unseen=unseen))
+    yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
 
 
 def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
     words = f"counts rotary positions from the start of each sequence shard on {over(diverged.mesh, (TP,))}"
-    yield _told(diverged, Cause.POSITIONS, places, words, partial(placing, positions=positions % length))
+    yield _fault(diverged, Cause.POSITIONS, places, words, partial(replace_positions, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
             amount = "high" if shift > 0 else "low"
             words = f"counts rotary positions one too {amount} from tensor-parallel rank {part} on"
             moved = positions + shift * (positions // length >= part)
-            yield _told(diverged, Cause.POSITIONS, places, words, partial(placing, positions=moved))
+            yield _fault(diverged, Cause.POSITIONS, places, words, partial(replace_positions, positions=moved))
 
 
-def placing(module: AttentionModule, positions: torch.Tensor) -> None:
+def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
     """Replace the rotary positions."""
     module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
 
@@ -101,7 +101,7 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
     words = "repeats key and value heads in the wrong order, so query heads use the wrong ones"
     for shards in dict.fromkeys((1, ranks)):
         if all(_layer(place).kv_heads % shards == 0 for place in places):
-            yield _told(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
+            yield _fault(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
     if ranks > 1 and all(_layer(place).heads % ranks == 0 for place in places):
         where = over(diverged.mesh, (TP,))
         words = f"{_named(places)} does not sum the gradients of replicated key and value heads over {where}"

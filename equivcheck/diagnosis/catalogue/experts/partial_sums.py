@@ -31,7 +31,7 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Computes the experts' output from values, chosen experts and weights."""
 
 
-def wrong_addends(diverged: DivergedRun) -> Iterator[Counterfactual]:
+def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}

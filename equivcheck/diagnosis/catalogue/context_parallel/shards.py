@@ -16,7 +16,7 @@ from equivcheck.scenario.mesh import CP
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Cut:
+class SequenceShards:
     """Positions held by each context-parallel rank."""
 
     parts: tuple[torch.Tensor, ...]
@@ -51,16 +51,16 @@ class Cut:
         return found
 
 
-def cut_of(diverged: DivergedRun) -> Cut | None:
+def sequence_shards(diverged: DivergedRun) -> SequenceShards | None:
     """The layout's context-parallel shards; None if it has one rank, or rounds."""
     found, size, length = diverged.layout.of(ContextParallel), diverged.mesh.size(CP), diverged.training.model.length
     if not found or size == 1 or length is None or diverged.rounding is not None:
         return None
     parts = tuple(torch.tensor(part, dtype=torch.int64) for part in positions_of_ranks(found[0], length, size))
-    return Cut(parts=parts, where=over(diverged.mesh, (CP,)))
+    return SequenceShards(parts=parts, where=over(diverged.mesh, (CP,)))
 
 
-def attentions(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
+def attention_layers(diverged: DivergedRun, **having: bool) -> Iterator[tuple[int, ...]]:
     """Attention layers with the given field values: all of them, then each."""
     return all_then_each(
         [
