@@ -49,7 +49,7 @@ class DivergedRun(Evidence):
     scenario: Scenario
     """The scenario."""
     before: tuple[Trace, ...]
-    """Traces by another layout, if it ran the first steps; usually empty."""
+    """Traces from another layout's ranks, if it ran the first steps; usually empty."""
     initial: tuple[InitialValues, ...]
     """Initial values per rank; empty if they could not be recorded."""
 

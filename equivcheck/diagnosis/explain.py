@@ -34,7 +34,7 @@ _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
 
 
 LONGEST_SECONDS = 120.0
-"""Time limit for trying candidates. A shrunk scenario takes less than a second, most others a few."""
+"""Time limit in seconds for trying candidates. A shrunk scenario takes less than a second, most others a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

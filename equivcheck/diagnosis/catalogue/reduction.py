@@ -70,7 +70,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _scaled(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterfactual]:
-    """Means that are not divided, or divided once more, along axes with different rows."""
+    """Gradient sums that are not divided, or divided twice, along axes with different rows."""
     several = len(diverged.training.data.microbatches) > 1
     for chosen in choices_of(diverged.data_axes):
         size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)

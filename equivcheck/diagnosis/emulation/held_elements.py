@@ -106,7 +106,7 @@ class HeldElements:
 
 
 def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
-    """Per parameter and rank, a mask for the held elements."""
+    """Masks for the elements that each rank holds, by parameter and rank."""
     table = diverged.reference.moments[1].table
     held = {
         name: [np.zeros(shape, dtype=np.bool_) for _ in diverged.traces]

@@ -1,1 +1,1 @@
-"""Faults in gradient clipping. They show only if clipping is active, and only in gradients after it."""
+"""Faults in gradient clipping. They show only if clipping is active, and gradients differ only after it."""

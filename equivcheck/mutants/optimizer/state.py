@@ -44,7 +44,7 @@ def schedule_stepped_each_microbatch(setup: Setup) -> None:
 
 
 def _step_schedule(setup: Setup, times: int) -> None:
-    """Step the schedule `times` times per update, including the step by the loop."""
+    """Step the schedule `times` times per update. The train loop does one of these steps."""
     schedules: list[LRScheduler] = []
     setup.before_training.append(lambda _optimizer, schedule: schedules.extend(() if schedule is None else (schedule,)))
 

@@ -84,7 +84,7 @@ def _by_parts(
 
 
 def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns, for scores (rows, ..., experts), the part index per position along some axes."""
+    """Returns a function that gives each position's part along some axes, for scores (rows, ..., experts)."""
     sizes = {name: diverged.mesh.size(name) for name in diverged.data_axes}
     shards = sequence_shards(diverged)
 
