@@ -13,7 +13,7 @@ from torch import nn
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import choices_of
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.diagnosis.words import over, tensors
@@ -101,7 +101,7 @@ def _norm_held_by(ranks: EmulatedRanks, holders: Sequence[int]) -> Norm:
 def _norms_with_replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if diverged.resumes:
         return
-    for chosen in choices_of(diverged.wide_axes):
+    for chosen in axis_combinations(diverged.wide_axes):
         counts = held_elements_of(diverged).num_copies(chosen)
         if any(bool((each > 1).any()) for each in counts.values()):
             words = f"the total norm counts gradients replicated over {over(diverged.mesh, chosen)} once per rank"

@@ -20,7 +20,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import choices_of
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.words import gradients, listed, number_of, over
 from equivcheck.layouts.base.rounding import EACH
@@ -72,7 +72,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
 def _scaled(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterfactual]:
     """Gradient sums that are not divided, or divided twice, along axes with different rows."""
     several = len(diverged.training.data.microbatches) > 1
-    for chosen in choices_of(diverged.data_axes):
+    for chosen in axis_combinations(diverged.data_axes):
         size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
         for cause, factor, words in (
             (Cause.SUMMED, size, f"the sum over {where}, not the mean"),
@@ -95,7 +95,7 @@ def _reduced(diverged: DivergedRun, cause: Cause, names: Sequence[str], words: s
 def wrong_factors(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Gradients multiplied or divided by an axis size, although ranks along this axis have the same rows."""
     for names in diverged.suspects:
-        for chosen in choices_of(diverged.wide_axes):
+        for chosen in axis_combinations(diverged.wide_axes):
             if not set(chosen) <= set(diverged.data_axes):
                 size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
                 for cause, factor, words in (

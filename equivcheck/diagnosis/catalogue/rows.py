@@ -15,7 +15,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
     on_one_device,
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, take_range
 from equivcheck.diagnosis.words import over
 from equivcheck.oracle.verdict.cause import Cause
@@ -58,7 +58,7 @@ def _of_first(ranks: EmulatedRanks, rank: RankCoordinate, batch: Batch, axes: tu
 
 
 def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counterfactual]:
-    everyone = coordinates_of_ranks(diverged.mesh)
+    everyone = rank_coordinates(diverged.mesh)
     ranks = [rank for rank in reversed(everyone) if rank.differs_only_along(everyone[0], axes)]
     microbatches = range(len(diverged.training.data.microbatches))
     for rank in ranks:

@@ -27,7 +27,7 @@ class RankCoordinate:
         return self.agrees(other, [name for name in self.indices if name not in axes])
 
 
-def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
+def rank_coordinates(mesh: Mesh) -> tuple[RankCoordinate, ...]:
     """All ranks' coordinates, ordered by rank."""
     return tuple(
         RankCoordinate(rank=rank, indices=dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
@@ -35,7 +35,7 @@ def coordinates_of_ranks(mesh: Mesh) -> tuple[RankCoordinate, ...]:
     )
 
 
-def choices_of(axes: Sequence[str], *, most: int | None = None) -> Iterator[tuple[str, ...]]:
+def axis_combinations(axes: Sequence[str], *, most: int | None = None) -> Iterator[tuple[str, ...]]:
     """Every combination with one to `most` axes, largest first; `most` defaults to all."""
     largest = len(axes) if most is None else most
     return (chosen for count in range(largest, 0, -1) for chosen in combinations(axes, count))

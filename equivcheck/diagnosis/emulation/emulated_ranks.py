@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.layouts.base.rounding import Division
 from equivcheck.layouts.composition.registry import when_reduced
@@ -46,7 +46,7 @@ class EmulatedRanks:
     def __init__(self, diverged: DivergedRun) -> None:
         self.training = diverged.training
         self.mesh = diverged.mesh
-        self.coordinates = coordinates_of_ranks(self.mesh)
+        self.coordinates = rank_coordinates(self.mesh)
         self.held = held_elements_of(diverged)
         self.setups: list[Setup] = [single_device(self.training) for _ in self.coordinates]
         self._counts: Counts = ()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import DDP
 from equivcheck.worlds.trace.pieces import fill
@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.pieces import fill
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
     """Held elements for a run; cached."""
-    return HeldElements(coordinates_of_ranks(diverged.mesh), held_of(diverged), _owners(diverged))
+    return HeldElements(rank_coordinates(diverged.mesh), held_of(diverged), _owners(diverged))
 
 
 class HeldElements:

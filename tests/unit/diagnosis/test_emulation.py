@@ -7,7 +7,7 @@ import torch
 
 from equivcheck import Scenario
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.emulation.coordinates import choices_of, coordinates_of_ranks
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations, rank_coordinates
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.layouts.base.rounding import EACH, ONCE, WHOLE, WhenReduced
@@ -111,11 +111,11 @@ def test_copies_are_counted_along_the_axes_that_replicate() -> None:
 def test_peers_differ_along_the_given_axes_only() -> None:
     """In a 2 x 2 mesh, rank 1 is at (0, 1)."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    ranks = coordinates_of_ranks(mesh)
+    ranks = rank_coordinates(mesh)
 
     assert ranks[1].indices == {"dp": 0, "tp": 1}
     assert [other.rank for other in ranks if other.differs_only_along(ranks[1], ("dp",))] == [1, 3]
-    assert list(choices_of(("dp", "tp"))) == [("dp", "tp"), ("dp",), ("tp",)]
+    assert list(axis_combinations(("dp", "tp"))) == [("dp", "tp"), ("dp",), ("tp",)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from equivcheck.diagnosis.catalogue.context_parallel.shards import sequence_shar
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changing_layers, on_one_device
 from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.emulation.coordinates import choices_of
+from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.words import layers_by_name, over
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
@@ -48,7 +48,7 @@ def _balances(layer: Experts) -> bool:
 
 
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
-    for axes in choices_of((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
+    for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         where = over(diverged.mesh, axes)
         yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
     yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
