@@ -47,7 +47,7 @@ def _decay(diverged: DivergedRun) -> Iterator[Counterfactual]:
     yield on_one_device(diverged, Cause.DECAY_COUPLED, coupled, partial(_decaying, coupled=True, extra=False))
     decoupled = "weight decay is decoupled: subtracted from the parameters, not added to the gradients"
     yield on_one_device(diverged, Cause.DECAY_COUPLED, decoupled, partial(_decaying, coupled=False, extra=False))
-    yield on_one_device(diverged, Cause.DECAY_TWICE, "weight decay has twice the given value", _grouped(_double_decay))
+    yield on_one_device(diverged, Cause.DECAY_TWICE, "weight decay is twice the configured value", _grouped(_double_decay))
     for is_coupled in (False, True):
         change = partial(_decaying, coupled=is_coupled, extra=True)
         yield on_one_device(diverged, Cause.DECAY_TWICE, "weight decay is applied twice", change)

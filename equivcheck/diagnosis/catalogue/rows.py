@@ -64,7 +64,7 @@ def _of_others(diverged: DivergedRun, axes: tuple[str, ...]) -> Iterator[Counter
     for rank in ranks:
         for other in ranks:
             if other is not rank:
-                words = f"rank {rank.rank} computes on the rows of rank {other.rank}, and no rank on its own"
+                words = f"rank {rank.rank} computes on rank {other.rank}'s rows, and its own rows are lost"
                 yield _taking(diverged, Cause.ROWS_LOST, words, _in_place_of(rank, other, axes))
         words = f"the gradients of rank {rank.rank}'s rows are left out"
         mean = f"{words}, and the mean is over the other ranks"

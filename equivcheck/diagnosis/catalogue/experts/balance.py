@@ -53,7 +53,7 @@ def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
         yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
     yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
     yield "is added twice", partial(_times, factor=2)
-    for number, words in diverged.counts.items():
+    for number, words in ((number, words) for number, words in diverged.counts.items() if number > 1):
         yield f"is multiplied by {number}, the number of {words}", partial(_times, factor=number)
         yield f"is divided by {number}, the number of {words}", partial(_times, factor=1 / number)
     yield "is not added", partial(_times, factor=0)

@@ -38,7 +38,7 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     cut = [index for index in layers_of_experts(diverged) if found[index] is not None]
     where = over(diverged.mesh, (TP,)) if cut else ""
     for layers in all_then_each(cut) if diverged.rounding is None else ():
-        who = f"experts of {layers_by_name(layers)}"
+        who = f"the experts in {layers_by_name(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
             region = _AddedOften(diverged.mesh.size(TP), counted=counted)
