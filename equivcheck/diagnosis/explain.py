@@ -161,8 +161,8 @@ def _diagnosis(fit: Fit, others: list[Fit]) -> Diagnosis:
     sentence = fit.candidate.sentence
     if not fit.exact:
         sentence += f" at step {fit.step}; later differences have more causes"
-    told = (fit.candidate.cause, *_FACTORS)
-    also = next((other.candidate for other in others if other.candidate.cause not in told), None)
+    named = (fit.candidate.cause, *_FACTORS)
+    also = next((other.candidate for other in others if other.candidate.cause not in named), None)
     if also is not None:
         sentence += f" (the results fit another cause as well: {also.sentence})"
     return Diagnosis(cause=fit.candidate.cause, sentence=sentence, exact=fit.exact)

@@ -45,7 +45,7 @@ def _found(looks: Looks, query: torch.Tensor, keys_values: torch.Tensor, unseen:
     return looks.attend_from(query, looks.grouped(keys), looks.grouped(values), unseen)
 
 
-class _Alone(PartOfSequence):
+class _OwnKeysOnly(PartOfSequence):
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         own = self.ranks.own
         return looks.attend_from(query, looks.grouped(key), looks.grouped(value), looks.unseen(own, own))
@@ -54,7 +54,7 @@ class _Alone(PartOfSequence):
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
 def own_positions_looked_at_alone(setup: Setup) -> None:
     """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
-    exchange_with(setup, _Alone)
+    exchange_with(setup, _OwnKeysOnly)
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)

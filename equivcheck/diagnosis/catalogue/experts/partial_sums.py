@@ -35,9 +35,9 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
-    cut = [index for index in layers_of_experts(diverged) if found[index] is not None]
-    where = over(diverged.mesh, (TP,)) if cut else ""
-    for layers in all_then_each(cut) if diverged.rounding is None else ():
+    split = [index for index in layers_of_experts(diverged) if found[index] is not None]
+    where = over(diverged.mesh, (TP,)) if split else ""
+    for layers in all_then_each(split) if diverged.rounding is None else ():
         who = f"the experts in {layers_by_name(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"
         for counted in (True, False):
@@ -121,8 +121,8 @@ def _routed_apart(
     chosen, weights = rest
     whole = routed(values.detach() if rows else values, chosen, weights.detach())
     with _computing_with(module, own()):
-        addend = routed(values if rows else values.detach(), chosen, weights)
-    return whole + (addend - addend.detach())
+        partial_sum = routed(values if rows else values.detach(), chosen, weights)
+    return whole + (partial_sum - partial_sum.detach())
 
 
 def _shared_apart(
@@ -130,5 +130,5 @@ def _shared_apart(
 ) -> torch.Tensor:
     whole = shared(values.detach())
     with _computing_with(module, own()):
-        addend = shared(values)
-    return whole + (addend - addend.detach())
+        partial_sum = shared(values)
+    return whole + (partial_sum - partial_sum.detach())

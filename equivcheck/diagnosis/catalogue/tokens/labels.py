@@ -44,18 +44,18 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfa
     outputs, count = diverged.training.model.outputs, len(diverged.training.data.microbatches)
     plain = replace(loss, class_weights=False)
 
-    def told(words: str, change: Change) -> Counterfactual:
+    def fault(words: str, change: Change) -> Counterfactual:
         return on_one_device(diverged, Cause.LABEL_COUNT, f"the loss is divided by {words}", change)
 
     if count > 1:
         words = "the counted labels of each microbatch, not of the step"
-        yield told(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
+        yield fault(words, _divided(lambda batches: [count * _at_least_one(loss, outputs, [batch]) for batch in batches]))
     words = "all labels of the step, including ignored ones"
-    yield told(words, _divided(lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * count))
+    yield fault(words, _divided(lambda batches: [float(sum(batch.targets.numel() for batch in batches))] * count))
     if loss.class_weights:
         words = "the number of labels, not by the sum of their class weights"
-        yield told(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
-    yield told("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
+        yield fault(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
+    yield fault("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
     if diverged.data_axes:
         where = over(diverged.mesh, diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
@@ -91,37 +91,37 @@ def _counting_own(ranks: EmulatedRanks, loss: CrossEntropy, *, of_step: bool) ->
 
 
 def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
-    def told(words: str, change: Change) -> Counterfactual:
+    def fault(words: str, change: Change) -> Counterfactual:
         return on_one_device(diverged, Cause.ANOTHER_LOSS, words, change)
 
     if loss.z_loss:
-        yield told("the z-loss is left out", changing_loss(z_loss=0.0))
+        yield fault("the z-loss is left out", changing_loss(z_loss=0.0))
         for axes in (*((name,) for name in diverged.data_axes if len(diverged.data_axes) > 1), diverged.data_axes):
             if axes:
                 size, where = diverged.mesh.size(*axes), over(diverged.mesh, axes)
-                yield told(f"the z-loss is summed over {where}, not averaged", changing_loss(z_loss=loss.z_loss * size))
-                yield told(f"the z-loss is averaged over {where} twice", changing_loss(z_loss=loss.z_loss / size))
+                yield fault(f"the z-loss is summed over {where}, not averaged", changing_loss(z_loss=loss.z_loss * size))
+                yield fault(f"the z-loss is averaged over {where} twice", changing_loss(z_loss=loss.z_loss / size))
     if loss.label_smoothing:
-        yield told("labels are not smoothed", changing_loss(label_smoothing=0.0))
+        yield fault("labels are not smoothed", changing_loss(label_smoothing=0.0))
     if loss.class_weights:
-        yield told("class weights are not applied", changing_loss(class_weights=False))
+        yield fault("class weights are not applied", changing_loss(class_weights=False))
 
 
 def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    def told(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Counterfactual:
+    def fault(words: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Counterfactual:
         relabelled = changing_batches(lambda batches: [replace(batch, targets=change(batch.targets)) for batch in batches])
         return on_one_device(diverged, Cause.ANOTHER_LABEL, words, relabelled)
 
-    yield told("ignored labels count as class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
+    yield fault("ignored labels count as class 0", lambda labels: labels.masked_fill(labels == IGNORED, 0))
     ranks, dim = diverged.mesh.size(TP), 1 - diverged.training.data.batch_dim
     if diverged.training.model.length is None or ranks == 1:
         return
     where = f"each sequence shard on {over(diverged.mesh, (TP,))}"
     for shift in (-1, 1):
-        yield told(f"labels are shifted by one position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
+        yield fault(f"labels are shifted by one position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
     for place in (-1, 0):
         words = f"the {'last' if place else 'first'} label in {where} is ignored"
-        yield told(words, partial(_without, dim=dim, ranks=ranks, place=place))
+        yield fault(words, partial(_without, dim=dim, ranks=ranks, place=place))
 
 
 def _shifted(labels: torch.Tensor, *, dim: int, ranks: int, shift: int) -> torch.Tensor:
