@@ -25,18 +25,18 @@ REFUSES = f"{spmd.SpmdTypeError.__name__}: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What both say."""
+    """Judgements by the type checker and by runs."""
 
     types: str
-    """The first sentence of the type checker's error, empty where it accepts."""
+    """First sentence of the type error; empty if there is none."""
     needs_gradients: bool
-    """Whether it refuses only as gradients were given types."""
+    """Whether the error appears only if gradients have types."""
     outcome: str
-    """Of the comparison of runs."""
+    """Outcome of the comparison of runs."""
     first: str = ""
-    """Where ranks differ first: step, phase and tensor."""
+    """First difference between ranks and one device: step, phase and tensor."""
     cause: str = ""
-    """What the verdict names as the cause; empty where nothing known fits."""
+    """Cause in the verdict; empty if none is known."""
 
     @property
     def is_seen(self) -> bool:
@@ -45,15 +45,15 @@ class Judged:
 
     @property
     def is_refused_before(self) -> bool:
-        """Whether types refuse it as they are without those of gradients."""
+        """Whether the type error appears without types for gradients."""
         return bool(self.types) and not self.needs_gradients
 
 
 def refused(program: Program, change: Change | None) -> tuple[str, bool]:
-    """What the type checker says of a whole step, in the first sentence of its error; empty where it accepts.
+    """First sentence of the type error in a complete step, and whether it needs types for gradients.
 
-    And whether it needed the types of gradients for that. One rank runs without others. All is typed that can be: parameters and
-    inputs, and gradients when they are there, so that the update is checked as well.
+    One rank runs alone. Parameters and inputs have types, and gradients get them as soon as they exist, so that the update is
+    checked too.
     """
     gradients: list[torch.Tensor] = []
     try:
@@ -82,7 +82,7 @@ def _typed_step(program: Program, step: Step, note: Callable[[torch.Tensor], Non
 
 
 def _give_types(parameter: nn.Parameter, types: dict[Any, Any], note: Callable[[torch.Tensor], None]) -> None:
-    """To a parameter, and to its gradient those that follow from them."""
+    """Give types to a parameter, and the resulting types to its gradient."""
 
     def give_gradient(parameter: torch.Tensor) -> None:
         note(parameter.grad)
@@ -93,13 +93,13 @@ def _give_types(parameter: nn.Parameter, types: dict[Any, Any], note: Callable[[
 
 
 def first_sentence(words: str) -> str:
-    """Of an error: without how to mend it, and without the axis, whose name depends on what else has run."""
+    """First sentence of an error, without the axis, because its name depends on earlier runs."""
     sentence = re.split(r"\n|\. | \(|; ", words, maxsplit=1)[0]
     return re.sub(r"PerMeshAxisLocalSpmdType\.| on axis \S+?(?=[:,]?(?: |$))", "", sentence)
 
 
 def compared(program: Program, change: Change | None, *, explain: bool) -> UserVerdict:
-    """What the comparison of runs says, and why it thinks so."""
+    """Compare runs, and explain a difference."""
     step = program.changed(change)
     return check_training(
         model=program.model,
@@ -117,7 +117,7 @@ def compared(program: Program, change: Change | None, *, explain: bool) -> UserV
 
 
 def judged(program: Program, change: Change | None, *, explain: bool) -> Judged:
-    """What both say."""
+    """Ask both judges."""
     types, needs_gradients = refused(program, change)
     verdict = compared(program, change, explain=explain)
     first = verdict.divergence
@@ -131,5 +131,5 @@ def judged(program: Program, change: Change | None, *, explain: bool) -> Judged:
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Without state."""
+    """SGD without state."""
     return torch.optim.SGD(parameters, lr=0.1)

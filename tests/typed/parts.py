@@ -1,4 +1,4 @@
-"""What the programs have in common: models, batches and the copy that all ranks' work begins with."""
+"""Shared parts of the programs: models, batches, and the copy before the ranks' own work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WIDTH, HIDDEN, SEQUENCE, ROWS, VOCABULARY, NUM_BATCHES = 4, 8, 6, 4, 8, 2
 MAX_NORM, EPSILON = 2.8, 1e-6
 """Of clipping, which the second step needs and the first does not, and as `torch.nn.utils.clip_grad_norm_` has it."""
 COLUMNS_AND_ROWS = {"up.*": ((0, "tp"),), "down.weight": ((1, "tp"),)}
-"""How ranks of `Block` cut it."""
+"""Sharding of `Block` by columns and rows."""
 
 
 class Block(nn.Module):
-    """A norm and a perceptron beside a residual."""
+    """A norm and a perceptron with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
         nn.init.normal_(self.norm.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of any number of positions."""
+        """Any number of positions."""
         return x + self.down(functional.gelu(self.up(self.norm(x))))
 
 
@@ -43,14 +43,14 @@ class Words(nn.Module):
 
 
 class Matrices(nn.Module):
-    """Two square ones."""
+    """Two square matrices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the same shape."""
+        """Keeps the shape."""
         return torch.tanh(x @ self.first) @ self.second
 
 
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         self.router, self.experts = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.randn(2, WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the chosen experts make of it, and how far the choice is from balance."""
+        """Outputs from the chosen experts, and the balance loss."""
         chances = (x @ self.router).softmax(-1)
         mask = functional.one_hot(chances.argmax(-1), 2).to(x)
         done = torch.tanh(x @ self.experts)
@@ -77,26 +77,26 @@ class Attention(nn.Module):
         self.query, self.key, self.value = (nn.Parameter(torch.randn(WIDTH, WIDTH)) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, positions, width)."""
+        """Input shape (rows, positions, width)."""
         positions = torch.arange(x.shape[1])
         query, key = rotated(x @ self.query, positions), rotated(x @ self.key, positions)
         return attended(query, key, x @ self.value, positions[:, None] >= positions)
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """By angles that grow with positions."""
+    """Rotate by angles that grow with positions."""
     left, right = x.chunk(2, -1)
     angles = positions[:, None] * 0.5 ** torch.arange(WIDTH // 2)
     return torch.cat([left * angles.cos() - right * angles.sin(), left * angles.sin() + right * angles.cos()], -1)
 
 
 def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
-    """Values, as far as they are seen."""
+    """Attention to visible positions."""
     return (query @ key.mT).masked_fill(~is_seen, -1e9).softmax(-1) @ value
 
 
 def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
-    """Five iterations of Newton and Schulz."""
+    """Five Newton-Schulz iterations."""
     x = matrix / matrix.square().sum().sqrt()
     for _ in range(5):
         square = x @ x.T
@@ -105,12 +105,12 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def copied(tensor: torch.Tensor, group: Any) -> torch.Tensor:
-    """What all ranks have enters what each computes in part; gradients are added up."""
+    """Copy to the region in which each rank computes a part; backward sums the gradients."""
     return spmd.convert(tensor, group, src=I, dst=R)
 
 
 def numbers(*shapes: tuple[int, ...], growth: float = 1) -> tuple[Any, ...]:
-    """Batches of random tensors, each larger than the one before by a factor."""
+    """Batches of random tensors; each is larger than the previous one by `growth`."""
     generator = torch.Generator().manual_seed(0)
     return tuple(
         tuple(growth**number * torch.randn(shape, generator=generator) for shape in shapes) for number in range(NUM_BATCHES)
@@ -118,13 +118,13 @@ def numbers(*shapes: tuple[int, ...], growth: float = 1) -> tuple[Any, ...]:
 
 
 def words() -> tuple[Any, ...]:
-    """Batches of tokens, and of those that follow."""
+    """Batches of tokens and the tokens that follow."""
     generator = torch.Generator().manual_seed(0)
     return tuple(tuple(torch.randint(VOCABULARY, (2, 8), generator=generator)) for _ in range(NUM_BATCHES))
 
 
 def clipping(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
-    """A step of one device."""
+    """Single-device step with clipping."""
     optimizer.zero_grad()
     value: torch.Tensor = loss(model(batch[0]), batch[1])
     value.backward()

@@ -1,4 +1,4 @@
-"""What is judged: trainings by explicit collectives, and each with a small change of its code."""
+"""Trainings with explicit collectives, each with small changes to its code."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 Step = Callable[..., torch.Tensor]
-"""Of a rank: ``(model, batch, optimizer, *groups)``, a group for each axis of the mesh, returns the loss."""
+"""Step on a rank: ``(model, batch, optimizer, *groups)`` with a group per mesh axis; returns the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the code of a right step."""
+    """A change to a correct step."""
 
     about: str
-    """What it does, in words."""
+    """Short description."""
     edits: tuple[tuple[str, str], ...]
-    """Code that goes, wherever it stands, and what stands there instead."""
+    """Code to replace everywhere, and its replacement."""
     is_wrong: bool
-    """Whether ranks no longer compute what one device computes."""
+    """Whether ranks then differ from one device."""
 
 
 def wrong(about: str, *edits: tuple[str, str]) -> Change:
-    """After it, ranks train something else."""
+    """A change after which ranks differ from one device."""
     return Change(about, edits, True)
 
 
 def harmless(about: str, *edits: tuple[str, str]) -> Change:
-    """After it, ranks train the same."""
+    """A change without an effect on the training."""
     return Change(about, edits, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A training that is right, and changes of it."""
+    """A correct training, and changes to it."""
 
     name: str
-    """In a few words."""
+    """Short description."""
     step: Step
-    """Of a rank."""
+    """Step on ranks."""
     model: Callable[[], nn.Module]
-    """On one device; ranks have parts of it."""
+    """Single-device model; ranks shard it."""
     batches: tuple[Any, ...]
-    """Whole."""
+    """Full batches."""
     loss: Callable[[Any, Any], torch.Tensor]
-    """On one device."""
+    """Single-device loss."""
     mesh: Mapping[str, int]
-    """Sizes of axes."""
+    """Axis sizes."""
     replicated: Mapping[str, Any]
-    """By axis, the type of parameters that all ranks have: I, or R where each rank has an addend of the gradient."""
+    """Type of replicated parameters by axis: I, or R if their gradients are partial."""
     cuts: Mapping[str, tuple[tuple[int, str], ...]]
-    """How other parameters lie: as `check_training` has it."""
+    """Sharding of other parameters, as in `check_training`."""
     data_axes: tuple[str, ...] = ()
     """Axes over which rows are split."""
     alone: Any = None
-    """The step of one device, where it is not the plain one."""
+    """Single-device step, if it is not the plain one."""
     changes: tuple[Change, ...]
-    """Each alone."""
+    """Changes, applied one at a time."""
 
     def changed(self, change: Change | None) -> Step:
-        """The step with a change. Raises `ValueError` where the code that goes is not there."""
+        """Apply a change. Raises `ValueError` if its code is not in the step."""
         if change is None:
             return self.step
         source = inspect.getsource(self.step)
@@ -80,7 +80,7 @@ class Program:
         return found
 
     def cut(self, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        """Leave a rank its parts, and the groups that its step asks for."""
+        """Shard the model, and attach the groups that the step needs."""
         for name, parameter in list(model.named_parameters()):
             part = parameter.detach()
             for dim, axis in self.lie(name):
@@ -91,5 +91,5 @@ class Program:
         return model
 
     def lie(self, name: str) -> tuple[tuple[int, str], ...]:
-        """Along which dims and axes a parameter is cut."""
+        """Sharded dims and axes of a parameter."""
         return next((cuts for pattern, cuts in self.cuts.items() if fnmatch(name, pattern)), ())

@@ -1,4 +1,4 @@
-"""Data parallelism by hand, alone and over tensor parallelism."""
+"""Explicit data parallelism, alone and over tensor parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES = numbers((2 * ROWS, WIDTH), (2 * ROWS, WIDTH), growth=4)
 
 
 def replicas(m, batch, optimizer, dp):
-    """Two microbatches, then the mean of gradients, clipped."""
+    """Two microbatches, then the mean gradient, clipped."""
     rows, targets = batch
     optimizer.zero_grad()
     total = 0

@@ -1,4 +1,4 @@
-"""Sequence parallelism, with and without a hand in the gradients of norms."""
+"""Sequence parallelism, with and without explicit gradient reduction for norms."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ SEQUENCE_PARALLEL = Program(
 
 
 def sequence_by_hand(m, batch, optimizer, tp):
-    """As Megatron has it: what norms have of gradients is added up after backward."""
+    """As in Megatron: gradients of norms are summed after backward."""
     whole, targets = batch
     optimizer.zero_grad()
     x, target = spmd.convert(whole, tp, src=R, dst=S(1)), spmd.convert(targets, tp, src=R, dst=S(1))

@@ -1,4 +1,4 @@
-"""Shards by hand, as FSDP has them, and Muon on them."""
+"""Explicit sharding as in FSDP, and Muon on shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN = "whole.unflatten(0, (dp.size(), -1))"
 
 
 def orthogonalising(model, batch, optimizer, loss):
-    """On one device."""
+    """Single-device step."""
     optimizer.zero_grad()
     value = loss(model(batch[0]), batch[1])
     value.backward()
@@ -88,7 +88,7 @@ SHARDS = Program(
 
 
 def owners(m, batch, optimizer, dp):
-    """Each rank orthogonalises the whole gradient of the matrix that it owns, as Muon does."""
+    """Each rank orthogonalises the full gradients of the matrices that it owns, as distributed Muon does."""
     x, target = batch
     optimizer.zero_grad()
     first, second = (spmd.all_gather(each, dp, src=S(0), dst=R) for each in m.parameters())

@@ -1,4 +1,4 @@
-"""Tensor parallelism of a perceptron, and of a vocabulary."""
+"""Tensor parallelism for a perceptron and a vocabulary."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ PERCEPTRON = Program(
 
 
 def vocabulary(m, batch, optimizer, tp):
-    """An embedding and a cross-entropy of tokens in parts."""
+    """Vocabulary-parallel embedding and cross entropy."""
     tokens, targets = batch
     optimizer.zero_grad()
     first, count = tp.rank() * len(m.head.weight), len(m.head.weight)

@@ -1,4 +1,4 @@
-"""Experts on other ranks, and parts of a context."""
+"""Expert parallelism and context parallelism."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BALANCE = 0.5
 
 
 def with_balance(outputs, target):
-    """On one device, of rows and what the router is to be punished for."""
+    """Single-device step with the balance loss."""
     done, unbalanced = outputs
     return functional.mse_loss(done, target) + BALANCE * unbalanced
 
 
 def of_whole_batch(model, batch, optimizer, loss):
-    """On one device: the loss is no mean over rows."""
+    """Single-device step whose loss is no mean over rows."""
     optimizer.zero_grad()
     value = with_balance(model(batch[0]), batch[1])
     value.backward()
@@ -29,7 +29,7 @@ def of_whole_batch(model, batch, optimizer, loss):
 
 
 def experts(m, batch, optimizer, ep):
-    """Each rank has one expert; all rows go to all, with zeros for those that are not chosen."""
+    """Each rank has one expert. All rows go to all ranks, with zeros for rows that another expert gets."""
     x, target = batch
     optimizer.zero_grad()
     chances = (x @ copied(m.router, ep)).softmax(-1)
@@ -92,13 +92,13 @@ EXPERTS = Program(
 
 
 def counted_loss(out, target):
-    """The mean over the positions that count."""
+    """Mean over positions that count."""
     counts = (target[..., 0] > 0).to(target.dtype)
     return ((out - target).square().mean(-1) * counts).sum() / counts.sum()
 
 
 def context(m, batch, optimizer, cp):
-    """A part of the positions on each rank; keys and values are gathered."""
+    """Each rank has a part of the positions, and gathers keys and values."""
     whole, targets = batch
     optimizer.zero_grad()
     x, target = spmd.convert(whole, cp, src=R, dst=S(1)), spmd.convert(targets, cp, src=R, dst=S(1))

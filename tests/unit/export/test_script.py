@@ -1,4 +1,4 @@
-"""What a script has, and that it has nothing else."""
+"""Contents of exported scripts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def scenario(training: Training = PLAIN, parallelism: DDP | FSDP2 | None = None,
 
 @pytest.mark.parametrize("parallelism", [DDP(), FSDP2()], ids=["ddp", "fsdp2"])
 def test_a_small_script_fits_on_a_page(parallelism: DDP | FSDP2) -> None:
-    """A shrunk case takes fewer than 80 lines, none too wide, and names nothing but torch and the standard library."""
+    """A shrunk case takes fewer than 80 lines, all of legal width, and imports only torch and the standard library."""
     text = script_of(scenario(parallelism=parallelism))
 
     assert text.count("\n") < 80
@@ -54,7 +54,7 @@ def test_a_small_script_fits_on_a_page(parallelism: DDP | FSDP2) -> None:
 
 
 def test_what_is_not_used_is_not_written() -> None:
-    """No microbatches, clipping, schedules, masks or missing gradients where a scenario has none."""
+    """No microbatches, clipping, schedules, masks or missing gradients if the scenario has none."""
     text = script_of(scenario())
 
     for word in ("microbatch", "clip", "schedule", "mask", "None:", "no_sync", "class ", "DTensor"):
@@ -63,7 +63,7 @@ def test_what_is_not_used_is_not_written() -> None:
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_literals_read_back_exactly(precision: Precision) -> None:
-    """Parameters are the scenario's own, to the last bit, in either precision."""
+    """Parameters equal the scenario's bit by bit, in either precision."""
     training = replace(PLAIN, precision=precision, model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER),)))
     text = script_of(scenario(training), numbers=Numbers.EXACT)
 
@@ -77,7 +77,7 @@ def test_literals_read_back_exactly(precision: Precision) -> None:
 
 
 def test_many_numbers_are_drawn_and_it_is_said() -> None:
-    """Beyond some numbers torch draws them, and the docstring says that they are others."""
+    """Torch draws them if there are too many literals, and the docstring says so."""
     large = replace(PLAIN, model=Model(features=16, layers=(Layer(width=16),)))
     assert count_numbers(large) > MOST_LITERALS
 
@@ -98,7 +98,7 @@ def test_many_numbers_are_drawn_and_it_is_said() -> None:
     ids=["compression", "compiled autograd"],
 )
 def test_what_cannot_be_exported_is_named(refused: Scenario, words: str) -> None:
-    """One line names the option."""
+    """The error names the option in one line."""
     with pytest.raises(CannotExport, match=words) as caught:
         script_of(refused)
     assert "\n" not in str(caught.value)

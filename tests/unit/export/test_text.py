@@ -1,4 +1,4 @@
-"""Source as text: lines are broken such that they still say the same."""
+"""Broken lines keep their meaning."""
 
 import ast
 
@@ -26,7 +26,7 @@ def _composed(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @given(st.recursive(ATOMS, _composed, max_leaves=25), st.integers(0, 3))
 def test_a_broken_line_says_the_same(expression: str, levels: int) -> None:
-    """However deep brackets nest, the parts parse to what the line did, and are no wider than they must be."""
+    """With any nesting, the parts parse to the same code, and are no wider than necessary."""
     lines = broken(f"{'    ' * levels}left = {expression}")
 
     assert ast.dump(ast.parse("\n".join(lines).strip())) == ast.dump(ast.parse(f"left = {expression}"))
@@ -44,7 +44,7 @@ def test_a_line_that_fits_or_cannot_be_broken_stays(line: str) -> None:
 
 
 def test_numbers_share_lines() -> None:
-    """A long row of numbers takes as few lines as it can."""
+    """A long row of numbers takes few lines."""
     lines = broken(f"row = [{', '.join(['0.125'] * 40)}]")
 
     assert len(lines) == 6
@@ -52,6 +52,6 @@ def test_numbers_share_lines() -> None:
 
 
 def test_a_call_leaves_out_what_is_none() -> None:
-    """Texts are code, None is left out, anything else is written as it reads back."""
+    """Strings are code, None is left out, other values are written as literals."""
     assert call("f", "x", mesh="mesh", flag=True, rate=0.5, nothing=None) == "f(x, mesh=mesh, flag=True, rate=0.5)"
     assert formatted(["a", ""]) == "a\n\n"

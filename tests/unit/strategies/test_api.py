@@ -1,4 +1,4 @@
-"""Rules that hold for every strategy."""
+"""Rules for every strategy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from equivcheck.strategies.parallelism import parallelisms_of
 
 NAMES = strategies.__all__
 NOUNS = {**vars(scenario), **vars(program_nouns)}
-"""What drawn values are made of, by name."""
+"""Classes in drawn values, by name."""
 
 
 def test_importing_the_strategies_leaves_torch_alone() -> None:
-    """Collecting tests is quick; drawing needs no torch either."""
+    """Collecting tests is quick, and drawing needs no torch either."""
     program = (
         "import sys, warnings; warnings.simplefilter('ignore')\n"
         "from equivcheck.strategies import scenarios\n"
@@ -41,7 +41,7 @@ def test_importing_the_strategies_leaves_torch_alone() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_are_by_keyword_with_defaults(name: str) -> None:
-    """Every strategy can be called without arguments, and options only by name."""
+    """All strategies can be called without arguments, and take options by keyword."""
     parameters = inspect.signature(getattr(strategies, name)).parameters.values()
     assert all(parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty for parameter in parameters)
 
@@ -57,7 +57,7 @@ def test_reprs_evaluate(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_drawn_prints_as_code(name: str) -> None:
-    """Every noun that is drawn can be pasted back."""
+    """Drawn values can be pasted into a test."""
 
     @settings(max_examples=50, deadline=None, database=None)
     @given(getattr(strategies, name)())
@@ -68,7 +68,7 @@ def test_what_is_drawn_prints_as_code(name: str) -> None:
 
 
 def test_an_unknown_tag_lists_those_that_exist() -> None:
-    """A misspelt layout is a clear error."""
+    """A misspelt layout gives a clear error."""
     with pytest.raises(UsageError, match=r"layout 'ddpp' does not exist; allowed: ddp, replicate"):
         find_any(layouts(tags=("ddpp",)))
 
@@ -85,7 +85,7 @@ def find_any(strategy: SearchStrategy[object]) -> None:
 
 
 class Pace(Enum):
-    """An option of a third party's parallelism."""
+    """An option in a third-party parallelism."""
 
     SLOW = "slow"
     FAST = "fast"
@@ -93,7 +93,7 @@ class Pace(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local(Parallelism):
-    """A third party's parallelism."""
+    """A third-party parallelism."""
 
     tag: ClassVar[str] = "local"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = (("dp",),)
@@ -115,12 +115,12 @@ class OwnKind(Kind):
     """A kind with a strategy."""
 
     def strategy(self) -> SearchStrategy[Local]:
-        """Its own."""
+        """The kind's own strategy."""
         return st.just(Local(every=7))
 
 
 def drawn_from(kind: LayoutKind, monkeypatch: pytest.MonkeyPatch) -> set[Local]:
-    """What is drawn for a third party's kind."""
+    """Draw from a third-party kind."""
     monkeypatch.setattr(module, "layout_kinds", lambda: {"local": kind})
     parallelisms_of.cache_clear()
     found: set[Local] = set()
@@ -136,10 +136,10 @@ def drawn_from(kind: LayoutKind, monkeypatch: pytest.MonkeyPatch) -> set[Local]:
 
 
 def test_a_third_partys_parallelism_is_drawn_by_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choices and booleans take every value, other fields their default."""
+    """Enums and booleans take every value, other fields their default."""
     assert drawn_from(Kind(), monkeypatch) == {Local(pace=pace, lazy=lazy) for pace in Pace for lazy in (False, True)}
 
 
 def test_a_third_partys_own_strategy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind that offers a strategy knows better."""
+    """A kind's own strategy has priority."""
     assert drawn_from(OwnKind(), monkeypatch) == {Local(every=7)}

@@ -1,4 +1,4 @@
-"""Rules of generated scenarios: valid, varied, and simple once shrunk."""
+"""Rules for generated scenarios: valid, varied, and simple once shrunk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from support.fresh import drawn_afresh
 
 SIMPLEST = Training(model=Model(features=1, layers=(Layer(width=1),)), data=Data(microbatches=(1,)))
 OF_TOKENS = Model(features=4, length=2, source=Tokens(vocabulary=3), layers=(Layer(width=4, bias=False),), head=Head())
-"""The simplest that is drawn where a layout cuts positions."""
+"""The simplest training for layouts that shard positions."""
 
 
 SAMPLED = settings(
@@ -59,7 +59,7 @@ SAMPLED = settings(
 
 
 def drawn(count: int, **options: object) -> list[Scenario]:
-    """As many generated scenarios, the same ones each time."""
+    """This number of generated scenarios, always the same ones."""
     found: list[Scenario] = []
 
     def collect(scenario: Scenario) -> None:
@@ -71,12 +71,12 @@ def drawn(count: int, **options: object) -> list[Scenario]:
 
 @pytest.fixture(scope="module")
 def sample() -> list[Scenario]:
-    """A thousand scenarios of every layout."""
+    """A thousand scenarios over all layouts."""
     return drawn(1000)
 
 
 def shrunk(condition: Callable[[Scenario], bool], is_simplest: Callable[[Scenario], bool]) -> Scenario:
-    """The simplest scenario that Hypothesis finds, from other examples again where it ends before: once in thirty."""
+    """The simplest scenario that Hypothesis finds. In one of thirty runs it stops early, and starts again from other examples."""
     scenario = None
     for number in range(3):
         scenario = find(scenarios(), condition, settings=settings(max_examples=5000, database=None), random=Random(number))
@@ -87,24 +87,24 @@ def shrunk(condition: Callable[[Scenario], bool], is_simplest: Callable[[Scenari
 
 
 def test_every_scenario_is_supported(sample: list[Scenario]) -> None:
-    """Declared limits are respected without rejection."""
+    """Limits are respected without rejecting examples."""
     assert {unsupported(scenario.training, scenario.layout) for scenario in sample} == {None}
 
 
 def test_every_layout_is_drawn_with_trainings(sample: list[Scenario]) -> None:
-    """None is repaired to another one."""
+    """No layout is always repaired to another one."""
     assert {scenario.layout.name for scenario in sample} == set(layout_names())
 
 
 def test_layouts_come_equally_often() -> None:
-    """No layout is starved: Hypothesis goes on from what it has drawn, so shares are uneven, but none is below a third."""
+    """Hypothesis mutates earlier examples, so shares are uneven, but none is below a third."""
     counts: Counter[str] = Counter()
     drawn_afresh(layouts(), examples=2000, under=SAMPLED)(lambda layout: counts.update([layout.name]))()
     assert min(counts.values()) > 0.33 * counts.total() / len(layout_names())
 
 
 def test_most_scenarios_are_distinct(sample: list[Scenario]) -> None:
-    """Checks are not spent on what was checked before."""
+    """Few checks are spent on repeated scenarios."""
     assert len(set(sample)) > 0.75 * len(sample)
 
 
@@ -119,7 +119,7 @@ def has_norm_type(norm_type: NormType) -> Callable[[Scenario], bool]:
 
 
 def has_plan(condition: Callable[[LayerPlan], bool]) -> Callable[[Scenario], bool]:
-    """Whether a tensor-parallel plan on at least two ranks has such an entry."""
+    """Whether a tensor-parallel plan on at least two ranks has this entry."""
     return lambda scenario: any(
         isinstance(parallelism, TensorParallel) and scenario.layout.mesh.num_ranks > 1 and any(map(condition, parallelism.plan))
         for parallelism in scenario.layout.parallelisms
@@ -194,32 +194,32 @@ PLAN_FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature_is_reached(feature: str, sample: list[Scenario]) -> None:
-    """What hides faults, and what shows them, is drawn often enough to matter."""
+    """Features that hide or show faults are drawn often enough."""
     share, condition = FEATURES[feature]
     assert sum(map(condition, sample)) >= share * len(sample)
 
 
 @pytest.fixture(scope="module")
 def sample_of_plans() -> list[Scenario]:
-    """Scenarios of tensor parallelism."""
+    """Scenarios with tensor parallelism."""
     return drawn(300, layouts=("tensor_parallel",))
 
 
 @pytest.mark.parametrize("feature", PLAN_FEATURES)
 def test_every_feature_of_plans_is_reached(feature: str, sample_of_plans: list[Scenario]) -> None:
-    """Where a layout has a plan, each thing that it can say is drawn often enough to matter."""
+    """If a layout has a plan, each option in it is drawn often enough."""
     share, condition = PLAN_FEATURES[feature]
     assert sum(map(condition, sample_of_plans)) >= share * len(sample_of_plans)
 
 
 def test_weights_are_shared_where_a_layout_lets_layers_share(sample: list[Scenario]) -> None:
-    """Plans of tensor parallelism give each module a parameter of its own; under others it comes often enough to matter."""
+    """Tensor-parallel plans untie weights; other layouts share them often enough."""
     able = [scenario for scenario in sample if not scenario.layout.has(PlannedParallelism)]
     assert sum(map(has_layer(lambda layer: layer.shares is not None), able)) >= 0.11 * len(able)
 
 
 def test_resumes_are_rare(sample: list[Scenario]) -> None:
-    """A second layout comes now and then, unless asked for: it costs twice as much."""
+    """A second layout is rare by default, because it costs twice as much."""
     share = sum(scenario.resume is not None for scenario in sample) / len(sample)
     assert 0.003 < share < 0.1
     able = [name for name in layout_names() if LocalTensorParallel.tag not in name]  # whose plain parts no checkpoint takes
@@ -228,7 +228,7 @@ def test_resumes_are_rare(sample: list[Scenario]) -> None:
 
 @pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
 def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
-    """Under SPMD a mean of squared errors, whose gradient is known to be wrong, is rare; given trainings keep theirs."""
+    """Under SPMD a mean of squared errors is rare, because its gradient is known to be wrong. Given trainings keep theirs."""
     found = set(drawn(400, layouts=("spmd",)))
     means = sum(scenario.training.loss is Loss.MSE_MEAN for scenario in found)
     assert 0 < means <= 0.18 * len(found)
@@ -237,13 +237,13 @@ def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
 
 
 def test_no_norm_is_over_a_single_feature(sample: list[Scenario]) -> None:
-    """A constant in the middle of a model would leave rounding errors to compare."""
+    """A constant inside a model would leave only rounding errors to compare."""
     for model in (scenario.training.model for scenario in sample):
         assert all(layer.norm is None or model.inputs(index) > 1 for index, layer in enumerate(model.layers))
 
 
 def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
-    """No optimizer is left out; one that few layouts support may be missing by chance, but at most one."""
+    """At most one optimizer that few layouts support may be missing by chance."""
     missing = set(OPTIMIZERS) - {type(scenario.training.optimizer) for scenario in sample}
     assert len(missing) <= 1
     for kind in missing:
@@ -260,7 +260,7 @@ def _marks(layout: str) -> list[pytest.MarkDecorator]:
 
 
 def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
-    """With nothing to go by, a scenario shrinks to the plainest of all."""
+    """Without a condition, scenarios shrink to this one."""
     mesh = Mesh(axes=(Axis(name="dp", size=1),))
     simplest = Scenario(training=SIMPLEST, layout=Layout(mesh=mesh, parallelisms=(DDP(),)))
     assert shrunk(lambda scenario: True, simplest.__eq__) == simplest
@@ -268,7 +268,7 @@ def test_the_simplest_scenario_is_plain_ddp_on_one_rank() -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in layout_names()])
 def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> None:
-    """A fault that needs two ranks of a layout leaves nothing else in the scenario."""
+    """A fault that needs two ranks in a layout leaves nothing else."""
     scenario = shrunk(
         lambda scenario: scenario.layout.name == name and scenario.layout.mesh.num_ranks > 1,
         lambda scenario: scenario.layout.mesh.num_ranks == 2 and (scenario.layout, scenario.training) == plainest(scenario),
@@ -279,7 +279,7 @@ def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> N
 
 
 def plainest(scenario: Scenario) -> tuple[Layout, Training]:
-    """A layout and a training with nothing but defaults on the mesh and the rows of a scenario."""
+    """The scenario's layout and training with default options, its mesh and its rows."""
     plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
     cuts_positions = any(parallelism.cuts_positions for parallelism in plain)
     simplest = replace(SIMPLEST, model=OF_TOKENS) if cuts_positions else repaired(SIMPLEST, scenario.layout)
@@ -308,14 +308,14 @@ def plainest(scenario: Scenario) -> tuple[Layout, Training]:
 def test_a_fault_of_one_feature_shrinks_to_that_feature(
     condition: Callable[[Scenario], bool], simplest: dict[str, object]
 ) -> None:
-    """Whatever the fault needs stays, all else goes."""
+    """Only features that the fault needs stay."""
     expected = Training(**{"model": SIMPLEST.model, "data": SIMPLEST.data, **simplest})  # type: ignore[arg-type]
     assert shrunk(condition, lambda scenario: scenario.training == expected).training == expected
 
 
 @pytest.mark.slow
 def test_a_fault_of_a_frozen_layer_shrinks_to_one_beside_another() -> None:
-    """Something has to be trained: a second layer, before or after."""
+    """A second layer stays, because something must be trained."""
     expected = {(Layer(width=1), Layer(width=1, frozen=True)), (Layer(width=1, frozen=True), Layer(width=1))}
     found = shrunk(has_layer(lambda layer: layer.frozen), lambda scenario: scenario.training.model.layers in expected)
     assert found.training.model.layers in expected
@@ -323,14 +323,14 @@ def test_a_fault_of_a_frozen_layer_shrinks_to_one_beside_another() -> None:
 
 @pytest.mark.parametrize("name", layout_names())
 def test_layouts_can_be_named(name: str) -> None:
-    """Names restrict the layouts, `max_ranks` their size."""
+    """Names restrict the layouts, and `max_ranks` their size."""
     found = drawn(30, layouts=(name,), max_ranks=3)
     assert {scenario.layout.name for scenario in found} == {name}
     assert max(scenario.layout.mesh.num_ranks for scenario in found) <= 3
 
 
 def test_parts_can_be_chosen() -> None:
-    """Strategies for parts go in as arguments, and a given layout is used as it is."""
+    """Strategies for parts are arguments, and a given layout is used unchanged."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(no_sync=True),))
     given_trainings = trainings(
         models=models(max_layers=2), data=data(rows=st.just(3), max_microbatches=1), optimizers=optimizers(kinds=st.just(Adam))
@@ -343,7 +343,7 @@ def test_parts_can_be_chosen() -> None:
 
 
 def test_a_given_plan_is_kept() -> None:
-    """Tensor parallelism with a plan of its own keeps it; the training is fitted to it."""
+    """Tensor parallelism keeps a given plan, and the training is adapted to it."""
     plan = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=plan),))
     for scenario in drawn(30, layouts=st.just(layout)):
@@ -352,7 +352,7 @@ def test_a_given_plan_is_kept() -> None:
 
 
 def test_a_third_is_of_sequences(sample: list[Scenario]) -> None:
-    """Of all that is drawn for layouts that run others too, most of it tokens; where positions are cut, everything is."""
+    """If a layout also runs other models, a third use sequences, mostly tokens. If positions are sharded, all do."""
     of_parts = [any(each.cuts_positions for each in scenario.layout.parallelisms) for scenario in sample]
     assert all(each.training.model.length for each, is_cut in zip(sample, of_parts, strict=True) if is_cut)
     models = [scenario.training.model for scenario, is_cut in zip(sample, of_parts, strict=True) if not is_cut]

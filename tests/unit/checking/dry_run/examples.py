@@ -1,4 +1,4 @@
-"""A scenario to be run dry."""
+"""A scenario for dry runs."""
 
 from equivcheck.scenario import (
     FSDP2,

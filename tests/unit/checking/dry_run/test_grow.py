@@ -11,14 +11,14 @@ from unit.checking.dry_run.examples import PLAN, fsdp2_over_tensor_parallel
 
 
 def test_the_data_axis_grows_and_rows_with_it() -> None:
-    """Tensor-parallel groups keep their size, and each data rank its rows."""
+    """Tensor-parallel groups keep their size, and data ranks their rows."""
     big = scenario_on_ranks(fsdp2_over_tensor_parallel(2, 2), 4096)
     assert big.layout.mesh.shape == (2048, 2)
     assert big.training.data.microbatches == (3 * 2048,)
 
 
 def test_without_a_data_axis_the_outermost_one_grows() -> None:
-    """Tensor parallelism alone is spread further, over the same rows."""
+    """Tensor parallelism is spread over more ranks, with the same rows."""
     small = fsdp2_over_tensor_parallel()
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=PLAN),))
     big = scenario_on_ranks(replace(small, layout=layout), 16)
@@ -27,13 +27,13 @@ def test_without_a_data_axis_the_outermost_one_grows() -> None:
 
 
 def test_ranks_that_do_not_fill_the_mesh_are_refused() -> None:
-    """The error says what the mesh has and which numbers fill it."""
+    """The error names the other axes and the multiple."""
     with pytest.raises(UsageError, match=r"ranks 4095 .* fsdp2 x tensor_parallel are tp 2\. Expected a multiple of 2"):
         scenario_on_ranks(fsdp2_over_tensor_parallel(), 4095)
 
 
 def test_a_small_world_has_every_axis() -> None:
-    """A scenario of many ranks is run on few for comparison, and one of few ranks as it is."""
+    """A scenario with many ranks is reduced; one with few ranks is unchanged."""
     assert small_scenario(fsdp2_over_tensor_parallel(512, 8)).layout.mesh.shape == (2, 2)
     assert small_scenario(fsdp2_over_tensor_parallel(4, 2)) == fsdp2_over_tensor_parallel(4, 2)
 

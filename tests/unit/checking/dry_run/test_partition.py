@@ -1,4 +1,4 @@
-"""The arithmetic of partitions, held against what ranks hold."""
+"""Computed shard shapes against the shards on ranks."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of n
     ],
 )
 def test_every_rank_holds_what_the_arithmetic_says(layout: str) -> None:
-    """The shape of every shard on every rank follows from the layout alone, in most scenarios: some are on file to raise."""
+    """The layout alone determines every shard's shape. A few scenarios are known to raise."""
     ran = Counter[bool]()
 
     @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,7 +14,7 @@ from unit.checking.dry_run.examples import fsdp2_over_tensor_parallel
 
 
 def test_thousands_of_ranks_are_counted_and_verified() -> None:
-    """4,096 ranks hold and send what arithmetic and a small world say."""
+    """4,096 ranks hold and send as much as computed."""
     found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(2, 8), 4096))
     assert found.problems == ()
     assert [plan.rank for plan in found.plans] == [0, 4095]
@@ -26,7 +26,7 @@ def test_thousands_of_ranks_are_counted_and_verified() -> None:
 
 
 def test_bytes_are_those_of_the_shards() -> None:
-    """Eight bytes an element; AdamW keeps two tensors as large as each parameter, and a step count of four bytes."""
+    """Eight bytes per element. AdamW keeps two tensors as large as each parameter, and a step count with four bytes."""
     plan = dry_run(fsdp2_over_tensor_parallel(2, 2)).plans[0]
     elements = 16 * 16 // 2 + 16 // 2 + 16 * 16 // 2 + 16 // 2
     assert plan.parameter_bytes == 8 * elements
@@ -34,20 +34,20 @@ def test_bytes_are_those_of_the_shards() -> None:
 
 
 def test_reading_is_not_counted() -> None:
-    """What the checker communicates to read values is no part of the layout."""
+    """Calls that only read results are not counted."""
     stages = {entry.stage for entry in dry_run(fsdp2_over_tensor_parallel()).plans[0].traffic}
     assert stages == {Stage.SETUP, Stage.COMPUTE, Stage.CLIPPING}
 
 
 def test_a_shard_of_another_shape_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held is compared with the arithmetic, which says rank, parameter, and both shapes."""
+    """The text has rank, parameter, and both shapes."""
     monkeypatch.setattr(run, "local_shape", lambda layout, parameter, coordinates: parameter.shape)
     problems = dry_run(fsdp2_over_tensor_parallel()).problems
     assert "rank 0 holds [8, 16] of layers.0.linear.weight, expected [32, 16]" in problems
 
 
 def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are compared with those of a small world in which every rank runs."""
+    """Calls are compared with a small world in which every rank runs."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
     found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(), 64))
@@ -55,7 +55,7 @@ def test_another_number_of_calls_is_remarked(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_stages_cannot_run_alone() -> None:
-    """A pipeline is refused in a sentence, as what a stage receives from nobody would be read as the shapes of tensors."""
+    """Pipelines are refused, because a missing message would be read as tensor shapes."""
     scenario = Scenario(
         training=Training(model=Model(features=2, layers=(Layer(width=2),) * 2), data=Data(microbatches=(2,))),
         layout=Layout(mesh=Mesh(axes=(Axis(name="pp", size=2),)), parallelisms=(Pipeline(num_chunks=2),)),
@@ -65,7 +65,7 @@ def test_stages_cannot_run_alone() -> None:
 
 
 def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small world is all that calls can be compared with, where the layout does not say what it communicates."""
+    """Without predictions, calls are only compared with the small world."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
     monkeypatch.setattr(run, "predicted", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
@@ -80,7 +80,7 @@ def test_a_layout_that_cannot_run_there_is_refused() -> None:
 
 
 def test_calls_that_were_not_predicted_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where calls can be predicted, their number and bytes must be so, at any size."""
+    """If calls can be predicted, their number and bytes must match at any size."""
     mesh = Mesh(axes=(Axis(name="dp", size=64),))
     sharded = Scenario(
         training=Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(64,))),

@@ -1,4 +1,4 @@
-"""What operations are given tells right from wrong: their values and gradients depend on it."""
+"""The data given to operations can show errors, because values and gradients depend on it."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ SAME_FOR_ALL_DATA = {
     **dict.fromkeys(("norm_0", "count_nonzero"), NO_ZEROS),
     "slice_nothing": NOTHING,
 }
-"""Operations whose value is the same whatever numbers they are given, with the reason."""
+"""Operations with the same value for all numbers, and the reason."""
 SEEDS = range(0, 64, 8)
-"""A leaf adds the remainder of its seed by 8 to its numbers: here always the same."""
+"""Seeds with the same remainder by 8, which a leaf adds to its numbers."""
 BEYOND = 16.0
-"""Factor for numbers that are larger than any that is drawn."""
+"""Factor for numbers larger than all drawn ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What an operation makes of some numbers, in a form that can be compared."""
+    """Results for some numbers, in comparable form."""
 
     value: Any
     gradients: Any
 
 
 def _numbers(statement: Leaf | Constant, seed: int) -> torch.Tensor:
-    """Other numbers for another seed: half of a tensor twice as large, as a leaf of its size always has the same ones."""
+    """Other numbers for another seed: half of a larger tensor, because a leaf of the same size has the same numbers."""
     drawn = replace(statement, seed=statement.seed + seed)
     return full_tensor(replace(drawn, shape=(2, *drawn.shape)))[0].clone() if isinstance(drawn, Leaf) else full_tensor(drawn)
 
 
 def _run(program: TensorProgram, seed: int, factor: float = 1.0) -> _Found | None:
-    """None if torch refuses these numbers, or makes something of them that is not finite."""
+    """None if torch refuses these numbers, or a result is not finite."""
     *given, operation = program.statements
     assert isinstance(operation, Operation)
     tensors = []
@@ -91,7 +91,7 @@ def _listed(tensor: torch.Tensor) -> Any:
 
 
 def _programs(name: str) -> Iterator[TensorProgram]:
-    """Those of its sweep with all arguments replicated: one for each set of shapes."""
+    """Programs of the operation's sweep with replicated arguments: one for each set of shapes."""
     for program in Sweep(mesh=(1,), operations=(name,)).programs():
         if all(getattr(each, "placements", ("R",)) == ("R",) for each in program.statements):
             yield program
@@ -118,13 +118,13 @@ def _no_warnings() -> Iterator[None]:
 
 
 def test_the_value_of_every_operation_depends_on_the_data() -> None:
-    """One that has the same value for all data says nothing about where a rank has which elements."""
+    """A constant value would not show which elements a rank has."""
     idle = {name for name in OPERATIONS if not _depends_on_data(name, lambda found: found.value)}
     assert idle == {*SAME_FOR_ALL_DATA, *(name for name, versions in LATER.items() if not torch_in(versions))}
 
 
 def test_a_gradient_that_could_depend_on_the_data_does() -> None:
-    """One that is the same for all drawn data is so for larger numbers as well: the operation is not nonlinear out of reach."""
+    """If the gradient is the same for all drawn data, it is also the same for larger numbers."""
 
     def gradients(found: _Found) -> Any:
         return found.gradients

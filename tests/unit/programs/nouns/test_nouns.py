@@ -1,4 +1,4 @@
-"""Tensor programs as values: JSON, repr, what is refused."""
+"""Tensor programs as values: JSON, repr, errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLE = TensorProgram(
 
 @given(programs())
 def test_json_goes_both_ways(program: TensorProgram) -> None:
-    """What is written is read as an equal program."""
+    """A written program is read as an equal one."""
     assert program_from_json(program_to_json(program)) == program
 
 
@@ -47,7 +47,7 @@ def test_json_keeps_every_kind_of_statement() -> None:
 
 
 def test_repr_leaves_out_defaults() -> None:
-    """A leaf of seed 0 does not say so."""
+    """The repr of a leaf with seed 0 has no seed."""
     assert repr(Leaf(shape=(1,), placements=("R",))) == "Leaf(shape=(1,), placements=('R',))"
 
 

@@ -1,4 +1,4 @@
-"""Operations as users write them: custom ones with sharding rules, `autograd.Function`, `local_map`; right and wrong."""
+"""Operations as users write them, right and wrong: custom ones with sharding rules, `autograd.Function`, `local_map`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor.experimental import local_map, register_sharding
 
 @torch.library.custom_op("equivcheck_tests::centered", mutates_args=())
 def centered(x: torch.Tensor) -> torch.Tensor:
-    """Each row less its mean."""
+    """Each row minus its mean."""
     return x - x.mean(-1, keepdim=True)
 
 
@@ -31,12 +31,12 @@ centered.register_autograd(_backward)
 
 
 def less_its_mean(x: Any) -> Any:
-    """A function that calls the custom operation, and can be sent to processes."""
+    """Calls the custom operation, and can be sent to processes."""
     return centered(x)
 
 
 def register_rows_only() -> None:
-    """The right rule: rows may be cut, and addends of a sum stay addends, as it is linear; the last dim must be whole."""
+    """Correct rule: rows may be sharded, partial sums stay partial (the operation is linear), the last dim is replicated."""
 
     @register_sharding(torch.ops.equivcheck_tests.centered.default)
     def rule(x: Any) -> Any:
@@ -45,7 +45,7 @@ def register_rows_only() -> None:
 
 
 def register_any_dim() -> None:
-    """A wrong rule: it has the last dim cut as well, so that each rank subtracts a mean of its own."""
+    """Wrong rule: it also allows a sharded last dim, so that each rank subtracts its own mean."""
 
     @register_sharding(torch.ops.equivcheck_tests.centered.default)
     def rule(x: Any) -> Any:
@@ -53,7 +53,7 @@ def register_any_dim() -> None:
 
 
 class ScaledSum(torch.autograd.Function):
-    """The sum of squares, with a derivative by hand."""
+    """The sum of squares, with an explicit derivative."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class ScaledSum(torch.autograd.Function):
 
 
 class LocalSum(torch.autograd.Function):
-    """A wrong one: it works on what the rank has, and calls the result replicated."""
+    """Wrong: it sums the local tensor and calls the result replicated."""
 
     @staticmethod
     def forward(context: Any, x: Any) -> Any:
@@ -91,7 +91,7 @@ def _weighted(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_on(gradients: bool) -> Callable[[DeviceMesh], Callable[..., Any]]:
-    """Rows of each rank times a replicated weight, whose gradient is pending a sum: said so only with `gradients`."""
+    """Local rows times a replicated weight. Its gradient is partial, which `local_map` knows only with `gradients`."""
     by_rows = [Shard(0)], [Replicate()]
 
     def made(mesh: DeviceMesh) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ weighted = _weighted
 
 
 def refused_by_the_first(x: Any) -> Any:
-    """Rank 0 says that it does not take it; the others go on, and wait for it."""
+    """Rank 0 refuses; the others go on, and wait for it."""
     if isinstance(x, DTensor) and dist.get_rank() == 0 and x.placements[0].is_shard():
         raise NotImplementedError("shards are not supported on this rank")
     return x.sum()

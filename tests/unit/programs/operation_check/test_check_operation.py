@@ -1,4 +1,4 @@
-"""Tests for `check_operation`: rules, `local_map` and derivatives that are right or wrong, and what each placement comes to."""
+"""Tests for `check_operation`: right and wrong rules, `local_map` and derivatives."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ WEIGHT = torch.tensor([1.0, 2.0, 3.0])
 
 
 def outcomes(found: OperationResult) -> dict[str, str]:
-    """What the table says of each placement of the first input."""
+    """Outcome by placement of the first input."""
     return {" ".join(row.placements[0] or ("plain",)): row.said for row in found.rows}
 
 
 def test_an_operation_that_torch_has_right_is_equivalent_under_all_placements() -> None:
-    """Addends included, with two inputs and their gradients."""
+    """Including partial ones, with two inputs and their gradients."""
     found = check_operation(torch.mm, [X, X.t()])
     assert len(found.rows) == 16
     found.assert_equivalent(refused=False)
 
 
 def test_a_rule_that_is_right_passes() -> None:
-    """Placements that it does not list are redistributed by DTensor."""
+    """DTensor redistributes placements that the rule does not list."""
     found = check_operation(centered, [X], setup=register_rows_only)
     assert outcomes(found) == dict.fromkeys(("R", "S(0)", "S(1)", "P(sum)"), "equivalent")
     assert [row.outputs for row in found.rows] == [("R",), ("S(0)",), ("R",), ("P(sum)",)]
 
 
 def test_a_rule_that_is_wrong_is_told_by_the_placement() -> None:
-    """Values differ where the last dim is cut, and nowhere else."""
+    """Values differ only if the last dim is sharded."""
     found = check_operation(centered, [X], setup=register_any_dim)
     assert outcomes(found) == {"R": "equivalent", "S(0)": "equivalent", "S(1)": "diverged", "P(sum)": "equivalent"}
     (wrong,) = found.wrong
@@ -59,7 +59,7 @@ def test_a_rule_that_is_wrong_is_told_by_the_placement() -> None:
 
 @pytest.mark.slow
 def test_rules_end_with_their_check() -> None:
-    """A right rule after a wrong one is right, and without either the operation is refused, in each process that has run it."""
+    """A right rule after a wrong one is right. Without either, every process refuses the operation."""
     for world in ("sim", "gloo"):
         check_operation(less_its_mean, [X], placements=["S(1)"], setup=register_any_dim, world=world)
         check_operation(less_its_mean, [X], placements=["S(1)"], setup=register_rows_only, world=world).assert_equivalent()
@@ -69,7 +69,7 @@ def test_rules_end_with_their_check() -> None:
 
 
 def test_a_rule_of_torch_is_back_after_a_check() -> None:
-    """Where a check has replaced it."""
+    """If a check has replaced it."""
 
     def replaced() -> None:
         from torch.distributed.tensor.experimental import register_sharding
@@ -84,7 +84,7 @@ def test_a_rule_of_torch_is_back_after_a_check() -> None:
 
 
 def test_local_map_that_names_the_gradients_placements_passes() -> None:
-    """Where its inputs lie as it says; everything else it refuses."""
+    """If inputs have its placements; it refuses all others."""
     found = check_operation(weighted, [X, WEIGHT], on_ranks=weighted_on(True))
     assert {row.placements for row in found.equivalent} == {(("S(0)",), ("R",))}
     assert len(found.refused) == len(found.rows) - 1
@@ -94,7 +94,7 @@ def test_local_map_that_names_the_gradients_placements_passes() -> None:
 
 
 def test_local_map_without_them_has_a_wrong_gradient() -> None:
-    """Of the replicated weight, which each rank has for its own rows alone."""
+    """Each rank has the weight's gradient for its own rows only."""
     found = check_operation(weighted, [X, WEIGHT], placements=[(Shard(0), Replicate())], on_ranks=weighted_on(False))
     (wrong,) = found.wrong
     assert wrong.divergence is not None
@@ -110,7 +110,7 @@ def test_without_gradients_only_values_count() -> None:
 
 
 def test_an_autograd_function_on_dtensors() -> None:
-    """Its forward and backward are operations of DTensors; one that takes the local part for all is wrong where it is a part."""
+    """DTensor operations in forward and backward are right. Using the local tensor as the full one is wrong if it is sharded."""
     check_operation(ScaledSum.apply, [X], mesh={"dp": 2, "tp": 2}).assert_equivalent(refused=False)
     wrong = check_operation(LocalSum.apply, [X])
     assert outcomes(wrong)["R"] == "equivalent"
@@ -119,7 +119,7 @@ def test_an_autograd_function_on_dtensors() -> None:
 
 @pytest.mark.parametrize("world", ["sim", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_what_only_some_ranks_refuse_has_crashed(world: str) -> None:
-    """Though the others wait for them: the error is that of the rank that refused."""
+    """Although the others wait, the error is from the rank that refused."""
     found = check_operation(refused_by_the_first, [X], placements=["R", "S(0)"], world=world, deadline=3)
     assert outcomes(found) == {"R": "equivalent", "S(0)": "crashed"}
     assert "shards are not supported on this rank" in found.wrong[0].reason
@@ -139,7 +139,7 @@ def test_an_error_that_does_not_say_what_is_unsupported_has_crashed() -> None:
 
 
 def test_integers_numbers_and_several_results() -> None:
-    """Indices have no gradient and no addends; what an operation returns beside tensors is compared as well."""
+    """Indices have no gradient and are never partial; results other than tensors are compared too."""
 
     def looked_up(indices: Any, table: Any, scale: float) -> dict[str, Any]:
         rows = torch.nn.functional.embedding(indices, table) * scale
@@ -155,7 +155,7 @@ def test_integers_numbers_and_several_results() -> None:
 
 
 def test_an_input_that_is_written_to_is_compared_afterwards() -> None:
-    """Without gradients: what each rank wrote is part of what the operation does."""
+    """Without gradients, writes to inputs are part of the result."""
 
     def halved_rows(x: Any) -> None:
         (x.to_local() if isinstance(x, DTensor) else x)[:2].mul_(0.5)
@@ -165,7 +165,7 @@ def test_an_input_that_is_written_to_is_compared_afterwards() -> None:
 
 
 def test_inputs_may_be_drawn_for_several_seeds() -> None:
-    """Each row says which."""
+    """Each row names its seed."""
     found = check_operation(torch.exp, lambda chance: [torch.randn(3, 2, generator=chance)], placements=["S(1)"], seeds=(1, 2))
     assert [row.seed for row in found.rows] == [1, 2]
     assert "seed" in found.describe()
@@ -173,7 +173,7 @@ def test_inputs_may_be_drawn_for_several_seeds() -> None:
 
 
 def test_single_precision_has_tolerances_of_its_own() -> None:
-    """A product over 64 elements in another order is no difference."""
+    """Another summation order over 64 elements is no difference."""
     chance = torch.Generator().manual_seed(0)
     inputs = [torch.randn(8, 64, generator=chance), torch.randn(64, 8, generator=chance)]
     check_operation(torch.mm, inputs, placements=[(Shard(1), Shard(0)), ("P(sum)", "R")], dtype=None).assert_equivalent()
@@ -216,7 +216,7 @@ def test_what_has_no_derivative_is_refused_with_gradients() -> None:
 
 
 def test_an_operation_that_computes_in_float32_is_compared_as_that_rounds() -> None:
-    """Whatever it returns: ranks that add up their parts round otherwise than one device."""
+    """Ranks that add up parts round differently, although the result has another dtype."""
     found = check_operation(lambda numbers: numbers.float().exp().sum().double(), [X])
     found.assert_equivalent()
     assert outcomes(found)["S(0)"] == "equivalent"

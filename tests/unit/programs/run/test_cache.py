@@ -1,4 +1,4 @@
-"""What one device computes is cache for programs that differ in placements alone."""
+"""Single-device runs are cached for programs that differ only in placements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _program(placement: str, seed: int = 0) -> TensorProgram:
 
 @pytest.fixture
 def num_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TensorProgram]]:
-    """Programs that one device has run, from here on."""
+    """Programs run on one device from now on."""
     ran: list[TensorProgram] = []
 
     def noted(program: TensorProgram) -> cache.ProgramPlan:
@@ -36,7 +36,7 @@ def num_plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TensorProgram]]:
 
 
 def test_programs_that_differ_in_placements_share_what_one_device_computes(num_plans: list[TensorProgram]) -> None:
-    """Each is still run as it is placed, and told so."""
+    """Each verdict still has its own program."""
     for placement in ("R", "S(0)", "S(1)", "P(sum)"):
         verdict = check_program(_program(placement))
         assert verdict.outcome is Outcome.EQUIVALENT
@@ -47,20 +47,20 @@ def test_programs_that_differ_in_placements_share_what_one_device_computes(num_p
 
 
 class _Refuses(DTensorTarget):
-    """Goes on after `exp` with what one device has computed."""
+    """Continues after `exp` with single-device values."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """A refusal of one operation."""
+        """Refuse one operation."""
         if statement.name == "exp":
             raise NotImplementedError("not implemented")
         return super().call(statement, arguments)
 
 
 class _Writes(_Refuses):
-    """Writes to it, too."""
+    """Writes to these values too."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """The next operation, after one in place."""
+        """Run the next operation after an in-place one."""
         if statement.name == "square":
             with torch.no_grad():
                 arguments[0].mul_(2.0)
@@ -68,6 +68,6 @@ class _Writes(_Refuses):
 
 
 def test_what_is_kept_is_not_written_to() -> None:
-    """A rank that goes on with it has a copy."""
+    """A rank continues with a copy of the cached value."""
     assert check_program(_program("R"), target=_Writes).outcome is Outcome.DIVERGED
     assert check_program(_program("R"), target=_Refuses).outcome is Outcome.EQUIVALENT

@@ -1,4 +1,4 @@
-"""Faults planted in what ranks do of a program."""
+"""Faults planted in operations on ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SMALLEST_PROGRAMS = {
 
 
 def test_every_fault_has_a_program() -> None:
-    """None is left out below."""
+    """No fault is missing below."""
     assert SMALLEST_PROGRAMS.keys() == FAULTS.keys()
 
 
 @pytest.mark.parametrize("name", SMALLEST_PROGRAMS)
 def test_a_fault_is_caught_where_it_shows(name: str) -> None:
-    """The same program is right without it, and diverges in the phase that the fault is in."""
+    """The same program is right without the fault, and diverges in the fault's phase with it."""
     shown_by, phase = SMALLEST_PROGRAMS[name]
     assert check_program(shown_by).outcome is Outcome.EQUIVALENT
     verdict = check_program(shown_by, target=FAULTS[name])

@@ -1,4 +1,4 @@
-"""What DTensor is known to get wrong: entries, the programs that show them, and texts of issues."""
+"""Known DTensor errors: entries, the programs that show them, and issue texts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from equivcheck.system.torch_version import installed_torch, torch_in
 
 ENTRIES = {each.id: each for each in ON_FILE}
 FOR_EVER = "dtensor_endless_view"
-"""The one that takes a deadline to be seen."""
+"""The error that needs a deadline to show."""
 DECOMPOSED = "dtensor_attention_of_cut_features"
-"""DTensor looks for a sharding by decomposing the operation in every way: ten seconds."""
+"""DTensor tries every decomposition of the operation: ten seconds."""
 
 
 def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
-    """And each of its operations exists."""
+    """All its operations exist."""
     assert ENTRIES.keys() == SMALLEST_PROGRAMS.keys()
     assert len(ENTRIES) == len(ON_FILE)
     assert all(each.phases or each.raises for each in ON_FILE)
@@ -33,7 +33,7 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
     [pytest.param(name, marks=pytest.mark.slow if name == DECOMPOSED else ()) for name in ENTRIES if name != FOR_EVER],
 )
 def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
-    """On the torch that is installed it is known there, and elsewhere right, refused, or another entry."""
+    """On the installed torch it is known if the version shows it, and otherwise right, refused, or another entry."""
     verdict = check_program(SMALLEST_PROGRAMS[name])
     if torch_in(ENTRIES[name].torch):
         assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
@@ -45,14 +45,14 @@ def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) ->
 
 @pytest.mark.slow
 def test_what_never_ends_is_known() -> None:
-    """By where the rank is when its time is over."""
+    """The rank's stack at the deadline identifies it."""
     verdict = check_program(SMALLEST_PROGRAMS[FOR_EVER], deadline=3)
     assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, FOR_EVER)
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
-    """Every version that was tried is within the range if the program showed it there, and only then."""
+    """A tried version is in the range if, and only if, the program showed the error there."""
     from packaging.specifiers import SpecifierSet
 
     versions = SpecifierSet(ENTRIES[name].torch)
@@ -61,7 +61,7 @@ def test_ranges_are_those_in_which_it_was_seen(name: str) -> None:
 
 
 def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
-    """With what is expected and found, where it was run, and a script that is Python and knows nothing of equivcheck."""
+    """Expected and actual result, versions, and a Python script without equivcheck."""
     known = ENTRIES["dtensor_writes_to_slices"]
     text = issue_text(known, check_program(SMALLEST_PROGRAMS[known.id]))
     assert text.startswith("# [DTensor] a slice of a cut dim is a copy")
@@ -74,5 +74,5 @@ def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_every_entry_has_an_issue_text(name: str) -> None:
-    """Without running anything."""
+    """No program needs to run."""
     assert issue_text(ENTRIES[name]).count("```") == 2

@@ -1,4 +1,4 @@
-"""What is on file of tensor programs."""
+"""Known DTensor errors explain the right programs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from equivcheck.system.torch_version import torch_in
 
 
 def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
-    """Some statements after a leaf."""
+    """A leaf and more statements."""
     return TensorProgram(mesh=mesh, statements=(leaf, *rest))
 
 
 def test_one_fact_of_several_is_enough() -> None:
-    """A view of parts is known where they are uneven; of even parts the same error would be new."""
+    """A view of uneven shards is known; for even shards the same error would be new."""
     known = next(each for each in ON_FILE if each.id == "dtensor_view_of_uneven_parts")
     for size, expected in ((3, True), (4, False)):
         leaf = Leaf(shape=(size, 2), placements=("S(0)",))
@@ -29,7 +29,7 @@ def test_one_fact_of_several_is_enough() -> None:
 
 
 def test_what_is_replicated_and_what_was_not() -> None:
-    """A redistribution counts as the leaf does."""
+    """Redistributions count like leaves."""
     leaf, cut = Leaf(shape=(2,), placements=("R",)), Redistribution(placements=("S(0)",))
     assert "not replicated" not in facts_of(program(leaf, Redistribution(placements=("R",))))
     assert "not replicated" in facts_of(program(leaf, cut))
@@ -44,7 +44,7 @@ def test_a_sum_is_known_of_norms_alone() -> None:
 
 
 def test_an_embedding_in_a_program_is_right_whatever_ran_before() -> None:
-    """DTensor of torch before 2.11 remembers how many rows the gradient of one has: no program begins with what it kept."""
+    """Before torch 2.11, DTensor caches the number of rows for the gradient. Each program starts without that cache."""
     indices = Constant(shape=(3,), placements=("R",), contents=Contents.INDICES, high=4)
     for rows in (4, 5, 6):
         looked_up = program(Leaf(shape=(rows, 2), placements=("S(0)",)), indices, Operation(name="embedding", arguments=(2, 1)))
@@ -52,7 +52,7 @@ def test_an_embedding_in_a_program_is_right_whatever_ran_before() -> None:
 
 
 def test_an_embedding_is_right_whatever_failed_before() -> None:
-    """A mask that cat left unapplied, before torch 2.14, is not held against the indices of the next embedding."""
+    """Before torch 2.14, cat leaves a mask behind, which must not affect the next embedding."""
     weight, indices = (
         Leaf(shape=(2, 1), placements=("S(0)",)),
         Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2),
@@ -65,7 +65,7 @@ def test_an_embedding_is_right_whatever_failed_before() -> None:
 
 
 def test_a_program_ends_alike_whatever_ran_before() -> None:
-    """DTensor takes the sharding of the first matrix that eye_ made for that of all: each program begins without it."""
+    """DTensor reuses the sharding of eye_'s first matrix. Each program starts without that cache."""
     matrices = [program(Leaf(shape=(2, 2), placements=(placement,)), Operation(name="init_eye")) for placement in ("R", "S(0)")]
     first = [check_program(each).outcome for each in matrices]
     assert [check_program(each).outcome for each in reversed(matrices)] == first[::-1]
@@ -327,7 +327,7 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
     ),
     "dtensor_fill_addends, as an initialization does": (Leaf(shape=(), placements=("P(sum)",)), Operation(name="init_constant")),
 }
-"""Programs in which an entry shows otherwise than in its own."""
+"""Programs that show an entry in another way than its own program."""
 SINCE = {
     "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": ">=2.12,<2.14",
     "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
@@ -342,14 +342,14 @@ SINCE = {
     "dtensor_convolution_backward_of_planes, of places": ">=2.10,<2.12",
     "dtensor_convolution_of_planes, of a shard without places": ">=2.12",
 }
-"""Those that show it in fewer versions: sort() shards addends before 2.14, and the norm of distances has a rule since 2.11.
-Before, each tensor of the list has the maximum of one, or a norm is not pending; what is wrong with places is the size of the
-result since 2.12, and without padding it is refused before."""
+"""Programs that show the entry in fewer versions. Before 2.14 sort() shards partial tensors. Since 2.11 the norm of distances
+has a rule; before, each tensor in the list gets the maximum of one, or a norm is not partial. Since 2.12 convolutions with
+sharded positions have a wrong size; before, they are refused without padding."""
 
 
 @pytest.mark.parametrize("name", ALSO)
 def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
-    """By values as by errors, and by where a rank is that computes without an end; it is never known where it does not show."""
+    """By values, by errors, and by the stack of a rank that never ends. Entries never match programs without the error."""
     known = name.partition(",")[0]
     leaf, *rest = ALSO[name]
     verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
@@ -359,13 +359,13 @@ def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "shape", "size"), [("batch_norm", (2, 4), 3), ("interpolate", (1, 5, 1), 4)])
 def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: tuple[int, ...], size: int) -> None:
-    """By the error of the last rank, as the others have all of them."""
+    """The last rank's error identifies it, because all others have channels."""
     found = check_program(program(Leaf(shape=shape, placements=("S(1)",)), Operation(name=name), mesh=(size,)), deadline=1.0)
     assert found.known == ("dtensor_pool_of_empty_shard" if torch_in(">=2.12") else "")
 
 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
-    """The same text, of an operation that no entry has."""
+    """The same text for an operation without an entry."""
     known = next(each for each in ON_FILE if each.id == "dtensor_logsumexp_of_scalar")
     scalar = SMALLEST_PROGRAMS[known.id]
     verdict = check_program(scalar)
@@ -380,6 +380,6 @@ def test_an_error_that_is_not_on_file_is_a_finding() -> None:
     [("flatten", (2, 2), "S(1)", 2), ("flatten", (3, 2), "S(0)", 2), ("view_split_2", (4,), "S(0)", 4)],
 )
 def test_a_view_that_torch_refuses_is_no_finding(name: str, shape: tuple[int, ...], placement: str, size: int) -> None:
-    """Each version of torch has words of its own for it."""
+    """Each torch version has its own words for it."""
     leaf = Leaf(shape=shape, placements=(placement,))
     assert check_program(program(leaf, Operation(name=name), mesh=(size,))).outcome is Outcome.EQUIVALENT

@@ -1,4 +1,4 @@
-"""What one device computes of programs, against numbers worked out by hand."""
+"""Single-device results against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_sum_of_products() -> None:
 
 
 def test_placements_change_nothing_on_one_device() -> None:
-    """A redistribution and a round trip are the identity, forwards and backwards."""
+    """Redistributions and round trips are the identity, forward and backward."""
     statements = (LEAF, Redistribution(placements=("S(0)",)), RoundTrip())
     run = run_on_one_device(plan_of(TensorProgram(mesh=(2,), statements=statements)))
     assert torch.equal(run.outputs[2][0], full_tensor(LEAF))
@@ -39,7 +39,7 @@ def test_placements_change_nothing_on_one_device() -> None:
 
 
 def test_a_tensor_that_an_operation_gives_back_is_named_once() -> None:
-    """A vector is its own flattening, and has one gradient; a matrix is not."""
+    """flatten() returns a vector itself, with one gradient, but not a matrix."""
     for shape, names in (
         ((2,), ["v2 into nothing", "v0 into flatten, exp"]),
         ((1, 2), ["v2 into nothing", "v1 into exp", "v0 into flatten"]),
@@ -50,7 +50,7 @@ def test_a_tensor_that_an_operation_gives_back_is_named_once() -> None:
 
 
 def test_what_does_not_apply_is_a_clone() -> None:
-    """A matrix has no dim 5, and a vector cannot be cut along dim 1."""
+    """A matrix has no dim 5, and a vector cannot be sharded along dim 1."""
     statements = (LEAF, Operation(name="softmax", dim=5), Operation(name="sum"), Redistribution(placements=("S(1)",)))
     plan = plan_of(TensorProgram(mesh=(2,), statements=statements))
     assert plan.applies == (True, False, True, False)
@@ -64,20 +64,20 @@ def test_what_is_not_finite_does_not_apply() -> None:
 
 
 def test_equal_values_are_not_sorted() -> None:
-    """Which of them comes first is nobody's promise."""
+    """Torch does not define which equal value comes first."""
     statements = (LEAF, Operation(name="zeros_like"), Operation(name="sort"))
     assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, False)
 
 
 def test_what_lies_around_a_view_is_not_seen() -> None:
-    """One element of five is as one that was alone, or the same value could be had or not."""
+    """One of five elements behaves like a separate one, so that equal values give equal results."""
     five = Leaf(shape=(5,), placements=("R",))
     statements = (five, Operation(name="as_strided"), Operation(name="element", arguments=(2,)), Operation(name="as_strided"))
     assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, True, False)
 
 
 def test_a_refused_statement_has_no_gradient() -> None:
-    """It is a constant, so that nothing before it is differentiated."""
+    """It is a constant, so earlier statements are not differentiated."""
     plan = plan_of(TensorProgram(mesh=(2,), statements=(LEAF, Operation(name="exp"), Operation(name="sum"))))
     run = run_on_one_device(plan, refused=frozenset({1}))
     assert run.gradients == (None,)
@@ -85,7 +85,7 @@ def test_a_refused_statement_has_no_gradient() -> None:
 
 
 def test_a_shape_that_rounding_changes_proves_nothing() -> None:
-    """How many elements differ from zero is noise where they are differences of equal numbers."""
+    """The number of non-zero elements is noise if they are differences of equal numbers."""
     statements = (LEAF, Operation(name="sub", arguments=(1, 1)), Operation(name="nonzero"))
     found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=statements)), frozenset(), 3)
     assert found.doubt is not None
@@ -93,7 +93,7 @@ def test_a_shape_that_rounding_changes_proves_nothing() -> None:
 
 
 def test_the_noise_of_an_operation_is_that_of_the_coarsest_dtype_on_its_way() -> None:
-    """Torch takes the distance of integers in float32, and returns float64: ranks that add the parts round otherwise."""
+    """Torch computes distances between integers in float32 and returns float64; ranks that add up parts round differently."""
     counts = (Leaf(shape=(3, 1), placements=("S(0)",)), Operation(name="count_nonzero_dim", dim=1))
     losses = (*counts, Leaf(shape=(1,), placements=("R",)), Operation(name="triplet_none", arguments=(2, 1)))
     found = reference_of(plan_of(TensorProgram(mesh=(2,), statements=losses)), frozenset(), 3)
@@ -103,19 +103,19 @@ def test_the_noise_of_an_operation_is_that_of_the_coarsest_dtype_on_its_way() ->
 
 
 def test_a_backward_that_torch_cannot_do_leaves_a_program_without_gradients() -> None:
-    """Whatever error it raises: of a foreach addcdiv by a tensor without dims it is an IndexError."""
+    """For any error type: foreach addcdiv by a scalar tensor raises IndexError."""
     scalar = Leaf(shape=(), placements=("R",), seed=1)
     statements = (Leaf(shape=(1,), placements=("R",)), scalar, Operation(name="foreach_addcdiv", arguments=(2, 1)))
     assert not plan_of(TensorProgram(mesh=(2,), statements=statements)).differentiable
 
 
 def test_a_gradient_of_zeros_without_memory_is_compared() -> None:
-    """Torch has such zeros for the gradient of sgn, and does not turn them into an array unless asked."""
+    """The gradient of sgn has no memory, and converts to an array only on request."""
     sgn = TensorProgram(mesh=(2,), statements=(Leaf(shape=(2,), placements=("S(0)",)), Operation(name="sgn")))
     assert check_program(sgn).outcome is Outcome.EQUIVALENT
 
 
 def test_integers_that_require_a_gradient_say_nothing() -> None:
-    """An in-place comparison of integers with a leaf leaves one, whose backward is an internal error of torch."""
+    """An in-place comparison between integers and a leaf creates one, whose backward is an internal error."""
     statements = (LEAF, Operation(name="to_int"), Operation(name="le_tensor_", arguments=(1, 2)))
     assert plan_of(TensorProgram(mesh=(2,), statements=statements)).applies == (True, True, False)

@@ -1,4 +1,4 @@
-"""Programs as scripts that need torch alone."""
+"""Programs as scripts that need only torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WRONG = TensorProgram(
 
 @pytest.mark.parametrize(("program", "code"), [(RIGHT, 0), (WRONG, 1)], ids=["right", "wrong"])
 def test_a_script_says_whether_ranks_differ(program: TensorProgram, code: int, tmp_path: Path) -> None:
-    """By its exit code, with values and gradients of all statements, and without equivcheck."""
+    """The exit code covers values and gradients of all statements. The script does not import equivcheck."""
     script = tmp_path / "repro.py"
     script.write_text(script_of(program), encoding="utf-8")
     assert "equivcheck" not in script.read_text(encoding="utf-8")

@@ -23,7 +23,7 @@ WITH_RULES = tuple(sorted({*ELEMENTWISE, *LINEAR, *ALONG_A_DIM, *SUMS, *PRODUCTS
 @given(programs(operations=WITH_RULES))
 @settings(max_examples=40, deadline=None)
 def test_programs_on_plain_tensors_are_equivalent(program: TensorProgram) -> None:
-    """Operations are on parts where that is enough, else a collective comes first; equal values prove nothing."""
+    """Operations run on shards if possible, otherwise after a collective."""
     verdict = check_program(program, target="plain")
     assert verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE), verdict.describe()
 
@@ -31,7 +31,7 @@ def test_programs_on_plain_tensors_are_equivalent(program: TensorProgram) -> Non
 @given(programs())
 @settings(max_examples=20, deadline=None)
 def test_operations_without_a_rule_are_on_whole_tensors(program: TensorProgram) -> None:
-    """They agree as well: all that is tested is the conversions around them."""
+    """They agree too, which tests the conversions around them."""
     check_program(program, target="plain").assert_no_finding()
 
 
@@ -40,7 +40,7 @@ PLACEMENTS = ("R", "S(0)", "S(1)", "P(sum)", "P(avg)")
 
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)], ids=str)
 def test_every_change_of_placement(mesh: tuple[int, ...]) -> None:
-    """Uneven, with empty parts, and with one dim cut by both axes: values and gradients."""
+    """Uneven, with empty shards, and with one dim sharded by both axes: values and gradients."""
     pairs = [(old, new) for old in PLACEMENTS for new in PLACEMENTS]
     for old, new in pairs:
         for lies, wanted in (
@@ -54,7 +54,7 @@ def test_every_change_of_placement(mesh: tuple[int, ...]) -> None:
 
 
 def test_a_gradient_that_is_undefined_on_one_device_may_be_zeros() -> None:
-    """What backwards of collectives are handed in its place; DTensor keeps it undefined."""
+    """Backwards of collectives receive zeros for it; DTensor keeps it undefined."""
     counted = program("S(0)", Operation(name="norm_0"))
     assert check(counted, target="plain").outcome is Outcome.EQUIVALENT
     assert check(counted).outcome is Outcome.EQUIVALENT
@@ -66,21 +66,21 @@ def program(placement: str, *statements: Operation | Redistribution, mesh: tuple
 
 
 def test_addends_of_a_maximum_are_refused() -> None:
-    """No collective but a sum has a derivative."""
+    """Only sums have a collective with a derivative."""
     verdict = check(program("P(max)", Operation(name="exp")), target="plain")
     assert verdict.outcome is Outcome.EQUIVALENT
     assert "not supported on plain tensors" in verdict.refusals[0].text
 
 
 def test_a_missing_conversion_is_caught() -> None:
-    """Of an operation that is not linear, in its value."""
+    """The value of a nonlinear operation differs."""
     wrong = check_program(program("P(sum)", Operation(name="exp")), target=MissingConversion)
     assert wrong.outcome is Outcome.DIVERGED
     check(program("P(sum)", Operation(name="exp")), target="plain").assert_equivalent()
 
 
 class _WithoutBackward(Collectives):
-    """Gathers without a derivative's sum."""
+    """Gathers without summing gradients."""
 
     def all_gather(self, part: object, dim: int, extent: int) -> object:  # type: ignore[override]
         """Each rank takes the gradient of its own copy."""
@@ -90,27 +90,27 @@ class _WithoutBackward(Collectives):
 
 
 class _WrongBackward(PlainTarget):
-    """A gather whose backward takes a part of its own gradient, where it has to add those of all ranks."""
+    """A gather whose backward takes a shard of its own gradient instead of summing over all ranks."""
 
     collectives = _WithoutBackward
 
 
 def test_a_gather_that_adds_no_gradients_is_caught() -> None:
-    """In the gradient: what is replicated has addends for a gradient."""
+    """The gradient differs, because a replicated tensor has a partial gradient."""
     wrong = check_program(program("S(0)", Redistribution(placements=("R",)), Operation(name="exp")), target=_WrongBackward)
     assert wrong.divergence is not None
     assert wrong.divergence.phase is Phase.GRADIENT
 
 
 def test_rules_are_of_operations_that_there_are() -> None:
-    """And what has none needs everything whole."""
+    """An operation without a rule needs replicated arguments."""
     assert set(WITH_RULES) <= set(OPERATIONS)
     assert needs(Operation(name="median", dim=0), ["S(1)"], [(2, 3)]) == (("R",), "R")
     assert needs(Operation(name="mm", arguments=(2, 1)), ["S(1)", "R"], [(2, 3), (3, 4)]) == (("S(1)", "S(0)"), "P(sum)")
 
 
 def test_compiled_operations_are_equivalent_in_processes() -> None:
-    """Where sim is asked for, gloo is taken, and the verdict says so."""
+    """The world is gloo instead of sim, and the verdict says so."""
     verdict = check(program("S(0)", Operation(name="softmax"), Operation(name="mul_scalar")), target="compiled")
     verdict.assert_equivalent()
     assert verdict.world == "gloo"
@@ -118,6 +118,6 @@ def test_compiled_operations_are_equivalent_in_processes() -> None:
 
 
 def test_an_unknown_target_is_refused() -> None:
-    """The text lists those that there are."""
+    """The error lists all targets."""
     with pytest.raises(UsageError, match="Expected dtensor, plain, typed, compiled"):
         check(program("R"), target="plane")

@@ -1,4 +1,4 @@
-"""Programs by the collectives of spmd_types, and what its type checker says of them."""
+"""Programs with the collectives of spmd_types, and its type checker's judgement."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 @given(programs(operations=WITH_RULES))
 @settings(max_examples=40, deadline=None)
 def test_types_accept_what_agrees_with_one_device(program: TensorProgram) -> None:
-    """With uneven and empty parts, several axes, and gradients; rounding may leave a few undecided."""
+    """With uneven and empty shards, several axes, and gradients. Rounding may leave a few undecided."""
     verdict = check_program(program, target="typed")
     assert verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE), verdict.describe()
     assert not verdict.types
 
 
 class _TypedMissingConversion(MissingConversion, TypedTarget):
-    """An operation takes addends for the whole."""
+    """Operations use partial values without reducing them."""
 
 
 def test_types_refuse_an_operation_on_addends() -> None:
-    """They say so beside the numbers, which differ as well."""
+    """The type error is reported in addition to the wrong numbers."""
     verdict = check_program(program("P(sum)", Operation(name="exp")), target=_TypedMissingConversion)
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.types.startswith("v1 exp: SpmdTypeError: Partial type")
@@ -50,19 +50,19 @@ class _Refused(TypedTarget):
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:
-        """Of any program."""
+        """Reject any program."""
         return "v1 exp: SpmdTypeError: no\n\nOr else"
 
 
 def test_types_that_refuse_what_is_right_are_a_finding() -> None:
-    """One of the two is wrong."""
+    """Either the checker or the program is wrong."""
     verdict = check_program(program("S(0)", Operation(name="exp")), target=_Refused)
     assert verdict.outcome is Outcome.CRASHED
     assert verdict.reason == "the type checker rejects a correct program: v1 exp: SpmdTypeError: no"
 
 
 def test_types_do_not_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A softmax along what is cut has right types and wrong numbers."""
+    """A softmax along a sharded dim has right types and wrong numbers."""
     monkeypatch.setattr(plain_target, "needs", lambda *_: (("S(0)",), "S(0)"))
     verdict = check_program(program("S(0)", Operation(name="softmax")), target="typed")
     assert verdict.outcome is Outcome.DIVERGED
@@ -70,7 +70,7 @@ def test_types_do_not_see_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gradient_that_the_library_does_not_take_is_a_refusal() -> None:
-    """What `sum` gives its input is expanded, and `all_reduce` wants it contiguous."""
+    """`sum` gives its input an expanded gradient, but `all_reduce` needs a contiguous one."""
     statements = (*program("P(sum)", Redistribution(placements=("R",))).statements, Operation(name="sum"))
     verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target="typed")
     assert verdict.outcome is Outcome.EQUIVALENT
@@ -78,7 +78,7 @@ def test_a_gradient_that_the_library_does_not_take_is_a_refusal() -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the command that installs it."""
+    """The error has the command to install it."""
     monkeypatch.setitem(sys.modules, "spmd_types", None)
     monkeypatch.delitem(sys.modules, "equivcheck.programs.run.plain.typed")
     with pytest.raises(UsageError, match="pip install spmd_types"):

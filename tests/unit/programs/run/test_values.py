@@ -1,4 +1,4 @@
-"""What ranks hold of leaves."""
+"""Each rank's part of a leaf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHAPES = ((), (1,), (5,), (4, 6), (5, 3), (0, 3))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_addends_make_the_whole(shape: tuple[int, ...], size: int) -> None:
-    """Exactly, but for an average over three; and no rank alone has it."""
+    """Exactly, except for an average over three ranks. No single rank has the full value."""
     full = full_tensor(Leaf(shape=shape, placements=("R",)))
     for reduction, reduce in (
         ("sum", lambda parts: parts.sum(0)),
@@ -31,7 +31,7 @@ def test_addends_make_the_whole(shape: tuple[int, ...], size: int) -> None:
 @pytest.mark.parametrize("extent", [0, 1, 4, 5, 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_parts_are_those_of_chunk(extent: int, size: int) -> None:
-    """As torch cuts, with empty parts at the end."""
+    """As `torch.chunk`, with empty shards at the end."""
     full = torch.arange(extent * 2).view(extent, 2)
     expected = [part for part in full.chunk(size) if part.numel()]
     parts = [chunk(full, size, index, 0) for index in range(size)]

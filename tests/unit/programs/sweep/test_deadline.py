@@ -1,4 +1,4 @@
-"""How long a sweep waits for programs that never end."""
+"""Deadlines in sweeps for programs that never end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 
 def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some views compute for all of a deadline, and each would cost a sweep half a minute."""
+    """Some views compute until the deadline, and each would cost a sweep half a minute."""
     deadlines = set()
 
     def noted(program: Any, *, deadline: float, **options: Any) -> ProgramVerdict:
@@ -31,7 +31,7 @@ def test_a_sweep_waits_as_long_as_a_campaign(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_what_dtensor_takes_long_to_refuse_is_not_endless() -> None:
-    """It weighs placements of all that attention is decomposed into, for ten seconds of CPU time, and then says so."""
+    """DTensor tries all placements for attention's decomposition for ten seconds before it refuses."""
     leaves = [Leaf(shape=(2, 2, 3, 4), placements=(placement,)) for placement in ("R", "R", "S(0)")]
     program = TensorProgram(mesh=(2,), statements=(*leaves, Operation(name=WEIGHED, arguments=(3, 2, 1))))
     assert seconds_of_program(program, "sim", USUAL_DEADLINE) == USUAL_DEADLINE

@@ -1,4 +1,4 @@
-"""The order of a sweep."""
+"""The order in sweeps."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Placements = tuple[tuple[str, ...], ...]
 
 
 def placements(program: TensorProgram) -> Placements:
-    """Those of each argument."""
+    """Placements by argument."""
     return tuple(each.placements for each in program.statements if isinstance(each, (Leaf, Constant)))
 
 
 @pytest.fixture(scope="module")
 def passes() -> Passes:
-    """Of four operations on a mesh of two axes."""
+    """Four operations on a mesh with two axes."""
     return order_in_passes(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
 
 
 def test_every_program_is_in_one_pass(passes: Passes) -> None:
-    """None is left out, and none is run twice."""
+    """No program is missing or runs twice."""
     assert Counter(passes) == Counter(Sweep(mesh=(2, 2), operations=OPERATIONS).programs())
 
 
 def test_the_first_pass_has_every_placement_of_every_argument(passes: Passes) -> None:
-    """That leaves no axis without work, in few programs, of which most have no argument that is replicated."""
+    """It has few programs. Each uses all axes, and most have no replicated argument."""
     first = next(iter(passes.programs.values()))
     for name in OPERATIONS:
         programs = filter(_uses_both_axes, Sweep(mesh=(2, 2), operations=(name,)).programs())
@@ -51,7 +51,7 @@ def _uses_both_axes(program: TensorProgram) -> bool:
 
 
 def test_an_axis_that_has_nothing_to_do_comes_last(passes: Passes) -> None:
-    """On a mesh of one axis there is none."""
+    """A mesh with one axis has no such programs."""
     *before, last = passes.programs.values()
     assert last
     assert not any(map(_uses_both_axes, last))
@@ -64,7 +64,7 @@ def _numbered(program: TensorProgram) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def test_pairs_come_before_what_has_nothing_new(passes: Passes) -> None:
-    """Before them, every two placements of the two arguments of an operation have met."""
+    """Earlier passes contain every pair of placements for two arguments."""
     *before, others, _ = passes.programs.values()
     met = {(each.operations, placements(each)) for each in itertools.chain(*before)}
     assert others
@@ -72,7 +72,7 @@ def test_pairs_come_before_what_has_nothing_new(passes: Passes) -> None:
 
 
 def test_programs_that_share_a_reference_follow_each_other(passes: Passes) -> None:
-    """In a pass, shapes and dims of an operation do not come back."""
+    """In a pass, the same operation, shapes and dim come only once."""
     for programs in passes.programs.values():
         computed = [(each.statements[-1], *(getattr(one, "shape", None) for one in each.statements)) for each in programs]
         runs = [each for each, _ in itertools.groupby(computed)]
@@ -80,14 +80,14 @@ def test_programs_that_share_a_reference_follow_each_other(passes: Passes) -> No
 
 
 def test_shards_have_all_programs(passes: Passes) -> None:
-    """Each one of them."""
+    """Every program is in exactly one shard."""
     parts = [passes.shard(number, 3) for number in (1, 2, 3)]
     assert sum(map(Counter, parts), Counter()) == Counter(passes)
     assert max(map(len, parts)) - min(map(len, parts)) <= len(passes.programs)
 
 
 def test_programs_that_were_not_run_are_left() -> None:
-    """Time that is over ends a sweep, which says how much of each pass is left."""
+    """If time runs out, the sweep says how much is left in each pass."""
     passes, over = order_in_passes(Sweep(operations=("neg",)).programs()), iter((False, False, True))
     assert run_sweep(passes, is_over=lambda: next(over)).stopped
     first, *others = passes.coverage()

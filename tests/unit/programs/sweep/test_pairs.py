@@ -27,12 +27,12 @@ SECONDS = ("exp", "square", "add", "mm", "cat")
 
 @pytest.fixture(scope="module")
 def results() -> tuple[Result, ...]:
-    """Those of a few operations, and of redistributions."""
+    """Results from a few operations and from redistributions."""
     return tuple(results_on(ranks("sim", 2), first_programs(Sweep(operations=FIRSTS))))
 
 
 def pairs_of(results: tuple[Result, ...], *operations: str, seed: int = 0) -> Pairs:
-    """Pairs whose second operation is one of a few."""
+    """Pairs whose second operation is in `operations`."""
     return Pairs(results=results, places=argument_positions(operations), seed=seed)
 
 
@@ -45,7 +45,7 @@ def first_of(program: TensorProgram) -> TensorProgram:
 
 
 def test_results_lie_as_dtensor_leaves_them(results: tuple[Result, ...]) -> None:
-    """With dtype, strides and sizes of shards; of several results each is one."""
+    """With dtype, strides and shard sizes. Each output counts as a result."""
     found = {(result.name, result.spec.kind, result.spec.memory, result.spec.sizes) for result in results}
     assert ("to_int", (("S(0)",), "int64"), frozenset({"no gradient"}), frozenset()) in found
     assert any("uneven" in sizes for _, _, _, sizes in found)
@@ -69,7 +69,7 @@ def test_every_pair_is_a_program_whose_last_operation_takes_a_result(results: tu
 
 
 def test_all_pairs_are_tried_in_the_end(results: tuple[Result, ...]) -> None:
-    """As many are covered as one device computes: a tensor without dims has no matrix product."""
+    """All pairs are covered that one device can compute: a tensor without dims has no matrix product."""
     pairs = pairs_of(results, "exp", "mm")
     assert len(list(pairs)) == len(pairs)
     assert all(pairs.num_tried[each] == pairs.total(each) >= pairs.num_covered[each] > 0 for each in Novelty)
@@ -77,7 +77,7 @@ def test_all_pairs_are_tried_in_the_end(results: tuple[Result, ...]) -> None:
 
 
 def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results: tuple[Result, ...]) -> None:
-    """No later program has one that is new; what a sweep of single operations has is not new either."""
+    """Later programs have no new ones. Leaves in a sweep of single operations are not new either."""
     specs = {result.program: result.spec for result in results}
     pairs, met = pairs_of(results, "exp", "square", "add"), set()
     for program in pairs:
@@ -93,7 +93,7 @@ def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results:
 
 
 def test_a_seed_says_what_is_run(results: tuple[Result, ...]) -> None:
-    """The same programs in the same order; another seed has other arguments, or another order."""
+    """The same seed gives the same programs; another one other arguments or another order."""
     first, again, other = (list(pairs_of(results, *SECONDS, seed=seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
@@ -110,7 +110,7 @@ class SquaresOfIntegers(DTensorTarget):
 
 
 def test_a_fault_that_only_a_pair_shows_is_found(results: tuple[Result, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No leaf is of integers."""
+    """Leaves are never integers."""
     monkeypatch.setattr(sweep, "check_program", partial(check_program, target=SquaresOfIntegers))
     assert run_sweep(Sweep(operations=("square",)).programs()).num_findings == 0
     found = run_sweep(pairs_of(results, "square"), only_sinks=True)
@@ -118,7 +118,7 @@ def test_a_fault_that_only_a_pair_shows_is_found(results: tuple[Result, ...], mo
 
 
 def test_what_an_operation_takes_is_not_read_before() -> None:
-    """Reading the result of an embedding whose rows are sharded drops the mask that the next operation needs."""
+    """Reading the output of a row-sharded embedding drops the mask that the next operation needs."""
     program = SMALLEST_PROGRAMS["dtensor_embedding_read_twice"]
     assert check_program(program).outcome is Outcome.KNOWN
     assert check_program(program, only_sinks=True).outcome is Outcome.EQUIVALENT
