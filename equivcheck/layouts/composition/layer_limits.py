@@ -20,29 +20,8 @@ def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
     return makes_graphs and any(_with_known_shapes(0, layer) != layer for layer in training.model.layers)
 
 
-def _routes(layer: AnyLayer) -> bool:
-    return layer.without_routing() != layer
-
-
-def _rounds_choices(training: Training, layout: Layout) -> bool:
-    return has_routing(training.model) and rounding_of(layout, training.precision) is not None
-
-
-def _compiles_recomputed_routes(training: Training, layout: Layout) -> bool:
-    execution = layout.execution
-    recomputed = (layer for index, layer in enumerate(training.model.layers) if execution.checkpoints(index))
-    return execution.compiled_autograd and any(map(_routes, recomputed))
-
-
 def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
     return each_layer(training, lambda index, layer: layer.without_routing() if layout.execution.checkpoints(index) else layer)
-
-
-def _leaves_no_head(training: Training, layout: Layout) -> bool:
-    return any(
-        isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout, index)
-        for index, layer in enumerate(training.model.layers)
-    )
 
 
 def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
@@ -54,43 +33,38 @@ def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
     return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, parts))
 
 
-def _explicitly(_index: int, layer: AnyLayer) -> AnyLayer:
-    return layer.having(fused=False) if isinstance(layer, Attention) else layer
-
-
-NO_FUSED_ATTENTION_OF_NO_HEADS = Limit(
-    reason="fused attention on CPU: a rank without heads is not supported: the kernel divides by zero, which ends the process "
-    "(SIGFPE)",
-    applies=_leaves_no_head,
-    repair=lambda training, _layout: each_layer(training, _explicitly),
-    torch="<2.12",
-)
-
-NO_SHAPES_OF_VALUES_IN_GRAPHS = Limit(
-    reason="torch.compile or whole_step: shapes that depend on values, such as the number of positions routed to an expert, "
-    "are not supported: a graph cannot hold them",
-    applies=_has_shapes_of_values,
-    repair=lambda training, _layout: each_layer(training, _with_known_shapes),
-)
-
-NO_CHOICES_BETWEEN_ROUNDED_SCORES = Limit(
-    reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "
-    "equal, so it is chance whether ranks choose the same experts as the single-device run",
-    applies=_rounds_choices,
-    repair=lambda training, _layout: without_routing(training),
-)
-
-NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS = Limit(
-    reason="compiled autograd: recomputing a layer of experts is not supported: each expert breaks the graph; compiling takes "
-    "0.5 min with two experts, 2 min with four, and does not finish with eight",
-    applies=_compiles_recomputed_routes,
-    repair=_without_recomputed_routes,
-)
-
 LAYER_LIMITS = (
-    NO_FUSED_ATTENTION_OF_NO_HEADS,
-    NO_SHAPES_OF_VALUES_IN_GRAPHS,
-    NO_CHOICES_BETWEEN_ROUNDED_SCORES,
-    NO_RECOMPUTED_ROUTES_IN_COMPILED_BACKWARDS,
+    Limit(
+        reason="fused attention on CPU: a rank without heads is not supported: the kernel divides by zero, which ends the "
+        "process (SIGFPE)",
+        applies=lambda training, layout: any(
+            isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout, index)
+            for index, layer in enumerate(training.model.layers)
+        ),
+        repair=lambda training, _layout: each_layer(
+            training, lambda _index, layer: layer.having(fused=False) if isinstance(layer, Attention) else layer
+        ),
+        torch="<2.12",
+    ),
+    Limit(
+        reason="torch.compile or whole_step: shapes that depend on values, such as the number of positions routed to an expert, "
+        "are not supported: a graph cannot hold them",
+        applies=_has_shapes_of_values,
+        repair=lambda training, _layout: each_layer(training, _with_known_shapes),
+    ),
+    Limit(
+        reason="experts with a router: a layout that rounds to other element types is not supported: rounded scores are often "
+        "equal, so it is chance whether ranks choose the same experts as the single-device run",
+        applies=lambda training, layout: has_routing(training.model) and rounding_of(layout, training.precision) is not None,
+        repair=lambda training, _layout: without_routing(training),
+    ),
+    Limit(
+        reason="compiled autograd: recomputing a layer of experts is not supported: each expert breaks the graph; compiling "
+        "takes 0.5 min with two experts, 2 min with four, and does not finish with eight",
+        applies=lambda training, layout: (
+            layout.execution.compiled_autograd and _without_recomputed_routes(training, layout) != training
+        ),
+        repair=_without_recomputed_routes,
+    ),
 )
 """Checked before the parallelisms' limits."""

@@ -32,7 +32,6 @@ from equivcheck.scenario import (
     LocalDataParallel,
     LocalTensorParallel,
     Mesh,
-    Parallelism,
     Pipeline,
     PlannedParallelism,
     Precision,
@@ -44,14 +43,6 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, Axis
 
 
-def _shares_updates(layout: Layout) -> bool:
-    return any(parallelism.zero_redundancy for parallelism in layout.of(DDP))
-
-
-def _is_localized(layout: Layout) -> bool:
-    return (layout.has(TensorParallel) or has_dtensor_experts(layout)) and not keeps_dtensors(layout)
-
-
 def _by_dtensors(layout: Layout) -> Layout:
     """Replace plain shards by DTensors, which know their placements.
 
@@ -61,18 +52,9 @@ def _by_dtensors(layout: Layout) -> Layout:
         return with_options(layout, ExpertParallel, storage=ExpertStorage.DTENSOR)
     if layout.has(LocalDataParallel, ContextParallel, ExpertParallel):
         return replace(layout, mesh=Mesh(axes=(Axis(name=DP, size=layout.mesh.num_ranks),)), parallelisms=(FSDP2(),))
-    return replace(layout, parallelisms=tuple(map(_of_dtensors, layout.parallelisms)))
-
-
-def _of_dtensors(parallelism: Parallelism) -> Parallelism:
-    if not isinstance(parallelism, LocalTensorParallel):
-        return parallelism
-    return TensorParallel(**{field.name: getattr(parallelism, field.name) for field in fields(PlannedParallelism)})
-
-
-def _has_replicas_of_one_shard(layout: Layout) -> bool:
-    mesh = layout.mesh
-    return layout.has(FSDP1) and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1
+    (local,) = layout.of(LocalTensorParallel)
+    plan = TensorParallel(**{field.name: getattr(local, field.name) for field in fields(PlannedParallelism)})
+    return replace(layout, parallelisms=tuple(plan if each is local else each for each in layout.parallelisms))
 
 
 def _on_dtensors(layout: Layout) -> Layout:
@@ -96,19 +78,19 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     LayoutLimit(
         reason="checkpoint: ZeroRedundancyOptimizer is not supported: torch.distributed.checkpoint asks every rank for its "
         "state_dict, but only ranks that the state was consolidated to have one",
-        applies=_shares_updates,
+        applies=lambda layout: any(ddp.zero_redundancy for ddp in layout.of(DDP)),
         repair=lambda layout: with_options(layout, DDP, zero_redundancy=False, parameters_as_bucket_view=False),
     ),
     LayoutLimit(
         reason="checkpoint: FullyShardedDataParallel with replicas of a single shard is not supported: optim_state_dict "
         "broadcasts from rank 0 in groups that do not contain it",
-        applies=_has_replicas_of_one_shard,
+        applies=lambda layout: layout.has(FSDP1) and layout.mesh.size(SHARD) == 1 and layout.mesh.size(REPLICATE) > 1,
         repair=_on_dtensors,
     ),
     LayoutLimit(
         reason="checkpoint: DistributedDataParallel, replicate or FullyShardedDataParallel over tensor parallelism or DTensor "
         "experts is not supported: they train local tensors, and torch.distributed.checkpoint does not know their placements",
-        applies=_is_localized,
+        applies=lambda layout: (layout.has(TensorParallel) or has_dtensor_experts(layout)) and not keeps_dtensors(layout),
         repair=_on_dtensors,
     ),
     LayoutLimit(
@@ -121,10 +103,6 @@ CHECKPOINT_LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (
     ),
 )
 """Layouts that can neither save a checkpoint nor resume from one."""
-
-
-def _keeps_momentum(training: Training) -> bool:
-    return isinstance(training.optimizer, SGD) and training.optimizer.momentum > 0
 
 
 def _drops_gradients(training: Training, layout: Layout) -> bool:
@@ -171,7 +149,9 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
         reason="checkpoint: SGD with momentum and partial gradients is not supported: momentum begins as a copy of the "
         "gradient, and a partial tensor is not saved ('Any checkpointing related operations are not supported for DTensor with "
         "partial placements!')",
-        applies=lambda training, layout: _keeps_momentum(training) and not layout.redistributes_gradients,
+        applies=lambda training, layout: (
+            isinstance(training.optimizer, SGD) and training.optimizer.momentum > 0 and not layout.redistributes_gradients
+        ),
         repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
         torch="!=2.12.*,!=2.13.*",  # these two redistribute a gradient that is copied
     ),

@@ -94,23 +94,17 @@ def _num_traces(training: Training) -> int:
 
 def _expected(model: Model, layout: Layout) -> float:
     execution = layout.execution
-    num_ranks, num_linears = layout.mesh.num_ranks, _num_linears(model)
+    num_linears = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
+    num_linears += (model.source is not None) + (model.head is not None)
+    num_ranks = layout.mesh.num_ranks
     seconds = _INDUCTOR_SECONDS if execution.compile is Compile.INDUCTOR else _PASS_SECONDS
-    seconds += _linear_seconds(execution) * num_ranks * num_linears
+    if not execution.compiled_autograd:
+        per_linear = _LINEAR_SECONDS
+    else:
+        per_linear = _BACKWARD_SECONDS if execution.checkpointing is Recompute.NONE else _RECOMPUTED_SECONDS
+    seconds += per_linear * num_ranks * num_linears
     if execution.compiled_autograd and layout.has(TensorParallel, SPMD):
         seconds += _BROKEN_SECONDS * num_ranks * num_linears**2
     if execution.compiled_autograd and model.length is not None:
         seconds += _SYMBOLIC_SECONDS * num_ranks * num_linears**2
     return seconds
-
-
-def _linear_seconds(execution: Execution) -> float:
-    if not execution.compiled_autograd:
-        return _LINEAR_SECONDS
-    return _BACKWARD_SECONDS if execution.checkpointing is Recompute.NONE else _RECOMPUTED_SECONDS
-
-
-def _num_linears(model: Model) -> int:
-    """Count linears in all layers. The embedding and the head count as one each."""
-    within = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
-    return within + (model.source is not None) + (model.head is not None)

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equivcheck.layouts.base.distribute import redistribute_gradients
-from equivcheck.scenario import SPMD, AuxiliaryLinear, ClipNorm, ClipValue, Layout, TensorParallel
+from equivcheck.scenario import AuxiliaryLinear, ClipNorm, ClipValue
 from equivcheck.training.accumulate import part_loss, whole
 from equivcheck.training.material import Batch
 from equivcheck.training.read import canonical_name
@@ -144,7 +144,7 @@ class _WholeSteps:
             part = part_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)
             part.backward()  # type: ignore[no-untyped-call]
             loss = loss + whole(part)
-        results = {"loss": loss, "gradients": _gradients(parameters, torch.clone)}
+        results = {"loss": loss, "gradients": _gradients(parameters)}
         results |= self._clip(parameters)
         optimizer.step()
         return results | {
@@ -158,7 +158,8 @@ class _WholeSteps:
         for (name, parameter), tensor, gradient in rows:
             leaves[name] = tensor.detach().requires_grad_(parameter.requires_grad)
             leaves[name].grad = gradient
-        if _redistributes(self.setup.layout):
+        # The graph's leaves lack the parameters' hooks.
+        if self.setup.layout is not None and self.setup.layout.redistributes_gradients:
             redistribute_gradients(leaves.values())
         return leaves
 
@@ -178,23 +179,14 @@ class _WholeSteps:
         clipping, tensors = self.setup.training.clipping, list(parameters.values())
         if isinstance(clipping, ClipNorm):
             norm = whole(self.setup.clip_norm(self.setup.model, tensors, clipping))
-            return {"norm": norm, "clipped": _gradients(parameters, torch.clone)}
+            return {"norm": norm, "clipped": _gradients(parameters)}
         if isinstance(clipping, ClipValue):
             nn.utils.clip_grad_value_(tensors, clipping.clip_value)
         return {}
 
 
-def _redistributes(layout: Layout | None) -> bool:
-    """Whether the graph must redistribute gradients itself, because its leaves lack the parameters' hooks."""
-    if layout is None:
-        return False
-    return all(spmd.redistribute_gradients for spmd in layout.of(SPMD)) and all(
-        parallelism.redistribute_gradients for parallelism in layout.of(TensorParallel)
-    )
-
-
-def _gradients(parameters: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:
-    return [None if parameter.grad is None else change(parameter.grad) for parameter in parameters.values()]
+def _gradients(parameters: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+    return [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters.values()]
 
 
 def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tensors: list[torch.Tensor]) -> _Graph:
@@ -207,14 +199,10 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
         return outputs
 
     graph = make_fx(flat, tracing_mode="fake")(*tensors)
-    _without_shapes(graph)
-    return _Graph(graph, results[-1])
-
-
-def _without_shapes(graph: GraphModule) -> None:
-    """Drop DTensor's shape computations. Before torch 2.13 they are traced too, and may raise on uninitialised tokens."""
+    # Drop DTensor's shape computations: before torch 2.13 they are traced too, and may raise on uninitialised tokens.
     graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
     graph.recompile()
+    return _Graph(graph, results[-1])
 
 
 def _has_effect(node: Node) -> bool:

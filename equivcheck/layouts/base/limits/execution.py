@@ -40,11 +40,6 @@ def uncompiled(layout: Layout) -> Layout:
     return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
 
 
-def _counts_in_python(training: Training, layout: Layout) -> bool:
-    optimizer = training.optimizer
-    return layout.execution.whole_step and optimizer.implementation not in optimizer.traceable
-
-
 def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
     # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
@@ -71,6 +66,8 @@ NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
 NO_COUNTS_IN_GRAPHS = Limit(
     reason="whole_step: an optimizer that reads its step count as a number is not supported: a graph cannot hold the number "
     "(`capturable` computes it in float32); SGD, RMSprop, Adadelta and fused Adam and AdamW do not read it",
-    applies=_counts_in_python,
+    applies=lambda training, layout: (
+        layout.execution.whole_step and training.optimizer.implementation not in training.optimizer.traceable
+    ),
     repair=_with_graph_optimizer,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
-from equivcheck.layouts.base.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_model, without_scale
+from equivcheck.layouts.base.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_tokens, without_scale
 from equivcheck.layouts.base.partition import leaves_nothing
 from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
@@ -14,18 +14,6 @@ from equivcheck.scenario.mesh import TP
 def _where(broken: Callable[[Training, Layout], bool]) -> Callable[[Training, Layout], bool]:
     """Restrict a condition to layouts with `loss_parallel`."""
     return lambda training, layout: parallelism_of(layout, PlannedParallelism).loss_parallel and broken(training, layout)
-
-
-def _lacks_classes(training: Training, layout: Layout) -> bool:
-    return training.model.head is not None and leaves_nothing(training.model.outputs, layout.mesh.size(TP))
-
-
-def _smooths(training: Training, _layout: Layout) -> bool:
-    return isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0
-
-
-def _squares_sums(training: Training, _layout: Layout) -> bool:
-    return isinstance(training.loss, CrossEntropy) and training.loss.z_loss > 0
 
 
 ENDS_IN_HEAD = Limit(
@@ -40,39 +28,6 @@ CROSS_ENTROPY_ALONE = Limit(
     repair=lambda training, _layout: of_labels(training),
 )
 
-EVERY_RANK_HAS_CLASSES = Limit(
-    reason="loss_parallel: a rank that holds no class is not supported: it leaves out the maximum over ranks, in which the "
-    "others wait for it, and cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
-    applies=_where(_lacks_classes),
-    repair=lambda training, layout: with_model(
-        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
-    ),
-)
-
-NO_SMOOTHING = Limit(
-    reason="loss_parallel: label_smoothing is not supported: torch documents this limit; a partial sum over classes would be "
-    "masked in place, which DTensor refuses",
-    applies=_where(_smooths),
-    repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
-    upstream=True,
-    torch="!=2.10.*",  # which masks it, and has a wrong gradient then (pytorch#190746)
-)
-
-NO_Z_LOSS = Limit(
-    reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",
-    applies=_where(_squares_sums),
-    repair=lambda training, _layout: with_loss(training, z_loss=0.0),
-    upstream=True,
-    torch="<2.10",
-)
-
-NO_SCALE_OF_LOGITS = Limit(
-    reason="loss_parallel: a scalar scale of the logits is not supported: next to DTensor logits it counts as replicated, and "
-    "its gradient is a partial DTensor, which optimizers do not accept for a plain parameter",
-    applies=_where(lambda training, _layout: training.model.scale),
-    repair=lambda training, _layout: without_scale(training),
-)
-
 
 def _compiles_for_any_rows(training: Training, layout: Layout) -> bool:
     execution, rows = layout.execution, set(training.data.microbatches)
@@ -80,20 +35,46 @@ def _compiles_for_any_rows(training: Training, layout: Layout) -> bool:
     return as_one and execution.compiled_autograd and len(rows) > 1
 
 
-EQUAL_ROWS_IN_GRAPHS = Limit(
-    reason="loss_parallel: unequal microbatches with compiled autograd are not supported if the model is compiled as a whole: "
-    "the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked with proxy')",
-    applies=_where(_compiles_for_any_rows),
-    repair=lambda training, _layout: with_equal_rows(training),
-    upstream=True,
-)
-
 LOSS_PARALLEL: tuple[Limit, ...] = (
     ENDS_IN_HEAD,
     CROSS_ENTROPY_ALONE,
-    EVERY_RANK_HAS_CLASSES,
-    NO_SMOOTHING,
-    NO_Z_LOSS,
-    NO_SCALE_OF_LOGITS,
-    EQUAL_ROWS_IN_GRAPHS,
+    Limit(
+        reason="loss_parallel: a rank that holds no class is not supported: it leaves out the maximum over ranks, in which the "
+        "others wait for it, and cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
+        applies=_where(
+            lambda training, layout: (
+                training.model.head is not None and leaves_nothing(training.model.outputs, layout.mesh.size(TP))
+            )
+        ),
+        repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
+    ),
+    Limit(
+        reason="loss_parallel: label_smoothing is not supported: torch documents this limit; a partial sum over classes would be "
+        "masked in place, which DTensor refuses",
+        applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0),
+        repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
+        upstream=True,
+        torch="!=2.10.*",  # which masks it, and has a wrong gradient then (pytorch#190746)
+    ),
+    Limit(
+        reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",
+        applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.z_loss > 0),
+        repair=lambda training, _layout: with_loss(training, z_loss=0.0),
+        upstream=True,
+        torch="<2.10",
+    ),
+    Limit(
+        reason="loss_parallel: a scalar scale of the logits is not supported: next to DTensor logits it counts as replicated, "
+        "and its gradient is a partial DTensor, which optimizers do not accept for a plain parameter",
+        applies=_where(lambda training, _layout: training.model.scale),
+        repair=lambda training, _layout: without_scale(training),
+    ),
+    Limit(
+        reason="loss_parallel: unequal microbatches with compiled autograd are not supported if the model is compiled as a "
+        "whole: the number of rows is symbolic, and the backward of such logits cannot be traced ('SymInt ... is not tracked "
+        "with proxy')",
+        applies=_where(_compiles_for_any_rows),
+        repair=lambda training, _layout: with_equal_rows(training),
+        upstream=True,
+    ),
 )

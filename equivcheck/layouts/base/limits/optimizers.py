@@ -24,19 +24,10 @@ def keeps_dtensors(layout: Layout) -> bool:
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
 
 
-def _lacks_strategy(training: Training, layout: Layout) -> bool:
-    return training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
-
-
 def _with_strategy(training: Training, _layout: Layout) -> Training:
     optimizer = training.optimizer
     left = [each for each in optimizer.implementations() if each not in optimizer.without_dtensor]
     return replace(training, optimizer=replace(optimizer, implementation=left[-1]) if left else SGD(lr=optimizer.lr))
-
-
-def _is_adafactor_of_lists(training: Training, layout: Layout) -> bool:
-    optimizer = training.optimizer
-    return isinstance(optimizer, Adafactor) and optimizer.implementation is Implementation.FOREACH and keeps_dtensors(layout)
 
 
 DTENSOR_OPTIMIZERS = (
@@ -44,14 +35,20 @@ DTENSOR_OPTIMIZERS = (
         reason="DTensor: fused SGD, fused Adagrad and Rprop are not supported: no sharding strategy is registered for "
         "aten._fused_sgd_ and aten._fused_adagrad_, and none that works in place for aten.index_put_ and aten._foreach_copy_, "
         "one of which Rprop needs",
-        applies=_lacks_strategy,
+        applies=lambda training, layout: (
+            training.optimizer.implementation in training.optimizer.without_dtensor and keeps_dtensors(layout)
+        ),
         repair=_with_strategy,
         upstream=True,
     ),
     Limit(
         reason="DTensor: foreach Adafactor is not supported: no sharding strategy is registered for "
         "aten._foreach_lerp_.ScalarList",
-        applies=_is_adafactor_of_lists,
+        applies=lambda training, layout: (
+            isinstance(training.optimizer, Adafactor)
+            and training.optimizer.implementation is Implementation.FOREACH
+            and keeps_dtensors(layout)
+        ),
         repair=with_loop,
         upstream=True,
         torch="<2.13",

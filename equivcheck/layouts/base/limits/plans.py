@@ -15,7 +15,7 @@ from equivcheck.layouts.base.plan.rules import (
     inputs_of,
     places,
 )
-from equivcheck.scenario import ActivationSharding, Layout, Parallelism, PlannedParallelism, Training
+from equivcheck.scenario import ActivationSharding, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
 
 
@@ -52,12 +52,10 @@ APPLIED_FIRST = LayoutLimit(
     reason="tensor parallelism: a parallelism before it in the layout is not supported: it is applied to modules that nothing "
     "has wrapped or sharded yet, so it comes first, as the innermost",
     applies=lambda layout: not isinstance(layout.parallelisms[0], PlannedParallelism),
-    repair=lambda layout: replace(layout, parallelisms=(*layout.of(PlannedParallelism), *_others(layout))),
+    repair=lambda layout: replace(
+        layout, parallelisms=tuple(sorted(layout.parallelisms, key=lambda each: not isinstance(each, PlannedParallelism)))
+    ),
 )
-
-
-def _others(layout: Layout) -> tuple[Parallelism, ...]:
-    return tuple(parallelism for parallelism in layout.parallelisms if not isinstance(parallelism, PlannedParallelism))
 
 
 def _unties(training: Training, layout: Layout) -> bool:

@@ -45,22 +45,24 @@ def limits_of_propagated_gradients(
     def is_pending(training: Training, layout: Layout) -> bool:
         return leaves_pending(training, layout) and (ranks(layout) > 1 or torch_in(LOST_ON_ONE_RANK))
 
-    short = Limit(
-        reason=f"{option}: a dim that is shorter than the number of ranks it is sharded over is not supported: propagation "
-        "leaves its gradient replicated, and no optimizer updates a sharded parameter in place by a replicated gradient",
-        applies=cuts_short,
-        repair=lambda training, layout: with_widths(training, ranks(layout)),
-        upstream=True,
-        torch=REFUSED_IN_PLACE,
-    )
-    return (short, *_before_updates(option, is_pending), *_of_foreach(option, is_pending, cuts_parameters, ranks))
+    def foreach_refuses(training: Training, layout: Layout) -> bool:
+        return training.optimizer.implementation is Implementation.FOREACH and is_pending(training, layout)
 
+    def takes_absolute_values(training: Training, layout: Layout) -> bool:
+        # Weight decay makes the gradient of a sharded parameter sharded too. The scalar scale stays replicated, in no group.
+        decays = training.model.scale and training.optimizer.weight_decay if cuts_parameters(layout) else _decays(training)
+        changes = training.optimizer.maximize or bool(decays)
+        return isinstance(training.optimizer, Adamax) and changes and foreach_refuses(training, layout)
 
-def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
-    """Limits for in-place changes to gradients before the optimizer step."""
+    def adds_shards(training: Training, layout: Layout) -> bool:
+        optimizer = training.optimizer
+        is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
+        adds = optimizer.maximize and _decays(training) and not is_decoupled
+        return adds and cuts_parameters(layout) and ranks(layout) > 1 and foreach_refuses(training, layout)
+
     clamps = Limit(
         reason=f"{option}: clip_grad_value_ is not supported: it clamps in place, which DTensor refuses for a partial gradient",
-        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and leaves_pending(training, layout),
+        applies=lambda training, layout: isinstance(training.clipping, ClipValue) and is_pending(training, layout),
         repair=lambda training, _layout: replace(training, clipping=None),
         upstream=True,
         torch=REFUSED_IN_PLACE,
@@ -68,12 +70,20 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
     zeroes = Limit(
         reason=f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it zeroes in place, "
         "which DTensor refuses for a partial gradient",
-        applies=lambda training, layout: _zeroes_by_foreach(training) and leaves_pending(training, layout),
+        applies=lambda training, layout: _zeroes_by_foreach(training) and is_pending(training, layout),
         repair=lambda training, _layout: replace(training, zero_grad=ZeroGrad.NONE),
         upstream=True,
         torch=REFUSED_IN_PLACE,
     )
     return (
+        Limit(
+            reason=f"{option}: a dim that is shorter than the number of ranks it is sharded over is not supported: propagation "
+            "leaves its gradient replicated, and no optimizer updates a sharded parameter in place by a replicated gradient",
+            applies=cuts_short,
+            repair=lambda training, layout: with_widths(training, ranks(layout)),
+            upstream=True,
+            torch=REFUSED_IN_PLACE,
+        ),
         clamps,
         _done_wrongly(clamps, f"{option}: clip_grad_value_ is not supported: it clamps each rank's partial sum of a gradient"),
         zeroes,
@@ -82,35 +92,6 @@ def _before_updates(option: str, leaves_pending: Applies) -> tuple[Limit, ...]:
             f"{option}: zero_grad(set_to_none=False) of a foreach or fused optimizer is not supported: it does not zero partial "
             "gradients",
         ),
-    )
-
-
-def _done_wrongly(refused: Limit, reason: str) -> Limit:
-    """The limit for versions that compute a wrong result without an error, so `frontier` cannot test it."""
-    return replace(refused, reason=reason, upstream=False, torch=NOT_REFUSED_IN_PLACE)
-
-
-def _of_foreach(
-    option: str, leaves_pending: Applies, cuts_parameters: Callable[[Layout], bool], ranks: Callable[[Layout], int]
-) -> tuple[Limit, ...]:
-    """Limits for in-place operations in foreach optimizers, on gradients after negation or weight decay.
-
-    If the parameter is sharded, adding weight decay also shards its gradient.
-    """
-
-    def is_refused(training: Training, layout: Layout) -> bool:
-        return training.optimizer.implementation is Implementation.FOREACH and leaves_pending(training, layout)
-
-    def takes_absolute_values(training: Training, layout: Layout) -> bool:
-        decays = _decays_scale(training) if cuts_parameters(layout) else _decays(training)
-        changes = training.optimizer.maximize or decays
-        return isinstance(training.optimizer, Adamax) and changes and is_refused(training, layout)
-
-    def adds_shards(training: Training, layout: Layout) -> bool:
-        adds = training.optimizer.maximize and _adds_decay_to_gradients(training)
-        return adds and cuts_parameters(layout) and ranks(layout) > 1 and is_refused(training, layout)
-
-    return (
         Limit(
             reason=f"{option}: foreach Adamax with maximize or weight_decay is not supported: it takes absolute values in "
             "place, which DTensor refuses for partial gradients",
@@ -130,6 +111,11 @@ def _of_foreach(
     )
 
 
+def _done_wrongly(refused: Limit, reason: str) -> Limit:
+    """The limit for versions that compute a wrong result without an error, so `frontier` cannot test it."""
+    return replace(refused, reason=reason, upstream=False, torch=NOT_REFUSED_IN_PLACE)
+
+
 def _zeroes_by_foreach(training: Training) -> bool:
     is_loop = training.optimizer.implementation is Implementation.FOR_LOOP
     return training.zero_grad is ZeroGrad.ZERO and not is_loop and training.steps > 1
@@ -137,14 +123,3 @@ def _zeroes_by_foreach(training: Training) -> bool:
 
 def _decays(training: Training) -> bool:
     return bool(training.optimizer.weight_decay) or any(group.weight_decay for group in training.groups)
-
-
-def _decays_scale(training: Training) -> bool:
-    """Whether the scalar scale has weight decay. No parameter group selects it."""
-    return training.model.scale and bool(training.optimizer.weight_decay)
-
-
-def _adds_decay_to_gradients(training: Training) -> bool:
-    optimizer = training.optimizer
-    is_decoupled = isinstance(optimizer, AdamW) or getattr(optimizer, "decoupled_weight_decay", False)
-    return _decays(training) and not is_decoupled

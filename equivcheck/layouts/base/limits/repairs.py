@@ -167,6 +167,12 @@ def _fitted(size: int, multiple: int, largest: int) -> int:
     return up if up <= largest else multiple if multiple <= largest else 1
 
 
+def with_tokens(training: Training, multiple: int) -> Training:
+    """Round the vocabulary up to a multiple. A vocabulary that would become too large is set to the multiple itself."""
+    source = training.model.source
+    return with_model(training, source=source and source.rounded(multiple))
+
+
 def over_features(training: Training) -> Training:
     """Replace the model by linear layers with the same widths on rows of real numbers, without embedding and head."""
     model, bias = training.model, training.optimizer.takes_vectors
