@@ -9,7 +9,7 @@ import pytest
 
 from equivcheck import check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.base import local_parts
+from equivcheck.layouts.base import local_tensors
 from equivcheck.layouts.base.rounding import ONCE
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.composition.registry import when_reduced
@@ -126,10 +126,10 @@ def test_a_script_is_refused_by_name() -> None:
 
 def test_a_norm_of_one_cut_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of what is cut twice is over all ranks."""
-    honest = local_parts.clip_over
+    honest = local_tensors.clip_over
 
     def once(parameters: Any, clipping: Any, cuts: Any) -> Any:
         return honest(parameters, clipping, cuts[:1])
 
-    monkeypatch.setattr(local_parts, "clip_over", once)
+    monkeypatch.setattr(local_tensors, "clip_over", once)
     assert check(a_scenario()).outcome.is_finding

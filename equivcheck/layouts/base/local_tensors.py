@@ -1,19 +1,29 @@
-"""Parameters whose DTensors `DistributedDataParallel` replaced by local tensors.
+"""Read plain local tensors as pieces of full parameters, and clip by the norm over all ranks.
 
-Uses private torch API (`_st_info`, DDP's note on such parameters). Tested with torch 2.13.
+Explicit parallelisms shard parameters as plain tensors. `DistributedDataParallel` over tensor parallelism replaces DTensors by
+their local tensors, which private torch API (`_st_info`) marks. Tested with torch 2.13.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from equivcheck.scenario import ClipNorm
+from equivcheck.layouts.base.partition import chunk_size, cut_dim
+from equivcheck.scenario import ClipNorm, NormType, Parallelism
 from equivcheck.training.clipping import clip_by_norm_of_norms
+from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.training.read import box_of, canonical_name, piece_of
+from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 
@@ -54,3 +64,109 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
 
 def _spec(parameter: torch.Tensor) -> Any:
     return getattr(parameter, "_st_info", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """This rank's shard."""
+
+    shape: tuple[int, ...]
+    """The full parameter's shape."""
+    dim: int
+    """Sharded dim."""
+    start: int
+    """The shard's first index along that dim."""
+
+    def place(self, piece: Piece) -> Piece:
+        """Convert a piece of this shard to a piece of the full parameter."""
+        start = list(piece.start or (0,) * len(self.shape))
+        start[self.dim] += self.start
+        return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)
+
+
+def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+    """Make the setup read and clip shards as parts of full parameters."""
+    parts = _parts(setup, parallelism, mesh)
+    if not parts:
+        return
+    inner, cut = setup.find_slots, set[torch.Tensor]()
+    clip = setup.clip_norm if isinstance(setup.clip_norm, ClipOverParts) else ClipOverParts()
+    clip.cuts.append((cut, mesh.get_group()))
+
+    def find_slots(model: nn.Module) -> tuple[Slot, ...]:
+        slots = inner(model)
+        cut.update(slot.parameter for slot in slots if any(piece.name in parts for piece in slot.pieces))
+        return tuple(
+            Slot(parameter=slot.parameter, pieces=tuple(_placed(piece, parts) for piece in slot.pieces)) for slot in slots
+        )
+
+    setup.find_slots, setup.clip_norm = find_slots, clip
+
+
+def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
+    found: dict[str, _Part] = {}
+    for parameter in parameters_of(setup.training.model):
+        dim = cut_dim(parallelism, parameter)
+        if dim is not None and mesh.size() > 1:
+            size = parameter.shape[dim]
+            start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
+            found[parameter.full_name] = _Part(shape=parameter.shape, dim=dim, start=start)
+    return found
+
+
+def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
+    return parts[piece.name].place(piece) if piece.name in parts else piece
+
+
+class ClipOverParts:
+    """Clips by the norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
+
+    def __init__(self) -> None:
+        self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
+        """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
+
+    def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+        """Clip the gradients and return the norm before."""
+        return clip_over(parameters, clipping, self.cuts)
+
+
+def clip_over(
+    parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
+) -> torch.Tensor:
+    """Clip by the norm over all ranks' shards, and return the norm before.
+
+    Parameters sharded by the same parallelisms share one norm, which is combined over their groups. Replicated parameters have
+    another.
+    """
+    norm_type = float(clipping.norm_type.value)
+    kinds: dict[tuple[bool, ...], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds.setdefault(tuple(parameter in cut for cut, _ in cuts), []).append(parameter.grad)
+    norms = []
+    for is_cut, kind in sorted(kinds.items(), key=itemgetter(0), reverse=True):
+        norm = _norm([gradient for gradient in kind if gradient.numel()], kind[0], norm_type)
+        for _, group in compress(cuts, is_cut):
+            norm = _combined(norm, clipping.norm_type, group)
+        norms.append(norm)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else torch.zeros(())
+    nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, total)
+    return total
+
+
+def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> torch.Tensor:
+    if kind is NormType.INF:
+        dist.all_reduce(norm, dist.ReduceOp.MAX, group)
+        return norm
+    power = float(kind.value)
+    total = norm**power
+    dist.all_reduce(total, group=group)
+    return total ** (1 / power)
+
+
+def _norm(gradients: list[torch.Tensor], any_of_them: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """This rank's norm, or 0 without gradients."""
+    if not gradients:
+        return any_of_them.new_zeros(())
+    norm = nn.utils.get_total_norm(gradients, norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

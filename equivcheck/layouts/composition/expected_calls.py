@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, add
-from equivcheck.layouts.base.expected_calls.counted_units import sums_of_counts
 from equivcheck.layouts.base.expected_calls.model import Unmodelled
 from equivcheck.layouts.base.expected_calls.rank_view import RankView, whole_parameters
+from equivcheck.layouts.base.expected_calls.shared import sums_of_counts
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 

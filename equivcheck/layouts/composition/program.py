@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.execution.activation_checkpointing import recompute_layers
 from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
-from equivcheck.scenario import Layout, Scenario
+from equivcheck.scenario import Execution, Layout, Scenario
 from equivcheck.system.torch_version import torch_in
+from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.loop import train
 from equivcheck.training.setup import Setup
 from equivcheck.training.single_device import single_device
@@ -19,6 +19,7 @@ from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 ROOT_OF_EQUAL_PARTS = "<2.10"
@@ -55,6 +56,16 @@ def rank_setup(scenario: Scenario) -> Setup:
     if layout.execution.whole_step:
         trace_steps(setup)
     return setup
+
+
+def recompute_layers(model: nn.Module, execution: Execution) -> None:
+    """Turn on activation checkpointing for the chosen layers.
+
+    Call it before any layout is applied, so that a layer's wrapper is outside the recomputation.
+    """
+    for index, layer in enumerate(model.get_submodule("layers").children()):
+        if isinstance(layer, LayerModule):
+            layer.recomputes = execution.checkpoints(index)
 
 
 def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceMesh:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equivcheck.layouts.base.data_rows import sum_counts
-from equivcheck.layouts.base.expected_calls.counted_units import AXES
+from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, has_microbatches, layouts_with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equivcheck.layouts.base.execution.activation_checkpointing import recompute_layers
+from equivcheck.layouts.composition.program import recompute_layers
 from equivcheck.scenario import Data, Execution, Layer, Model, Recompute, Training
 from equivcheck.training.material import material
 from equivcheck.training.single_device import single_device

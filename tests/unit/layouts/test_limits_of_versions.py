@@ -106,7 +106,9 @@ NORMED = replace(with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
 def test_cut_features_are_not_normalised(installed: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" is not supported")[0] == (f"DTensor: {reason}" if reason else "")
+    assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" is not supported")[0] == (
+        f"DTensor: {reason}" if reason else ""
+    )
     assert unsupported(replace(with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
     assert unsupported(NORMED, layout_of(SPMD())) is None
     if reason:

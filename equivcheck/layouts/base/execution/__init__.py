@@ -1,1 +1,1 @@
-"""Compiling, tracing and activation checkpointing on each rank."""
+"""Compiling and tracing on each rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.expected_calls.counted_units import AXES
+from equivcheck.layouts.base.expected_calls.shared import AXES
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import part_of_step
 from equivcheck.layouts.base.script.mesh import mesh_of, repr_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,3 +116,8 @@ def _depths(line: str) -> Iterator[tuple[int, int]]:
         depth -= character in _CLOSING
         yield position, depth
         depth += character in _OPENING
+
+
+def source_of(found: object) -> list[str]:
+    """Lines of a class or function. Dataclasses lose ``kw_only``, because scripts pass arguments by position."""
+    return inspect.getsource(found).rstrip().replace(", kw_only=True", "").splitlines()  # type: ignore[arg-type]

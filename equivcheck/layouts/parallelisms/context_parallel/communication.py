@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.expected_calls.by_hand import sums_of_gradients
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.base.expected_calls.shared import sums_of_gradients
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.positions import longest_part, own_length
 from equivcheck.scenario import ContextParallel, Exchange, PlannedParallelism, Split

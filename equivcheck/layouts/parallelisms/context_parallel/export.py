@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.positions import positions_of_ranks
-from equivcheck.layouts.base.script.by_hand import sum_gradients
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.mesh import mesh_of
-from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.base.script.mesh import mesh_of, sum_gradients
+from equivcheck.layouts.base.script.text import source_of
 from equivcheck.scenario import ContextParallel, Exchange
 from equivcheck.scenario.mesh import CP
 

@@ -38,7 +38,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
         """Reduce gradients of what others have left as parameters; read experts as parts, if they are no DTensors, which know."""
-        from equivcheck.layouts.base.local_parts import read_parts
+        from equivcheck.layouts.base.local_tensors import read_parts
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
         assert setup.layout is not None, "a layout is applied"

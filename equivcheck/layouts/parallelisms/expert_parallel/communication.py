@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from equivcheck.layouts.base.expected_calls.by_hand import sums_of_gradients
-from equivcheck.layouts.base.expected_calls.clipping import clipping_of_parts, dtensor_clipping
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.shared import clipping_of_parts, dtensor_clipping, sums_of_gradients
 from equivcheck.layouts.base.partition import cut_dim, part_of
 from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP

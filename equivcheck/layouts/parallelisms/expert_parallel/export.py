@@ -11,7 +11,7 @@ from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
-from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.base.script.text import source_of
 from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import kind_of

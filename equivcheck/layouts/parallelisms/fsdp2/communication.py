@@ -10,10 +10,10 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts, is_dtensor_expert
-from equivcheck.layouts.base.expected_calls.clipping import axes_of_cuts, dtensor_clipping, keeps_gradient
 from equivcheck.layouts.base.expected_calls.communication import Totals, add, axes_of
 from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.shared import axes_of_cuts, dtensor_clipping, keeps_gradient
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.base.limits.optimizers import deals_out_matrices
 from equivcheck.layouts.base.partition import cut_dim, part_of

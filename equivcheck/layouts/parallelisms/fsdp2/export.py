@@ -6,8 +6,7 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
-from equivcheck.layouts.base.script.source import source_of
-from equivcheck.layouts.base.script.text import call
+from equivcheck.layouts.base.script.text import call, source_of
 from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
 from equivcheck.scenario import FSDP2, Muon, Wrapping
 

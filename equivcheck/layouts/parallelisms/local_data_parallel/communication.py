@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.expected_calls.by_hand import sums_of_gradients
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
+from equivcheck.layouts.base.expected_calls.shared import sums_of_gradients
 from equivcheck.scenario.mesh import DP
 
 LOCAL_DATA_PARALLEL_COMMUNICATION = CommunicationModel(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.script.by_hand import held_gradients, sum_gradients
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
-from equivcheck.layouts.base.script.mesh import mesh_of, take_rows
+from equivcheck.layouts.base.script.mesh import held_gradients, mesh_of, sum_gradients, take_rows
 from equivcheck.scenario import LocalDataParallel
 from equivcheck.scenario.mesh import DP
 

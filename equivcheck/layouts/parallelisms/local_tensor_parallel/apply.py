@@ -45,7 +45,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
 
     def finish(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
-        from equivcheck.layouts.base.local_parts import read_parts
+        from equivcheck.layouts.base.local_tensors import read_parts
 
         read_parts(setup, parallelism, mesh)
 

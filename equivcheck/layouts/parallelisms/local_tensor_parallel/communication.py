@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.expected_calls.clipping import clipping_of_parts
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.base.expected_calls.shared import clipping_of_parts
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held

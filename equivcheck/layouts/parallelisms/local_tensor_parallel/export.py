@@ -8,7 +8,7 @@ from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import ties
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
-from equivcheck.layouts.base.script.source import source_of
+from equivcheck.layouts.base.script.text import source_of
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
 from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import COPIED, Route
 from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel

@@ -6,10 +6,10 @@ gradients of both, and of the gradients of parameters that every rank has but of
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.expected_calls.clipping import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held

@@ -1,15 +1,18 @@
-"""Expected calls for `torch.nn.utils.clip_grad_norm_` on DTensor gradients."""
+"""Expected calls that several parallelisms share: clipping, explicit gradient reductions, and counts for routers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.torch_versions import LARGEST_NORM_FIRST, SUM_OF_NORMS_FIRST
-from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.partition import cut_dim, local_shape
 from equivcheck.scenario import ClipNorm, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
+from equivcheck.scenario.mesh import CP, DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import torch_in
+from equivcheck.training.layers.registry import kind_of
 from equivcheck.worlds.trace.stage import Stage
 
 
@@ -62,3 +65,41 @@ def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
     """
     steps = range(step + 1) if view.training.zero_grad is ZeroGrad.ZERO else (step,)
     return any(view.has_gradient(held, before) for before in steps)
+
+
+def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
+    """Calls in all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
+
+    A rank sends nothing for an empty local gradient.
+    """
+    ledger, parameters = Ledger(), tuple(kind)
+    for step in range(view.training.steps):
+        sizes = list(_sizes(view, parameters, step))
+        for size in [sum(sizes)] if flat and sizes else sizes:
+            ledger.note(step, "all_reduce.sum", view.axes(axis), size * view.item_bytes)
+    return ledger.totals
+
+
+def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[int]:
+    """Local elements of each gradient under all parallelisms in the layout."""
+    coordinates = dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
+    for held in parameters:
+        size = math.prod(local_shape(view.layout, held.parameter, coordinates))
+        if size and keeps_gradient(view, held, step):
+            yield size
+
+
+AXES = (DP, REPLICATE, SHARD, EP, CP)
+"""Ranks along these mesh axes have different rows or positions."""
+
+
+def sums_of_counts(view: RankView) -> Totals:
+    """Calls in all steps: in each microbatch, one all-reduce over each axis for each counting layer."""
+    ledger, dispatches = Ledger(), [kind_of(layer).dispatch(layer) for layer in view.training.model.layers]
+    sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
+    num_microbatches = len(view.training.data.microbatches)
+    for axis in AXES if sizes else ():
+        for step in range(view.training.steps if view.layout.mesh.size(axis) > 1 else 0):
+            num_bytes = sum(sizes) * view.item_bytes * num_microbatches
+            ledger.note(step, "all_reduce.sum", view.axes(axis), num_bytes, len(sizes) * num_microbatches)
+    return ledger.totals
