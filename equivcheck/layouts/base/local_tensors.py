@@ -96,9 +96,8 @@ def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None
     def find_slots(model: nn.Module) -> tuple[Slot, ...]:
         slots = inner(model)
         cut.update(slot.parameter for slot in slots if any(piece.name in parts for piece in slot.pieces))
-        return tuple(
-            Slot(parameter=slot.parameter, pieces=tuple(_placed(piece, parts) for piece in slot.pieces)) for slot in slots
-        )
+        placed = (tuple(parts[each.name].place(each) if each.name in parts else each for each in slot.pieces) for slot in slots)
+        return tuple(Slot(parameter=slot.parameter, pieces=pieces) for slot, pieces in zip(slots, placed, strict=True))
 
     setup.find_slots, setup.clip_norm = find_slots, clip
 
@@ -112,10 +111,6 @@ def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str
             start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
             found[parameter.full_name] = _Part(shape=parameter.shape, dim=dim, start=start)
     return found
-
-
-def _placed(piece: Piece, parts: dict[str, _Part]) -> Piece:
-    return parts[piece.name].place(piece) if piece.name in parts else piece
 
 
 class ClipOverParts:
@@ -145,7 +140,7 @@ def clip_over(
             kinds.setdefault(tuple(parameter in cut for cut, _ in cuts), []).append(parameter.grad)
     norms = []
     for is_cut, kind in sorted(kinds.items(), key=itemgetter(0), reverse=True):
-        norm = _norm([gradient for gradient in kind if gradient.numel()], kind[0], norm_type)
+        norm = _norm(kind, norm_type)
         for _, group in compress(cuts, is_cut):
             norm = _combined(norm, clipping.norm_type, group)
         norms.append(norm)
@@ -164,9 +159,10 @@ def _combined(norm: torch.Tensor, kind: NormType, group: dist.ProcessGroup) -> t
     return total ** (1 / power)
 
 
-def _norm(gradients: list[torch.Tensor], any_of_them: torch.Tensor, norm_type: float) -> torch.Tensor:
-    """This rank's norm, or 0 without gradients."""
-    if not gradients:
-        return any_of_them.new_zeros(())
-    norm = nn.utils.get_total_norm(gradients, norm_type)
+def _norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """This rank's norm, or 0 if no gradient has elements."""
+    held = [gradient for gradient in gradients if gradient.numel()]
+    if not held:
+        return gradients[0].new_zeros(())
+    norm = nn.utils.get_total_norm(held, norm_type)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

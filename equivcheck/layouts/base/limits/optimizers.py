@@ -15,6 +15,8 @@ from equivcheck.scenario import (
     Implementation,
     Layout,
     Muon,
+    Replicate,
+    Replicator,
     Training,
 )
 
@@ -22,6 +24,11 @@ from equivcheck.scenario import (
 def keeps_dtensors(layout: Layout) -> bool:
     """Whether the optimizer sees DTensors rather than local tensors, if the layout has any."""
     return not any(parallelism.trains_local_tensors for parallelism in layout.parallelisms)
+
+
+def has_units_of_dtensors(layout: Layout) -> bool:
+    """Whether `fully_shard`, or `replicate` built on it, turns all parameters into DTensors."""
+    return layout.has(FSDP2) or any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
 
 
 def _with_strategy(training: Training, _layout: Layout) -> Training:

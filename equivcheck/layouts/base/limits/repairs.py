@@ -279,6 +279,12 @@ def with_options(layout: Layout, kind: type[Parallelism] | tuple[type[Parallelis
     return replace(layout, parallelisms=parallelisms)
 
 
+def only_one(layout: Layout, kind: type[Parallelism], axis: str) -> Layout:
+    """Keep only one parallelism and its mesh axis."""
+    mesh = replace(layout.mesh, axes=tuple(each for each in layout.mesh.axes if each.name == axis))
+    return replace(layout, mesh=mesh, parallelisms=layout.of(kind))
+
+
 def with_execution(layout: Layout, **changes: object) -> Layout:
     """Replace fields in the layout's execution."""
     return replace(layout, execution=replace(layout.execution, **changes))  # type: ignore[arg-type]

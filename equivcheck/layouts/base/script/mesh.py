@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
-from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
+from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, keeps_dtensors
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import listed
-from equivcheck.scenario import FSDP2, Layout, Parallelism, Replicate, Replicator
+from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.mesh import CP, TP
 
 
@@ -83,13 +83,9 @@ def held_gradients(draft: Draft) -> list[str]:
     """Lines that collect this rank's local gradients and skip empty ones."""
     if has_dtensor_experts(draft.scenario.layout):
         return ["gradients = list(held_gradients(model.parameters()))"]  # as expert parallelism defines it
-    local = ".to_local()" if _has_dtensors(draft.scenario.layout) else ""
+    layout = draft.scenario.layout
+    local = ".to_local()" if has_units_of_dtensors(layout) and keeps_dtensors(layout) else ""
     return [
         f"gradients = [parameter.grad{local} for parameter in model.parameters() if parameter.grad is not None]",
         "gradients = [gradient for gradient in gradients if gradient.numel()]",
     ]
-
-
-def _has_dtensors(layout: Layout) -> bool:
-    is_sharded = layout.has(FSDP2) or any(each.implementation is Replicator.FSDP for each in layout.of(Replicate))
-    return is_sharded and keeps_dtensors(layout)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.repairs import each_layer, with_model
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
+from equivcheck.layouts.base.limits.repairs import each_layer, only_one, with_model
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -58,11 +56,6 @@ LOOKING_BY_SEQUENCE = Limit(
 LIMITS: tuple[Limit, ...] = (SEQUENCES_ALONE, LOOKING_BY_SEQUENCE)
 
 
-def _alone(layout: Layout) -> Layout:
-    mesh = replace(layout.mesh, axes=tuple(axis for axis in layout.mesh.axes if axis.name == CP))
-    return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, ContextParallel),))
-
-
 _AROUND = (ContextParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
@@ -70,7 +63,7 @@ WITHIN_DATA_PARALLELISM = LayoutLimit(
     "local_tensor_parallel next to it is not supported: the sum of gradients over its ranks is written for what these leave in "
     "`grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
-    repair=_alone,
+    repair=lambda layout: only_one(layout, ContextParallel, CP),
 )
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (WITHIN_DATA_PARALLELISM,)

@@ -9,8 +9,8 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.execution import uncompiled
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, keeps_dtensors
-from equivcheck.layouts.base.limits.repairs import each_layer, with_loop, with_options
+from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, has_units_of_dtensors, keeps_dtensors
+from equivcheck.layouts.base.limits.repairs import each_layer, only_one, with_loop, with_options
 from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
 from equivcheck.scenario import (
     ASGD,
@@ -24,7 +24,6 @@ from equivcheck.scenario import (
     LocalDataParallel,
     LocalTensorParallel,
     Replicate,
-    Replicator,
     Training,
 )
 from equivcheck.scenario.mesh import EP
@@ -61,11 +60,6 @@ def _with_equal_parts(training: Training, layout: Layout) -> Training:
         return layer if kind_of(layer).dispatch(layer) is None else layer.rounded(layout.mesh.size(EP))
 
     return each_layer(training, rounded)
-
-
-def has_units_of_dtensors(layout: Layout) -> bool:
-    """Whether `fully_shard`, or `replicate` built on it, makes DTensors of all parameters."""
-    return layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
 
 
 def _shards_nothing(training: Training, layout: Layout) -> bool:
@@ -121,11 +115,6 @@ BUCKETS_OF_EQUAL_PARTS = Limit(
 )
 
 
-def _alone(layout: Layout) -> Layout:
-    mesh = replace(layout.mesh, axes=tuple(axis for axis in layout.mesh.axes if axis.name == EP))
-    return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, ExpertParallel),))
-
-
 _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensorParallel)
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
@@ -133,7 +122,7 @@ WITHIN_DATA_PARALLELISM = LayoutLimit(
     "local_tensor_parallel next to it is not supported: averaging gradients over its ranks is written for what these leave in "
     "`grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
-    repair=_alone,
+    repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )
 
 NO_PARTS_OF_DTENSORS = LayoutLimit(

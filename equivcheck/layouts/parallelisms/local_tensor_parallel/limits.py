@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
-from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.base.limits.optimizers import elementwise, has_units_of_dtensors
 from equivcheck.layouts.base.limits.plans import (
     APPLIED_FIRST,
     ENDS_WHOLE,
@@ -14,10 +14,10 @@ from equivcheck.layouts.base.limits.plans import (
     TIES_CUT_ALIKE,
     limit_of,
 )
-from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, without_routing
+from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, with_tokens, without_routing
 from equivcheck.layouts.base.partition import leaves_nothing
 from equivcheck.layouts.base.plan.rules import RULES, cuts
-from equivcheck.scenario import FSDP2, Collectives, Layout, LocalTensorParallel, Replicate, Replicator, Split, Training
+from equivcheck.scenario import Collectives, Layout, LocalTensorParallel, Split, Training
 from equivcheck.scenario.mesh import TP
 
 _CUT_DIMS = {Split.COLUMN: 0, Split.ROW: 1}
@@ -61,17 +61,19 @@ WHOLE_PARAMETERS = Limit(
 def _lacks_tokens(training: Training, layout: Layout) -> bool:
     source = training.model.source
     by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROW
-    has_units = layout.has(FSDP2) or any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
-    return has_units and by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+    return (
+        has_units_of_dtensors(layout)
+        and by_tokens
+        and source is not None
+        and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+    )
 
 
 EVERY_RANK_HAS_TOKENS = Limit(
     reason="fully_shard or replicate_with_fsdp over local_tensor_parallel: an embedding sharded by tokens of which some rank "
     "holds no row is not supported: a tensor without elements cannot be sharded",
     applies=_lacks_tokens,
-    repair=lambda training, layout: with_model(
-        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
-    ),
+    repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
     upstream=True,
 )
 

@@ -9,6 +9,7 @@ from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism
 from equivcheck.layouts.base.limits.repairs import (
     all_multiples,
     each_layer,
+    only_one,
     with_model,
     with_num_layers,
     with_options,
@@ -112,16 +113,11 @@ MEAN_SCALED = Limit(
 )
 
 
-def _alone(layout: Layout) -> Layout:
-    mesh = replace(layout.mesh, axes=tuple(axis for axis in layout.mesh.axes if axis.name == PP))
-    return replace(layout, mesh=mesh, parallelisms=(parallelism_of(layout, Pipeline),))
-
-
 NOTHING_AROUND_STAGES = LayoutLimit(
     reason="pipeline: a second parallelism is not supported: other parallelisms wrap the model's forward, but a schedule calls "
     "stages",
     applies=lambda layout: len(layout.parallelisms) > 1,
-    repair=_alone,
+    repair=lambda layout: only_one(layout, Pipeline, PP),
 )
 
 A_CHUNK_FOR_EACH_STAGE = LayoutLimit(

@@ -20,8 +20,8 @@ from equivcheck.layouts.base.limits.repairs import (
     has_shares,
     is_tied,
     untied,
-    with_model,
     with_options,
+    with_tokens,
     with_widths,
     without_shares,
 )
@@ -179,9 +179,7 @@ EVERY_RANK_HAS_TOKENS = Limit(
     reason="parallelize_module: an embedding sharded by tokens of which some rank holds no row is not supported: that rank "
     "cannot look anything up ('self indexing axis dim should be positive'), and the others wait for it",
     applies=_lacks_tokens,
-    repair=lambda training, layout: with_model(
-        training, source=training.model.source and training.model.source.rounded(layout.mesh.size(TP))
-    ),
+    repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),
 )
 
 LIMITS: tuple[Limit, ...] = (
