@@ -51,7 +51,7 @@ def unflattened(label, unit, tensor, gather):
 
 
 def train(parallel: bool) -> dict[str, torch.Tensor | None]:
-    """Train on one device or in parallel, and return what every step leaves."""
+    """Train on one device or in parallel, and return the tensors of every step."""
     model = module = nn.Sequential(nn.Linear(1, 1, bias=False))
     model.load_state_dict({name: torch.tensor(values) for name, values in PARAMETERS.items()})
     units = [{name: parameter.shape} for name, parameter in model.named_parameters()]
@@ -71,7 +71,7 @@ def train(parallel: bool) -> dict[str, torch.Tensor | None]:
                 inputs, targets = (values.chunk(2)[dist.get_rank()] for values in (inputs, targets))
             loss = (module(inputs) - targets).sum()
             if parallel:
-                loss = loss * 2  # the gradients of so many ranks are averaged
+                loss = loss * 2  # ranks average their gradients
             loss.backward()
             total = total + loss.detach()
         if parallel:

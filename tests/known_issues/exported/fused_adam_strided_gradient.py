@@ -102,7 +102,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def train(parallel: bool) -> dict[str, torch.Tensor | None]:
-    """Train on one device or in parallel, and return what every step leaves."""
+    """Train on one device or in parallel, and return the tensors of every step."""
     model = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 8))
     model.load_state_dict({name: torch.tensor(values) for name, values in PARAMETERS.items()})
     if parallel:

@@ -55,7 +55,7 @@ def distance(actual: torch.Tensor | None, expected: torch.Tensor | None) -> torc
 
 
 def train(parallel: bool) -> dict[str, torch.Tensor | None]:
-    """Train on one device or in parallel, and return what every step leaves."""
+    """Train on one device or in parallel, and return the tensors of every step."""
     model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
     model.load_state_dict({name: torch.tensor(values) for name, values in PARAMETERS.items()})
     if parallel:

@@ -10,7 +10,7 @@ from equivcheck.scenario import SPMD
 
 _FUNCTION = (
     "def balance_loss(model, groups, positions):",
-    '    """The auxiliary losses of layers, by choices of all ranks of some groups, and means over so many positions."""',
+    '    """Load-balancing loss of all layers: counts summed over `groups`, a mean over `positions`."""',
     "    total = 0.0",
     "    for layer in model.modules():",
     '        if "load" in vars(layer):',
@@ -30,7 +30,7 @@ def add_balance(draft: Draft) -> None:
     draft.definitions.append(list(_FUNCTION))
     groups = _groups(draft)
     if groups:
-        draft.before_wrap.append("counting_groups = []  # of ranks that have other parts of a microbatch")
+        draft.before_wrap.append("counting_groups = []  # ranks with different parts of a microbatch")
         draft.add(LoopPosition.WRAP, *(f"counting_groups.append({group})" for group in groups))
     positions = f"inputs.shape[{training.data.batch_dim}]" + (f" * {training.model.length}" if training.model.length else "")
     draft.added = f"balance_loss(model, {'counting_groups' if groups else '()'}, {positions}){part_of_step(draft)}"

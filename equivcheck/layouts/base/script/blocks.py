@@ -10,17 +10,17 @@ from equivcheck.scenario.model import ARANGE_STEP
 from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
 _SHAPE_OPS: dict[ShapeOp, tuple[str, str]] = {
-    ShapeOp.FLATTEN: ("there and back by a flat view", "values.flatten().view(values.shape)"),
-    ShapeOp.SQUEEZE: ("there and back by a dim of one", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
-    ShapeOp.UNSQUEEZE: ("there and back by a dim of one", "values.unsqueeze(0).mean(0)"),
-    ShapeOp.VIEW: ("there and back by a view", "values.unflatten(1, {halves}).flatten(1)"),
-    ShapeOp.REPEAT: ("there and back by a copy", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
-    ShapeOp.ARANGE: ("plus its place among features", "values + {made}.repeat(values.shape[0], 1)"),
-    ShapeOp.ONES: ("plus one", "values + torch.ones_like(values)"),
-    ShapeOp.ZEROS: ("plus zero", "values + values.new_zeros((values.shape[0], 1))"),
+    ShapeOp.FLATTEN: ("a flat view and back", "values.flatten().view(values.shape)"),
+    ShapeOp.SQUEEZE: ("a dim of size one, added and removed", "values.view(values.shape[0], 1, values.shape[1]).squeeze(1)"),
+    ShapeOp.UNSQUEEZE: ("a dim of size one, added and removed", "values.unsqueeze(0).mean(0)"),
+    ShapeOp.VIEW: ("a view and back", "values.unflatten(1, {halves}).flatten(1)"),
+    ShapeOp.REPEAT: ("a repeat and its mean", "values.unsqueeze(1).repeat(1, 2, 1).mean(1)"),
+    ShapeOp.ARANGE: ("the feature index added", "values + {made}.repeat(values.shape[0], 1)"),
+    ShapeOp.ONES: ("one added", "values + torch.ones_like(values)"),
+    ShapeOp.ZEROS: ("zero added", "values + values.new_zeros((values.shape[0], 1))"),
 }
 """Description and expression for each shape operation."""
-_AGAIN = ", computed again in backward"
+_AGAIN = ", recomputed in backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +141,8 @@ def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
 
 def _words(kind: Kind) -> str:
     beside = {
-        AuxiliaryLinear.NEVER: "another beside it that never runs",
-        AuxiliaryLinear.EVEN_STEPS: "another beside it at even steps",
+        AuxiliaryLinear.NEVER: "a second linear that never runs",
+        AuxiliaryLinear.EVEN_STEPS: "a second linear at even steps",
     }
     parts = [beside[kind.auxiliary]] if kind.auxiliary else []
     parts += ["dropout"] * kind.masked + ["a residual"] * kind.residual

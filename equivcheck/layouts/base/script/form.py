@@ -217,10 +217,10 @@ class _Forms:
         return [f"self.head = nn.ModuleDict({{{', '.join([*parts, f'{linear_key}: {linear}'])}}})"]
 
     def _words(self) -> str:
-        parts = ["for rows along dim 1"] if self.transposes else []
-        parts += ["a buffer that counts calls"] * self.model.counter + ["a buffer added to outputs"] * self.model.offset
-        parts += ["a scale of outputs"] * self.model.scale
-        return "The layers" + (", " + ", ".join(parts) if parts else ", one after the other")
+        parts = ["rows along dim 1"] * self.transposes
+        parts += ["a call counter"] * self.model.counter + ["an output offset"] * self.model.offset
+        parts += ["an output scale"] * self.model.scale
+        return "The layers in order" + (f", with {' and '.join(parts)}" if parts else "")
 
     def _forward(self, has_extras: bool, distributed: bool) -> list[str]:
         lines = ["self.forwards += 1"] if self.model.counter else []

@@ -27,7 +27,7 @@ def train_lines(draft: Draft) -> list[str]:
         *block(f"for step, {_batches(draft)} in enumerate(BATCHES):", _step(draft)),
         "return left",
     ]
-    what = '"""Train on one device or in parallel, and return what every step leaves."""'
+    what = '"""Train on one device or in parallel, and return the tensors of every step."""'
     return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indented([what, *body])]
 
 
@@ -119,7 +119,7 @@ def _backward(draft: Draft) -> list[str]:
     lines = [f"loss = {loss_of(draft, outputs)}{share(draft)}"]
     scale = list(draft.lines[LoopPosition.SCALE])
     if draft.loss_scale > 1 and not draft.scenario.training.loss.is_mean:
-        scale.insert(0, f"loss = loss * {draft.loss_scale}  # the gradients of so many ranks are averaged")
+        scale.insert(0, f"loss = loss * {draft.loss_scale}  # ranks average their gradients")
     backward = ["loss.backward()"]
     if draft.gradient_scale:
         backward = [f"weight = {draft.gradient_scale} if parallel else 1.0", "(loss * weight).backward()"]
@@ -150,7 +150,7 @@ def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
     lines = [f"loss = {call('functional.cross_entropy', 'logits', 'labels', **options)}"]
     if loss.z_loss:
         lines.append(f"loss = loss + {loss.z_loss} * (logits.logsumexp(-1).square() * (labels != {IGNORED})).sum()")
-    words = '"""The sum over labels that count."""'
+    words = '"""Sum the loss over all labels that are not ignored."""'
     flat = "logits, labels = outputs.flatten(0, -2), targets.flatten()"
     function = block("def label_loss(outputs, targets):", [words, flat, *lines, "return loss"])
     if function not in draft.definitions:

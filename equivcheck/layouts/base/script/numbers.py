@@ -73,9 +73,9 @@ def _counted(training: Training) -> list[str]:
     """Divisor for a label loss at each step."""
     if not isinstance(training.loss, CrossEntropy) or training.loss.summed:
         return []
-    weights = ", by the weights of their classes" * training.loss.class_weights
+    weights = ", weighted by class" * training.loss.class_weights
     counted = ", ".join(repr(step[0].divisor) for step in material(training).steps)
-    return [f"COUNTED = [{counted}]  # per step, the labels that count{weights}"]
+    return [f"COUNTED = [{counted}]  # labels in each step{weights}"]
 
 
 def _drawn(training: Training) -> list[str]:

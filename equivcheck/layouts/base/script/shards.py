@@ -36,7 +36,7 @@ def define_whole(draft: Draft) -> None:
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
     draft.has_dtensors = False
-    draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # dims along which ranks have parts"])
+    draft.definitions.append([f"SHARDED = {sharded_dims(draft)}  # sharded dims"])
     first = f"dist.get_rank() // {size} * {size}"
     shards = "shards" if layout.mesh.num_ranks == size else f"shards[{first} :][:{size}]"
     draft.definitions.append(
@@ -44,7 +44,7 @@ def define_whole(draft: Draft) -> None:
             "def whole(tensor: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:",
             *indented(
                 [
-                    '"""A copy of a tensor, put together from the shards along a dim that neighbouring ranks hold."""',
+                    '"""A full copy of a tensor, gathered along a dim from neighbouring ranks."""',
                     *_unsharded(draft),
                     *block("if tensor is None or dim is None:", ["return None if tensor is None else tensor.detach().clone()"]),
                     "shards = [None] * dist.get_world_size()",
@@ -69,7 +69,7 @@ def _clip(clipping: ClipNorm) -> list[str]:
     order = order_of(clipping)
     return [
         "def clip_across_shards(parameters: dict[str, nn.Parameter]) -> torch.Tensor:",
-        '    """Clip by the norm over the shards of all ranks, and return it."""',
+        '    """Clip by the norm over the shards on all ranks, and return it."""',
         "    gradients = [whole(parameter.grad, SHARDED.get(name)) for name, parameter in parameters.items()]",
         f"    norm = nn.utils.get_total_norm([each for each in gradients if each is not None], {order})",
         f"    nn.utils.clip_grads_with_norm_(parameters.values(), {clipping.max_norm!r}, norm)",
