@@ -1,1 +1,1 @@
-"""Plans of tensor parallelism: which of them can run, how each module computes under one, and the calls that follow."""
+"""Tensor-parallel plans: legal plans for a model, computation under a plan, and the calls it causes."""

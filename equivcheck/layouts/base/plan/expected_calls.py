@@ -1,6 +1,6 @@
-"""What moving activations by a plan communicates: of the input and output of each linear, and of the gradients of both.
+"""Expected calls for redistributing activations and their gradients under a plan.
 
-Layers hand local tensors to each other, so that every move belongs to one linear, norm or embedding.
+Layers pass local tensors to each other, so every redistribution belongs to one linear, norm or embedding.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from equivcheck.training.layers.registry import kind_of
 
 
 def differentiates_input(view: RankView, index: int, step: int) -> bool:
-    """Whether the input of a layer requires a gradient in a step.
+    """Whether a layer's input requires a gradient in a step.
 
-    Of an FSDP1 around the whole model each parameter is a view of the flat one, and a gradient goes through frozen ones as well.
+    With one FSDP1 unit for the whole model, every parameter is a view of the flat parameter, so gradients also pass through
+    frozen layers.
     """
     flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
     return (flat and index > 0) or view.differentiates(index - 1, step)
 
 
 def cut_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
-    """What the rank holds of each parameter once the plan has cut it."""
+    """Shard the rank's parameters as the plan does."""
     parts, index = view.layout.mesh.size(TP), view.index(TP)
     for held in view.held:
         dim = cut_dim(parallelism, held.parameter)
@@ -50,37 +51,37 @@ def cut_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One linear in one forward and backward."""
+    """One forward and backward through a linear."""
 
     step: int
     """Step, from 0."""
     rows: int
-    """Rows of the microbatch on all ranks of the group together; where they are sequences, their positions."""
+    """Rows over all ranks in the group, times the sequence length if rows are sequences."""
     inputs: int
-    """Features of the input, all of them."""
+    """Full number of input features."""
     width: int
-    """Features of the output, all of them."""
+    """Full number of output features."""
     bias: bool
     """Whether it has a bias."""
     trains_weight: bool
-    """Whether the gradient of its weight is computed, which another layer may have."""
+    """Whether backward computes the weight's gradient. Another layer may own the weight."""
     trains_bias: bool
-    """Whether that of its bias is."""
+    """Whether backward computes the bias's gradient."""
     differentiates: bool
-    """Whether its input does."""
+    """Whether its input requires a gradient."""
     recomputed: bool
-    """Whether backward asks for its input again."""
+    """Whether backward gathers its input again."""
     completed: bool
-    """Whether it then also computes: it does if something is kept for backward after it."""
+    """Whether recomputation also runs the linear, because later operations save tensors for backward."""
 
     @property
     def trained(self) -> bool:
-        """Whether the gradient of any parameter is computed."""
+        """Whether backward computes any parameter gradient."""
         return self.trains_weight or self.trains_bias
 
 
 class PlannedCalls:
-    """Goes through a training, step by step; a subclass says what more is done for a linear, and for gradients."""
+    """Predicts calls step by step. Subclasses add calls for linears and gradients."""
 
     def __init__(self, view: RankView, parallelism: PlannedParallelism) -> None:
         self.view, self.plan = view, parallelism.plan
@@ -91,7 +92,7 @@ class PlannedCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """The calls of all steps."""
+        """Calls in all steps."""
         training = self.view.training
         for step in range(training.steps):
             for microbatch in training.data.microbatches:
@@ -105,16 +106,16 @@ class PlannedCalls:
         return self.ledger.totals
 
     def loss(self, step: int, rows: int) -> None:
-        """Note what the loss of logits in parts communicates."""
+        """Add calls for a loss on vocabulary-parallel logits."""
 
     def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
-        """Note what one linear communicates beside the moves of activations."""
+        """Add a linear's calls other than redistributions of activations."""
 
     def after_backward(self, step: int) -> None:
-        """Note what is communicated for gradients at the end of a step."""
+        """Add calls for gradients at the end of a step."""
 
     def computes_as(self, told: Passage, once: Pass) -> Linear:  # noqa: ARG002 - for those whose parts must not be empty
-        """How a linear computes."""
+        """Placements for a linear's input, output and input gradient."""
         if told.is_by_rows:
             return BY_ROWS
         return {Split.COLUMN: COLUMN, Split.ROW: ROW}.get(told.split, WHOLE)
@@ -209,11 +210,11 @@ class PlannedCalls:
             self._linear(of_part, passage(model, part, plan, self.inputs[index]))
 
     def _trains(self, index: int) -> bool:
-        """Whether gradients of a layer's own parameters are computed."""
+        """Whether backward computes gradients for a layer's own parameters."""
         return not self.view.training.model.layers[index].frozen or self.view.differentiates_frozen(index)
 
     def _region(self, once: Pass, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
-        """Of a layer of whose output each rank computes an addend: gradients of what all have are summed over ranks."""
+        """A layer whose ranks compute partial sums: gradients of replicated inputs and weights are summed over ranks."""
         whole, pending = ActivationPlacement.WHOLE, ActivationPlacement.PENDING
         self._move(once, before, whole, once.inputs, times=1 + once.recomputed)
         self._move(once, pending, whole, once.inputs, times=int(once.differentiates))
@@ -226,20 +227,20 @@ class PlannedCalls:
         self.after_linear(once, told, linear)
 
     def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
-        """Input and output where they are wanted, and their gradients back."""
+        """Redistribute input and output, then their gradients in backward."""
         self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
         self._outputs(once, linear.made, after)
         if once.differentiates:
             self._move(once, linear.input_gradient, before, once.inputs)
 
     def _outputs(self, once: Pass, made: ActivationPlacement, after: ActivationPlacement) -> None:
-        """Output where it is wanted, and its gradient back."""
+        """Redistribute the output, then its gradient in backward."""
         self._move(once, made, after, once.width, times=1 + once.completed)
         if once.differentiates or once.trained:
             self._move(once, after, ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made, once.width)
 
     def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
-        """From one way to lie to another; where there is no all-to-all, as over gloo, what is to be cut otherwise is gathered."""
+        """Redistribute between two placements. Between two sharded placements it gathers, because gloo has no all-to-all."""
         if source is target or source is ActivationPlacement.WHOLE:
             return
         if source is ActivationPlacement.PENDING:
@@ -251,16 +252,16 @@ class PlannedCalls:
         self.note(once, op, num_elements, times)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:  # noqa: ARG002 - for those that pad
-        """Features of rows that are gathered to lie as `target`."""
+        """Number of features to gather from rows."""
         return features
 
     def note(self, once: Pass, op: str, num_elements: int, times: int = 1) -> None:
-        """Note calls of so many elements each; none for no times."""
+        """Add `times` calls with `num_elements` each."""
         if times:
             self.ledger.note(once.step, op, self.axes, num_elements * self.view.item_bytes * times, times)
 
     def _reduced(self, once: Pass, target: ActivationPlacement, features: int) -> tuple[str, int]:
-        """A sum over ranks, and its elements: padded to equal parts where each rank is left one."""
+        """Reduction and its number of elements, with padding to equal shards for a reduce-scatter."""
         if target is ActivationPlacement.WHOLE:
             return "all_reduce.sum", once.rows * features
         if target is ActivationPlacement.ROWS:
@@ -268,12 +269,12 @@ class PlannedCalls:
         return "reduce_scatter.sum", once.rows * chunk_size(features, self.parts) * self.parts
 
     def _rows_of_part(self, once: Pass) -> int:
-        """Rows of the first rank where activations lie by rows; of sequences, whose positions are cut, of all of them."""
+        """Rows on the first rank if activations are sharded by rows. Sequences are sharded by positions and keep all rows."""
         length = once.rows if self.length is None else self.length
         return once.rows // length * chunk_size(length, self.parts) if length else 0
 
 
 def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[Part], shapes: Container[str]) -> bool:
-    """Whether a layer keeps anything for gradients of its own parameters: for one of a bias alone it does not."""
+    """Whether a layer saves tensors for its own gradients. A layer that only owns a bias does not."""
     has_weights = layer.shares is None or any(f"{part.name}.weight" in shapes for part in parts)
     return has_weights or parts[-1].activated or layer.dropout > 0

@@ -1,4 +1,4 @@
-"""How each layer of a model is shared out under any layout, and in how many parts its sequences come to it."""
+"""Each layer's entry in a plan, under any layout, and its share of sequence positions."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _OUTSIDE = LayerPlan(split=Split.OUTSIDE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedLayer:
-    """A layer and what a plan does to it."""
+    """A layer and its plan entry."""
 
     site: LayerSite
-    """The layer, and how its input lies; over one rank, where there is no plan."""
+    """The layer and its input's placement. Without a plan, on one rank."""
     plan: LayerPlan
-    """How it is shared out; outside the plan, where there is none."""
+    """How the layer is split. Without a plan, outside the plan."""
 
     @property
     def num_parts(self) -> int:
-        """Parts in which ranks have the positions of what comes to it; 1 where each has all, or rows are no sequences."""
+        """Number of shards of the input's positions. 1 if each rank has all positions or rows are not sequences."""
         is_cut = self.site.input is ActivationSharding.ROWS and self.site.model.length is not None
         return self.site.tp if is_cut else 1
 
     @property
     def part_length(self) -> int:
-        """Positions of each part, the last of which may be shorter."""
+        """Positions in each shard. The last shard may be shorter."""
         return -(-(self.site.model.length or 1) // self.num_parts)
 
 
 def plan_over_ranks(layout: Layout) -> PlannedParallelism | None:
-    """The plan of a layout that shares layers out over several ranks."""
+    """The layout's tensor parallelism if it has several ranks."""
     return next((each for each in layout.of(PlannedParallelism) if layout.mesh.size(TP) > 1), None)
 
 
 def planned_layers(model: Model, layout: Layout) -> tuple[PlannedLayer, ...]:
-    """Each layer of a model, in order."""
+    """All layers with their plan entries, in order."""
     plan, whole = plan_over_ranks(layout), ActivationSharding.WHOLE
     if plan is None or not fits(model, plan.plan):
         sites = (LayerSite(model=model, index=index, input=whole, tp=1, rows=()) for index in range(len(model.layers)))

@@ -1,4 +1,4 @@
-"""How linears under a plan compute: as what they need their input, how their output comes out, and the gradient of the input."""
+"""Placements around linears in a plan: required input, output, and gradient for the input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.training.layers.facts import Part
 
 
 class ActivationPlacement(Enum):
-    """How an activation lies over the ranks, as `ActivationSharding` has it; PENDING is whole, but yet to be summed."""
+    """An activation's placement over ranks. PENDING means full shape, but partial until summed."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -21,14 +21,14 @@ class ActivationPlacement(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """How one linear computes, or an embedding, which has no input that could be moved."""
+    """Placements around one linear, or around an embedding, whose token input is never redistributed."""
 
     wanted: ActivationPlacement
-    """How it needs its input."""
+    """Required input placement."""
     made: ActivationPlacement
-    """How its output comes out."""
+    """Output placement."""
     input_gradient: ActivationPlacement
-    """How the gradient of the input comes out."""
+    """Placement for the input's gradient."""
 
 
 OF_SHARDING = {
@@ -46,32 +46,33 @@ BY_ROWS = Linear(wanted=ActivationPlacement.ROWS, made=ActivationPlacement.ROWS,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """What one linear is told."""
+    """Plan for one linear."""
 
     split: Split
-    """Along which dim its weight is cut: `COLUMN`, `ROW`, or neither."""
+    """How the weight is sharded: `COLUMN`, `ROW`, or not at all."""
     input: ActivationSharding
-    """How it finds its input."""
+    """Incoming placement."""
     output: ActivationSharding
-    """How it leaves its output."""
+    """Outgoing placement."""
 
     leaves_dtensor: bool = False
-    """Whether DTensors are left as such, which know the size of the whole."""
+    """Whether the output stays a DTensor, which knows its full size."""
     is_by_rows: bool = False
-    """Whether it is whole on every rank, and each rank computes its own rows."""
+    """Whether each rank computes its own rows with a replicated weight."""
 
 
 def head_passage(model: Model, parallelism: PlannedParallelism) -> Passage:
-    """What the linear of a head is told, whose output is whole, unless the loss takes what each rank has of it."""
+    """Plan for the head's linear. The output is replicated unless `loss_parallel` takes shards."""
     output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.WHOLE
     lies = inputs_of(model, parallelism)[-1]
     return Passage(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
 
 
 def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
-    """What a part of a layer is told, for an input of the layer that lies as `sharding`.
+    """Plan for one part of a layer whose input has placement `sharding`.
 
-    Between its parts a layer has units apart, its rows apart where it computes by rows, or everything on every rank.
+    Between parts, activations are sharded by unit if the layer is split within, by rows if it computes by rows, and replicated
+    otherwise.
     """
     split, between = plan.split, ActivationSharding.WHOLE
     if split is Split.WITHIN:

@@ -1,7 +1,7 @@
-"""Which plans of tensor parallelism can run for which model.
+"""Rules for tensor-parallel plans: which plans can run for which model.
 
-Activations travel between layers as local tensors, as `parallelize_module` leaves them by default. A local tensor does
-not carry the size of the whole, so what is cut between layers must be cut evenly; inside a layer torch cuts unevenly too.
+Layers exchange local tensors, the default in `parallelize_module`. A local tensor does not know its full size, so activations
+between layers must be sharded evenly. Inside a layer torch also supports uneven shards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     if not (split in (Split.REPLICATED, Split.WITHIN) and output is ActivationSharding.FEATURES)
     and (split is not Split.OUTSIDE or output is ActivationSharding.WHOLE)
 )
-"""Every plan of a layer, simplest first."""
+"""Every plan entry for a layer, simplest first."""
 
 TIED_HALVES: dict[Split, Split] = {
     Split.OUTSIDE: Split.OUTSIDE,
@@ -52,43 +52,43 @@ TIED_HALVES: dict[Split, Split] = {
     Split.ROW: Split.COLUMN,
     Split.COLUMN: Split.ROW,
 }
-"""By how an embedding is shared out, how a head is that uses its weight."""
+"""Maps the embedding's split to the split of a head tied to it."""
 
 UNFREEZES = "<2.11"
-"""Versions in which frozen parameters that tensor parallelism cuts get gradients."""
+"""In these versions, frozen parameters sharded by tensor parallelism get gradients."""
 
 
 def choice_of(layer: AnyLayer, split: Split) -> ShardingChoice | None:
-    """What a layer's kind says of a way to share it out; None where it cannot be."""
+    """The layer kind's sharding choice for a split. None if the kind does not support it."""
     return next((choice for choice in kind_of(layer).choices(layer) if choice.split is split), None)
 
 
 def weights_of_addends(layer: AnyLayer, split: Split) -> int | None:
-    """Weights that multiply addends of a layer's output, for each position; None where ranks compute no such addends."""
+    """Number of routing weights per position if ranks compute partial sums of the layer's output. None otherwise."""
     choice = choice_of(layer, split)
     return None if choice is None else choice.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSite:
-    """A layer and how its input comes to it."""
+    """A layer at its place in a plan."""
 
     model: Model
     """The model."""
     index: int
-    """Which layer."""
+    """The layer's index."""
     input: ActivationSharding
-    """How the layer before left it."""
+    """The layer's input placement."""
     tp: int
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
-    """Rows of each microbatch on these ranks."""
+    """Rows per microbatch on these ranks."""
     ends: tuple[ActivationSharding, ...] = (ActivationSharding.WHOLE,)
-    """How the last layer may leave its output."""
+    """Allowed placements for the last layer's output."""
 
     @property
     def has_uneven_rows(self) -> bool:
-        """Whether rows, or positions where rows are sequences, would be cut into unequal parts."""
+        """Whether sharding would split rows, or sequence positions, unevenly."""
         return not all_multiples(self.rows if self.model.length is None else (self.model.length,), self.tp)
 
     @property
@@ -98,26 +98,26 @@ class LayerSite:
 
     @property
     def width(self) -> int:
-        """Features that leave the layer."""
+        """Output features."""
         return self.model.inputs(self.index + 1)
 
     def choice(self, split: Split) -> ShardingChoice | None:
-        """What the layer's kind says of a way to share it out; None where it cannot be."""
+        """The layer kind's sharding choice for a split. None if the kind does not support it."""
         return choice_of(self.layer, split)
 
     def can(self, split: Split) -> bool:
-        """Whether the layer's kind says that it can be shared out in a way, or left whole."""
+        """Whether the layer kind supports a split."""
         if split is Split.REPLICATED:
             return bool(kind_of(self.layer).parts(self.layer))
         return split is Split.OUTSIDE or self.choice(split) is not None
 
     def leaves_uneven_units(self, split: Split) -> bool:
-        """Whether ranks get unequal numbers of what the layer has within."""
+        """Whether heads or hidden features are not a multiple of the ranks."""
         choice = self.choice(split)
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
     def cuts_through_units(self, split: Split) -> bool:
-        """Whether equal parts of features, rounded up, end within some of what the layer has within, as in a head."""
+        """Whether equal shards, rounded up, would end inside a head or another unit."""
         choice = self.choice(split)
         if choice is None or choice.units is None:
             return False
@@ -129,20 +129,20 @@ class LayerSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
-    """Something that a plan may not do at a place."""
+    """A plan entry that is not supported at a site."""
 
     reason: str
-    """One sentence for people."""
+    """``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     broken: Callable[[LayerSite, LayerPlan], bool]
-    """Whether the plan does it there."""
+    """Whether the entry breaks the rule there."""
     repair: Callable[[Training, Layout, LayerSite], Training]
-    """The nearest training for which it is allowed."""
+    """Returns the nearest training that satisfies the rule."""
     upstream: bool = False
-    """As for a `Limit`."""
+    """Whether torch raises beyond the rule, like `Limit.upstream`."""
     is_within: bool = False
-    """Whether its repair changes nothing that other layers, or other entries, see."""
+    """Whether the repair changes nothing that other layers or entries depend on."""
     of_dtensors: bool = False
-    """Whether it holds for DTensors alone: plain tensors are cut and put together by what says how they are."""
+    """Whether the rule holds only for DTensors. Explicit code on plain tensors knows their full sizes."""
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
@@ -150,13 +150,13 @@ def _with_layer(training: Training, index: int, **changes: bool | None) -> Train
 
 
 def _with_even_units(training: Training, place: LayerSite) -> Training:
-    """As many units as the next multiple; another kind of layer where that of this one does not say what has as many."""
+    """Round heads or hidden features up to a multiple, or replace the layer if its kind cannot do so."""
     even = kind_of(place.layer).with_even_units(place.layer, place.tp).rounded(place.tp)
     return shared_out(training, place.index) if even == place.layer else with_layer(training, place.index, even)
 
 
 def _unrouted(training: Training, place: LayerSite) -> Training:
-    """One unit for every row; another kind of layer where that of this one does not say what that would be."""
+    """Remove the router, or replace the layer if its kind cannot do so."""
     plain = place.layer.without_routing()
     return shared_out(training, place.index) if plain == place.layer else with_layer(training, place.index, plain)
 
@@ -229,14 +229,14 @@ RULES: tuple[PlanRule, ...] = (
         of_dtensors=True,
     ),
 )
-"""What a plan may not do at its place; rules about the whole plan are in `legal_plans` and in the layout's limits."""
+"""Rules for single entries. `legal_plans` and the layout's limits check whole plans."""
 
 
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
-    """What can run for a layer in a place, such that the layers after it can run as well.
+    """Entries that can run at a site and let the following layers run too.
 
-    Empty only where no plan of the layers before leaves its input as the place has it. Rules that torch makes do not count with
-    `beyond`, those for DTensors alone with `local`, and with `repaired` those that a repair within the layer comes up to.
+    Empty only if the site's input placement cannot occur. `beyond` ignores rules drawn by torch, `local` ignores rules for
+    DTensors only, and `repaired` ignores rules whose repair stays within the layer.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))
@@ -257,13 +257,13 @@ def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -
 
 
 def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[ActivationSharding, ...]:
-    """How the input of each layer lies, and last that of the head, or of the loss."""
+    """Input placement for each layer, then for the head or the loss."""
     first = ActivationSharding.WHOLE if model.source is None else parallelism.source_output
     return (first, *(entry.output for entry in parallelism.plan))
 
 
 def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches: tuple[int, ...]) -> tuple[LayerSite, ...]:
-    """Where each entry of a plan of as many entries as layers would run."""
+    """The site of each entry. The plan must have one entry per layer."""
     inputs = inputs_of(model, parallelism)[:-1]
     return tuple(
         LayerSite(model=model, index=index, input=sharding, tp=tp, rows=microbatches) for index, sharding in enumerate(inputs)
@@ -271,28 +271,28 @@ def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches:
 
 
 def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
-    """Whether a plan has one entry a layer."""
+    """Whether a plan has one entry per layer."""
     return len(plan) == len(model.layers)
 
 
 def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
-    """The training with as many layers as the plan has entries."""
+    """Adjust the number of layers to the plan."""
     return with_num_layers(training, len(plan))
 
 
 def is_outside(parallelism: PlannedParallelism, parameter: Parameter) -> bool:
-    """Whether a plan leaves a parameter a plain tensor, as it does with those of the model itself."""
+    """Whether a plan leaves a parameter as a plain tensor, such as the model's own parameters."""
     return parallelism.split_of(parameter) is Split.OUTSIDE
 
 
 def splits_weights(parallelism: PlannedParallelism) -> bool:
-    """Whether a plan gives ranks different parts of some weight."""
+    """Whether a plan shards any weight."""
     splits = {parallelism.source, parallelism.head, *(entry.split for entry in parallelism.plan)}
     return not splits <= {Split.REPLICATED, Split.OUTSIDE}
 
 
 def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parameter, int]]:
-    """Each parameter that a plan cuts, and the size of the dim along which it does."""
+    """Yield each sharded parameter and the size of its sharded dim."""
     for parameter in parameters_of(model):
         dim = cut_dim(parallelism, parameter)
         if dim is not None:
@@ -300,22 +300,22 @@ def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parame
 
 
 def trained_cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
-    """The sizes of those that are trained."""
+    """Sharded dim sizes in trained parameters."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
 
 def rows_dim(model: Model) -> int:
-    """The dim of an activation that is cut where it lies by rows: that of positions where rows are sequences."""
+    """Dim of activations sharded by rows. For sequences it is the dim of positions."""
     return 0 if model.length is None else 1
 
 
 def computes_rows_apart(model: Model) -> bool:
-    """Whether a linear that is whole on every rank computes each rank's rows there; positions are gathered for it."""
+    """Whether a replicated linear computes each rank's rows separately. Sequence positions are gathered instead."""
     return model.length is None
 
 
 def has_pending_gradients(model: Model, parallelism: PlannedParallelism) -> bool:
-    """Whether the gradient of some parameter comes out pending a sum: each rank has it whole, and has seen some of the rows."""
+    """Whether some parameter's gradient is partial, because each rank used the full parameter on some rows only."""
     *inputs, last = inputs_of(model, parallelism)
     if last is ActivationSharding.ROWS and model.head is not None and model.head.norm is not None:
         return True
@@ -327,7 +327,7 @@ def has_pending_gradients(model: Model, parallelism: PlannedParallelism) -> bool
 
 
 def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
-    """The frozen layers whose norms `SequenceParallel`, which takes inputs that lie by rows, makes trainable."""
+    """Frozen layers whose norms become trainable through `SequenceParallel`, which handles inputs sharded by rows."""
     return {
         index
         for parallelism in layout.of(TensorParallel)
@@ -337,7 +337,7 @@ def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
 
 
 def frozen_splits(model: Model, layout: Layout) -> set[str]:
-    """The frozen parameters of linears and embeddings that ranks share out, by canonical name."""
+    """Canonical names of frozen parameters that the plan shards in linears and embeddings."""
     return {
         parameter.full_name
         for parallelism in layout.of(TensorParallel)
@@ -350,7 +350,7 @@ def frozen_splits(model: Model, layout: Layout) -> set[str]:
 
 
 def units_of_nothing(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
-    """Of each layer, and of what the model has beside, whether a plan leaves the last rank no element of any parameter."""
+    """For each layer, then the model's own parameters: whether the last rank holds no element of them."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
         all(parameter.full_name in cut and leaves_nothing(cut[parameter.full_name], tp) for parameter in unit)
