@@ -1,4 +1,4 @@
-"""What context parallelism cannot run."""
+"""Limits for context parallelism."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.registry import kind_of
 
 USUAL_LENGTH = 4
-"""Positions of a row that is made a sequence."""
+"""Sequence length for a repaired model that had single rows."""
 
 
 def _of_sequences(training: Training, _layout: Layout) -> Training:

@@ -1,4 +1,4 @@
-"""Gradients compressed for their reduction, as `DistributedDataParallel` and composable `replicate` have it."""
+"""Gradient compression for `DistributedDataParallel` and composable `replicate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
-"""The element type of gradients on their way."""
+"""Element type that gradients are reduced in."""
 
 
 def _has_bf16_hook(layout: Layout) -> bool:
@@ -29,7 +29,7 @@ NO_BF16_HOOK = LayoutLimit(
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
-    """Register a hook with a module that has `register_comm_hook`; nothing where nothing is compressed."""
+    """Register a compression hook with a module that has `register_comm_hook`. Does nothing without compression."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
     if compression is not Compression.NONE:

@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` cannot run."""
+"""Limits for `DistributedDataParallel`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from equivcheck.scenario.mesh import TP
 
 
 def as_reduced(training: Training, layout: Layout) -> Training:
-    """The training with what DDP takes for frozen: over tensor parallelism nothing, as local tensors are made trainable."""
+    """Return the training as DDP sees it. Over tensor parallelism nothing is frozen, because local tensors become trainable."""
     return without_frozen(training) if layout.has(TensorParallel) else training
 
 

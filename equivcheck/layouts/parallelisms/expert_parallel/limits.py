@@ -1,4 +1,4 @@
-"""What expert parallelism cannot run."""
+"""Limits for expert parallelism."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from equivcheck.training.layers.registry import kind_of
 
 
 def _cuts(training: Training, layout: Layout) -> Iterator[tuple[Parameter, int]]:
-    """What is cut over several ranks, and how many experts it is of."""
+    """Yield each parameter sharded over several ranks, with its number of experts."""
     parallelism = parallelism_of(layout, ExpertParallel)
     for parameter in parameters_of(training.model) if layout.mesh.size(EP) > 1 else ():
         dim = cut_dim(parallelism, parameter)
@@ -54,7 +54,7 @@ WHOLE_PARAMETERS = Limit(
 
 
 def _with_equal_parts(training: Training, layout: Layout) -> Training:
-    """As many experts on each rank."""
+    """Round experts up, so that each rank gets as many."""
 
     def rounded(_index: int, layer: AnyLayer) -> AnyLayer:
         return layer if kind_of(layer).dispatch(layer) is None else layer.rounded(layout.mesh.size(EP))
@@ -77,7 +77,7 @@ EVERY_RANK_HAS_EXPERTS = Limit(
 
 
 def _only_of_experts(limit: Limit) -> Limit:
-    """A limit of DTensors, where experts are such."""
+    """Restrict a DTensor limit to layouts with DTensor experts."""
     return replace(
         limit,
         applies=lambda training, layout: bool(dtensor_experts(training.model, layout)) and limit.applies(training, layout),

@@ -1,4 +1,4 @@
-"""What `FullyShardedDataParallel` cannot run."""
+"""Limits for `FullyShardedDataParallel`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def is_sharded(layout: Layout) -> bool:
-    """Whether parameters are cut over several ranks."""
+    """Whether parameters are sharded over several ranks."""
     return parallelism_of(layout, FSDP1).strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
 
 
@@ -133,7 +133,7 @@ NO_SYNC_OVER_TP = LayoutLimit(
 
 
 def _clips_by_parts(training: Training, layout: Layout) -> bool:
-    """Whether gradients are clipped by their norm of which tensor-parallel ranks have different parts."""
+    """Whether gradients are clipped by a norm over different shards on tensor-parallel ranks."""
     if not isinstance(training.clipping, ClipNorm) or layout.mesh.size(TP) == 1:
         return False
     return splits_weights(parallelism_of(layout, PlannedParallelism))
@@ -157,7 +157,7 @@ NORM_OF_FLAT_PARTS = replace(
 
 
 def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
-    """Whether tensor parallelism leaves some rank no element of what is to be one flat parameter."""
+    """Whether tensor parallelism leaves some rank an empty flat parameter."""
     if not layout.has(PlannedParallelism):
         return False
     of_nothing = units_of_nothing(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))

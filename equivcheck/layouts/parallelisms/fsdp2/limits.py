@@ -1,4 +1,4 @@
-"""What `fully_shard` cannot run."""
+"""Limits for `fully_shard`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
 
 
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
-    """Whether a dim other than the first is cut into unequal parts."""
+    """Whether a dim other than the first is sharded unevenly."""
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
     found = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
     sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
@@ -80,7 +80,7 @@ def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
 
 
 def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
-    """Over how many ranks tensor parallelism has cut a dim."""
+    """Number of tensor-parallel shards along a dim."""
     is_cut = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
     return layout.mesh.size(TP) if is_cut else 1
 

@@ -1,4 +1,4 @@
-"""What data parallelism by hand cannot run."""
+"""Limits for explicit data parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor parallelism on plain tensors cannot run."""
+"""Limits for explicit tensor parallelism on plain tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CUT_DIMS = {Split.COLUMN: 0, Split.ROW: 1}
 
 
 def _shares_otherwise(training: Training, layout: Layout, index: int) -> bool:
-    """Whether a layer would need another part of a weight than the layer has that owns it."""
+    """Whether a layer needs another shard of a shared weight than the owning layer."""
     shares, plan = training.model.layers[index].shares, parallelism_of(layout, LocalTensorParallel).plan
     return shares is not None and _CUT_DIMS.get(plan[index].split) != _CUT_DIMS.get(plan[shares].split)
 

@@ -1,4 +1,4 @@
-"""What `torch.distributed.pipelining` cannot run."""
+"""Limits for `torch.distributed.pipelining`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A_LAYER_FOR_EACH_STAGE = Limit(
 
 
 def _scales_twice(training: Training, layout: Layout) -> bool:
-    """Whether two stages of one rank have a weight, and both divide its gradient."""
+    """Whether two stages on one rank use the same weight, so that both divide its gradient."""
     pipeline, ranks = parallelism_of(layout, Pipeline), layout.mesh.size(PP)
     if not pipeline.scale_grads or pipeline.num_chunks == 1:
         return False

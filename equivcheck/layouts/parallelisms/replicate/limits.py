@@ -1,4 +1,4 @@
-"""What composable `replicate` cannot run."""
+"""Limits for composable `replicate`."""
 
 from __future__ import annotations
 

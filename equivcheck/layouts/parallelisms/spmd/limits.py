@@ -1,4 +1,4 @@
-"""What DTensor propagation cannot run."""
+"""Limits for DTensor propagation."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ NO_SQUARED_LOSS = Limit(
 
 
 def _norms(model: Model) -> tuple[Norm | None, ...]:
-    """What normalises the input of each layer, and last that of the head."""
+    """The norm before each layer, then before the head."""
     return (*(layer.norm for layer in model.layers), model.head.norm if model.head else None)
 
 
 def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
-    """A repair: what has this norm has none, or RMSNorm where it is of the model's inputs, whose features are whole."""
+    """Build a repair that removes a norm. On the model's inputs, whose features are not sharded, it becomes RMSNorm."""
 
     def repaired(training: Training, _layout: Layout) -> Training:
         model = training.model

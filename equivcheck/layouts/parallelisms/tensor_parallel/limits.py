@@ -1,4 +1,4 @@
-"""What `parallelize_module` cannot run."""
+"""Limits for `parallelize_module`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,11 @@ NO_TIES_OF_LOCAL_TENSORS = Limit(
 
 
 def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
-    """Also one feature of a sequence of one position, on whatever ranks: DTensor takes one dim of one element for the other."""
+    """Whether a sharded size is below the number of ranks, in a model over sequences.
+
+    With one position, a single sharded feature is too short on any number of ranks, because DTensor confuses the two dims of size
+    one.
+    """
     model, tp = training.model, parallelism_of(layout, TensorParallel)
     found = [*cuts(model, tp)]
     is_one = model.length == 1 and any(size == 1 and cut_dim(tp, parameter) == 1 for parameter, size in found)
