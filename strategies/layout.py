@@ -114,7 +114,7 @@ def _names(names: tuple[str, ...] | None) -> SearchStrategy[str]:
 
 
 def _axes(parallelisms: tuple[Parallelism, ...]) -> list[tuple[str, ...]]:
-    """Axis alternatives that fit the options. Axes of inner parallelisms come last, because their ranks are neighbours."""
+    """Axis alternatives for these options. Axes of inner parallelisms come last, because their ranks are neighbours."""
     alternatives = product(*(_axes_of(parallelism) for parallelism in reversed(parallelisms)))
     return [sum(names, start=()) for names in alternatives]
 

@@ -88,7 +88,7 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
         "adjust_lr_fn": st.sampled_from(AdjustLR),
     },
 }
-"""Strategies for the hyperparameters that optimizers do not share."""
+"""Strategies for each optimizer's own hyperparameters."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""One strategy for each parallelism that ships with equivcheck, and one for third-party ones."""
+"""One strategy for each built-in parallelism, and one for third-party ones."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
 
 @st.composite
 def tensor_parallel(draw: DrawFn) -> TensorParallel:
-    """`TensorParallel` without a plan: `scenarios` draws one that is legal for the model."""
+    """`TensorParallel` without a plan: `scenarios` draws a legal one for the model."""
     return TensorParallel(redistribute_gradients=not draw(SOMETIMES))
 
 
@@ -191,7 +191,7 @@ def local_tensor_parallel() -> SearchStrategy[LocalTensorParallel]:
 
 
 def pipeline() -> SearchStrategy[Pipeline]:
-    """`Pipeline` with default options: `scenarios` draws options that fit its ranks and the model."""
+    """`Pipeline` with default options: `scenarios` draws options to fit its ranks and the model."""
     return st.builds(Pipeline)
 
 

@@ -1,4 +1,4 @@
-"""Tensor-parallel plans, drawn layer by layer from the plans that are legal after the previous layers."""
+"""Tensor-parallel plans, drawn layer by layer from the legal plans after the previous layers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLITS = tuple(TIED_HALVES)
 
 
 def needs_plan(layout: Layout) -> bool:
-    """Whether the layout has tensor parallelism with the default plan, which is a placeholder for a drawn one."""
+    """Whether the layout has tensor parallelism with the default plan, a placeholder for a drawn one."""
     return any(parallelism.plan == _NO_PLAN for parallelism in layout.of(PlannedParallelism))
 
 
@@ -43,7 +43,7 @@ def with_idle_plan(layout: Layout, training: Training) -> Layout:
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
-    """Give the layout a plan that is legal for the training, if `repaired` after limits were applied to its layers."""
+    """Give the layout a legal plan for the training, if `repaired` after limits were applied to its layers."""
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     is_local = layout.has(LocalTensorParallel)
     source = _drawn_source(draw, training, ranks, empty=is_local)

@@ -67,7 +67,7 @@ def _placements(draw: DrawFn, num_axes: int, num_dims: int, *, with_addends: boo
 
 
 def _grow(draw: DrawFn, builder: ProgramBuilder, num_axes: int, names: Sequence[str]) -> None:
-    """Append a statement, after the arguments that it needs."""
+    """Append a statement, after the arguments it needs."""
     kind = draw(_KINDS)
     distance = min(draw(_DISTANCES), len(builder))
     if kind is Operation:

@@ -22,7 +22,7 @@ from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_pl
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
 
 MAX_FIRST_RANKS = 4
-"""Maximum ranks for the layout that runs the first steps."""
+"""Maximum ranks in the first layout."""
 
 
 def may_resume(scenario: Scenario) -> bool:

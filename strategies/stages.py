@@ -1,4 +1,4 @@
-"""Pipeline options that fit the ranks and the model's layers."""
+"""Pipeline options to fit the ranks and the model's layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNKS = (1, 2, 3, 4, 6, 8)
 
 
 def needs_stages(layout: Layout) -> bool:
-    """Whether the layout has a pipeline with the default options (after repairs), which are a placeholder for drawn ones."""
+    """Whether the layout has a pipeline with the default options (after repairs), a placeholder for drawn ones."""
     return bool(layout.of(Pipeline)) and layout == repaired_layout(_with_pipeline(layout, _NO_STAGES))
 
 

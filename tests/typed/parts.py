@@ -12,7 +12,7 @@ from torch.nn import functional
 
 WIDTH, HIDDEN, SEQUENCE, ROWS, VOCABULARY, NUM_BATCHES = 4, 8, 6, 4, 8, 2
 MAX_NORM, EPSILON = 2.8, 1e-6
-"""Of clipping, which the second step needs and the first does not, and as `torch.nn.utils.clip_grad_norm_` has it."""
+"""For clipping: only the second step exceeds the norm, and the epsilon is that of `torch.nn.utils.clip_grad_norm_`."""
 COLUMNS_AND_ROWS = {"up.*": ((0, "tp"),), "down.weight": ((1, "tp"),)}
 """Sharding of `Block` by columns and rows."""
 

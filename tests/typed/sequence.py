@@ -73,7 +73,7 @@ SEQUENCE_PARALLEL = Program(
 
 
 def sequence_by_hand(m, batch, optimizer, tp):
-    """As in Megatron: gradients of norms are summed after backward."""
+    """Norm gradients are summed after backward, as in Megatron."""
     whole, targets = batch
     optimizer.zero_grad()
     x, target = spmd.convert(whole, tp, src=R, dst=S(1)), spmd.convert(targets, tp, src=R, dst=S(1))

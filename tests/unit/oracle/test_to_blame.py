@@ -81,7 +81,7 @@ def test_parts_that_differ_unread_are_told_before_what_is_computed_of_them() -> 
     verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_KeepsAll)
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.reason.startswith("step 0 value v2 sum ")
-    assert "before it: rank 1 raised" in verdict.reason
+    assert "; earlier: rank 1 raised" in verdict.reason
     assert "v1 exp: PartsDisagree: a part of a DTensor of shape (1,) has shape (1,), not (0,)" in verdict.reason
 
 
@@ -126,6 +126,6 @@ def test_a_value_that_differs_before_a_statement_raises_is_to_blame() -> None:
     assert differs.outcome is Outcome.DIVERGED
     assert differs.divergence is not None
     assert differs.divergence.tensor == "v1 exp"
-    assert "; after it: rank " in differs.reason
+    assert "; then: rank " in differs.reason
     assert "v3 sum: ValueError: a sum that fails" in differs.reason
     assert raises.outcome is Outcome.CRASHED

@@ -74,7 +74,7 @@ def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeyp
 
 
 def test_a_layout_that_cannot_run_there_is_refused() -> None:
-    """More tensor-parallel ranks than columns is refused with the layout's reason."""
+    """The layout's own reason explains why more tensor-parallel ranks than columns are refused."""
     with pytest.raises(UsageError, match=r"fsdp2 x tensor_parallel on 128 ranks .* multiple of the ranks"):
         dry_run(fsdp2_over_tensor_parallel(2, 64))
 

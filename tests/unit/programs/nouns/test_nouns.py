@@ -34,7 +34,7 @@ def test_json_goes_both_ways(program: TensorProgram) -> None:
 
 @given(programs())
 def test_a_program_prints_as_code(program: TensorProgram) -> None:
-    """Its repr evaluates to an equal program."""
+    """A repr evaluates to an equal program."""
     assert eval(repr(program), vars(nouns).copy()) == program
 
 

@@ -82,7 +82,7 @@ class LocalSum(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        """The same for all elements."""
+        """Expand the gradient to all elements."""
         return gradients[0].expand(context.shape)
 
 

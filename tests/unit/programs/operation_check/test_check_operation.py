@@ -102,7 +102,7 @@ def test_local_map_without_them_has_a_wrong_gradient() -> None:
 
 
 def test_without_gradients_only_values_count() -> None:
-    """The same `local_map` passes."""
+    """With `gradients=False`, this `local_map` passes."""
     placements = [(Shard(0), Replicate())]
     check_operation(
         weighted, [X, WEIGHT], placements=placements, on_ranks=weighted_on(False), gradients=False

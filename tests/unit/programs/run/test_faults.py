@@ -33,7 +33,7 @@ def test_every_fault_has_a_program() -> None:
 
 @pytest.mark.parametrize("name", SMALLEST_PROGRAMS)
 def test_a_fault_is_caught_where_it_shows(name: str) -> None:
-    """The same program is right without the fault, and diverges in the fault's phase with it."""
+    """Without the fault the program is right; with it, the program diverges in the fault's phase."""
     shown_by, phase = SMALLEST_PROGRAMS[name]
     assert check_program(shown_by).outcome is Outcome.EQUIVALENT
     verdict = check_program(shown_by, target=FAULTS[name])

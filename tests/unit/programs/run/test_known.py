@@ -64,7 +64,7 @@ def test_the_text_of_an_issue_says_what_where_and_how_to_see_it() -> None:
     """Expected and actual result, versions, and a Python script without equivcheck."""
     known = ENTRIES["dtensor_writes_to_slices"]
     text = issue_text(known, check_program(SMALLEST_PROGRAMS[known.id]))
-    assert text.startswith("# [DTensor] a slice of a cut dim is a copy")
+    assert text.startswith("# [DTensor] a slice of a sharded dim is a copy")
     assert "2.13.0" in text
     assert "expected 0.5, found 0.25" in text
     script = text.partition("```python\n")[2].removesuffix("```\n")

@@ -349,7 +349,7 @@ sharded positions have a wrong size; before, they are refused without padding.""
 
 @pytest.mark.parametrize("name", ALSO)
 def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
-    """By values, by errors, and by the stack of a rank that never ends. Entries never match programs without the error."""
+    """Values, errors, or the stack of a rank that never ends identify it. Entries never match programs without the error."""
     known = name.partition(",")[0]
     leaf, *rest = ALSO[name]
     verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
@@ -365,7 +365,7 @@ def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: 
 
 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
-    """The same text for an operation without an entry."""
+    """An operation without an entry raises the error of another entry."""
     known = next(each for each in ON_FILE if each.id == "dtensor_logsumexp_of_scalar")
     scalar = SMALLEST_PROGRAMS[known.id]
     verdict = check_program(scalar)

@@ -31,7 +31,7 @@ def test_addends_make_the_whole(shape: tuple[int, ...], size: int) -> None:
 @pytest.mark.parametrize("extent", [0, 1, 4, 5, 7])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_parts_are_those_of_chunk(extent: int, size: int) -> None:
-    """As `torch.chunk`, with empty shards at the end."""
+    """Shards match `torch.chunk`, with empty shards at the end."""
     full = torch.arange(extent * 2).view(extent, 2)
     expected = [part for part in full.chunk(size) if part.numel()]
     parts = [chunk(full, size, index, 0) for index in range(size)]

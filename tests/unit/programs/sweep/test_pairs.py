@@ -93,7 +93,7 @@ def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results:
 
 
 def test_a_seed_says_what_is_run(results: tuple[Result, ...]) -> None:
-    """The same seed gives the same programs; another one other arguments or another order."""
+    """A seed determines the programs; another one gives other arguments or another order."""
     first, again, other = (list(pairs_of(results, *SECONDS, seed=seed)) for seed in (0, 0, 1))
     assert first == again
     assert first != other
@@ -103,7 +103,7 @@ class SquaresOfIntegers(DTensorTarget):
     """Squares of integers are one too large."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """As it should be, but for integers."""
+        """Run the operation, but add one to squares of integers."""
         found = super().call(statement, arguments)
         is_wrong = statement.name == "square" and not arguments[0].is_floating_point()
         return tuple(each + 1 for each in found) if is_wrong else found
