@@ -12,7 +12,6 @@ from rich.pretty import pretty_repr
 from equivcheck.layouts.base.interventions import INTERVENTIONS
 from generator import sources
 
-SCRIPTS = "../../equivcheck/oracle/known_issues/scripts"
 """The scripts of known issues, as seen from the generated pages."""
 CODE_WIDTH = 80
 """Characters of a line of code."""
@@ -113,19 +112,19 @@ def _versions(issue: object) -> str:
 
 
 def _issue(issue: object, smallest: object | None) -> str:
-    script = sources.script_path(issue.id)
-    what = script.read_text("utf-8").split('"""')[1].split("\n\n")[0]
+    script = sources.issue_script(issue)
+    explanation = script.split('"""')[1].split("\n\n")[1]
     facts = [
         f"- **Kind**: {issue.kind.value.replace('_', ' ')}",
         f"- **Versions**: {_versions(issue)}",
         f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
-        f"- **Upstream**: {_upstream(issue.link)}",
+        f"- **Upstream**: {_upstream(issue.link or "not reported")}",
         *([f"- **Avoided where**: {_avoided_where(issue)}"] if issue.without else []),
     ]
-    parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(what), "\n".join(facts)]
+    parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(f"{issue.title}."), _prose(explanation), "\n".join(facts)]
     if smallest is not None:
         parts += ["The smallest scenario that shows it:", f"```python\n{pretty_repr(smallest, max_width=CODE_WIDTH)}\n```"]
-    return "\n\n".join([*parts, _script(script.name, issue.ranks)])
+    return "\n\n".join([*parts, _script(f"{issue.id}.py", issue.ranks, script)])
 
 
 def dtensor_differences() -> str:
@@ -177,9 +176,9 @@ def _upstream(link: str) -> str:
     return f"<{link}>" if link.startswith("http") else _prose(link)
 
 
-def _script(name: str, ranks: int) -> str:
+def _script(name: str, ranks: int, text: str) -> str:
     summary = f"Script on {_counted(ranks, 'rank')}, torch alone: <code>{name}</code>"
-    code = f"```{{literalinclude}} {SCRIPTS}/{name}\n:language: python\n```"
+    code = f"```python\n{text}```"
     return f"<details><summary>{summary}</summary>\n\n{code}\n\n</details>"
 
 

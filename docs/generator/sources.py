@@ -15,7 +15,8 @@ from equivcheck.cli import main
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, in_words
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.mutants.registry import mutants
-from equivcheck.oracle.known_issues.known import issues_on_file, script_path
+from equivcheck.oracle.known_issues.issue_script import issue_script
+from equivcheck.oracle.known_issues.known import issues_on_file
 from equivcheck.oracle.known_issues.showing import measured
 from equivcheck.oracle.known_issues.workarounds import WITHOUT
 from equivcheck.programs.run.issue_text import is_reported, issue_text, sentence_of
@@ -30,6 +31,7 @@ __all__ = [
     "AnyLimit",
     "in_words",
     "is_reported",
+    "issue_script",
     "issue_text",
     "issues_on_file",
     "limits_by_layout",
@@ -37,7 +39,6 @@ __all__ = [
     "measured",
     "mutants",
     "nouns",
-    "script_path",
     "sentence_of",
     "smallest_scenarios",
 ]

@@ -155,4 +155,4 @@ def _marked_known(verdict: Verdict) -> Verdict:
     issue = known_issue(verdict)
     if issue is None:
         return verdict
-    return replace(verdict, outcome=Outcome.KNOWN, known=issue.id, reason=f"{issue.link}: {verdict.reason}")
+    return replace(verdict, outcome=Outcome.KNOWN, known=issue.id, reason=f"{issue.summary}: {verdict.reason}")

@@ -124,7 +124,7 @@ def _save(matrix: Matrix, output: Path) -> None:
 def _is_checkout() -> bool:
     from equivcheck.oracle.known_issues.showing import table_path
 
-    return (table_path().parents[2] / "pyproject.toml").is_file()
+    return (table_path().parents[3] / "pyproject.toml").is_file()
 
 
 def _write_shows(matrix: Matrix) -> None:

@@ -60,9 +60,8 @@ def _evidence(form: Form, verdict: Verdict | None) -> list[str]:
     found = []
     if verdict.known:
         issue = next(issue for issue in known_issues() if issue.id == verdict.known)
-        reason = reason.removeprefix(f"{issue.link}: ")
-        link = issue.link
-        found.append(paragraph(_sentence(f"Reported as {link}" if link.startswith("http") else link[:1].upper() + link[1:])))
+        reason = reason.removeprefix(f"{issue.summary}: ")
+        found.append(paragraph(f"Known problem of torch: {issue.summary}."))
     if verdict.diagnosis is not None:
         found.append(paragraph(_sentence(form.translated(verdict.diagnosis.sentence))))
     # A script prints "norm", "parameter" and "clipped gradient" where a verdict says "clipping norm", "update" and "clipping".

@@ -113,7 +113,7 @@ def test_the_table_of_known_issues_takes_what_was_measured(
 ) -> None:
     """And keeps what was not; where there is no checkout, nothing is run."""
     before, measured = showing.measured(), Measured(monkeypatch, found(shows=Shows.DOES_NOT))
-    table = tmp_path / "equivcheck" / "known_issues" / "shows.toml"
+    table = tmp_path / "equivcheck" / "oracle" / "known_issues" / "shows.toml"
     table.parent.mkdir(parents=True)
     monkeypatch.setattr(showing, "table_path", lambda: table)
     code, _, err = run(capsys, "--write-shows")

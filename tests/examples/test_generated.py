@@ -50,7 +50,7 @@ def test_each_known_issue_has_a_section() -> None:
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
     assert list(sections) == [issue.id for issue in issues_on_file()]
     for issue in issues_on_file():
-        assert f"/{issue.id}.py\n" in sections[issue.id]
+        assert f" {issue.id}.py\n" in sections[issue.id]
         assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
         assert f"(#issue-{issue.id.replace('_', '-')})" in page
         row = re.search(rf"^\| \[`{issue.id}`\].*$", page, re.MULTILINE)[0]

@@ -1,11 +1,11 @@
-"""Tests for the judgement of what a script did, and for the table of all of them."""
+"""Tests for shows.toml: results of scripts, and the version ranges that follow from them."""
 
 from dataclasses import replace
 
 import pytest
 
 from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
-from equivcheck.oracle.known_issues.showing import Showing, Shows, read_table, showing, written_table
+from equivcheck.oracle.known_issues.showing import Showing, Shows, read_table, showing, version_range, written_table
 
 ISSUES = {issue.id: issue for issue in issues_on_file()}
 WRONG, CRASH = ISSUES["fsdp1_unties"], ISSUES["adafactor_of_nothing"]
@@ -32,7 +32,7 @@ YES, NO = Showing(shows=Shows.SHOWS), Showing(shows=Shows.DOES_NOT)
     ],
 )
 def test_a_script_shows_its_issue_by_exit_code_and_evidence(issue: KnownIssue, code: int, printed: str, found: str) -> None:
-    """One that fails in another way cannot run, and the rank that failed first says why."""
+    """A script that fails in another way cannot run. The reason is the error of the first rank that raised."""
     assert str(showing(issue, code, printed)) == found
 
 
@@ -40,14 +40,33 @@ def test_a_script_shows_its_issue_by_exit_code_and_evidence(issue: KnownIssue, c
     ("version", "is_in"), [("2.9.1+cpu", False), ("2.11.0", True), ("2.15.0.dev20260801", False), ("2.16", True)]
 )
 def test_what_was_seen_agrees_with_a_range_that_has_exactly_the_versions_that_show(version: str, is_in: bool) -> None:
-    """A nightly build counts as the release that it leads to, and what cannot run is not to be in the range."""
+    """A nightly build counts as its release. Versions on which the script cannot run are not in the range."""
     issue = replace(WRONG, torch=">=2.11,!=2.15.*")
     cannot = Showing(shows=Shows.CANNOT_RUN, reason="ImportError")
     assert (YES.agrees(issue, version), NO.agrees(issue, version), cannot.agrees(issue, version)) == (is_in, not is_in, not is_in)
 
 
+@pytest.mark.parametrize(
+    ("shows", "expected"),
+    [
+        ("yyyy", ">=2.9"),
+        ("nyyy", ">=2.10"),
+        ("yynn", ">=2.9,<2.11"),
+        ("nycn", ">=2.10,<2.11"),
+        ("ynny", ">=2.9,!=2.10.*,!=2.11.*"),
+        ("nnnn", "<0"),
+        ("", ""),
+    ],
+)
+def test_version_ranges_follow_from_measured_versions(shows: str, expected: str) -> None:
+    """A range begins and ends at minor versions. It is open above if the newest version shows the issue."""
+    results = {"y": YES, "n": NO, "c": Showing(shows=Shows.CANNOT_RUN, reason="ImportError")}
+    versions = ("2.9.1", "2.10.0", "2.11.0", "2.12.1")
+    assert version_range({version: results[show] for version, show in zip(versions, shows, strict=False)}) == expected
+
+
 def test_a_table_is_read_as_it_was_written() -> None:
-    """A line an issue, in the order of names, and versions in that of releases."""
+    """The table has one line for each issue, sorted by name, with versions from oldest to newest."""
     cannot = Showing(shows=Shows.CANNOT_RUN, reason='ImportError: "x": no\\y')
     table = {"b": {"2.10.0": YES, "2.9.1": NO}, "a": {"2.9.1": cannot}}
     text = written_table(table)

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.fitting import fitted
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
+from equivcheck.oracle.known_issues.showing import measured, version_range
 from equivcheck.oracle.known_issues.workarounds import WITHOUT
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
@@ -52,11 +52,13 @@ class KnownIssue:
     """One upstream issue, and how it is recognised."""
 
     id: str
-    """Short name, unique; its script has it too."""
-    link: str
-    """Where it is reported, or that it is not, and the sentence that describes it."""
+    """Short, unique name, also of its script."""
+    title: str
+    """What torch does wrong, in one sentence without a full stop. The sentence says "silently" if nothing is raised."""
+    link: str = ""
+    """Where it is reported or documented. Empty if it is not reported."""
     torch: str
-    """Version range in which it shows, as a PEP 440 specifier."""
+    """Versions of torch that have it, as a PEP 440 specifier."""
     kind: Kind
     """What it does."""
     layouts: tuple[str, ...]
@@ -93,6 +95,11 @@ class KnownIssue:
             for name in names:
                 if name not in table:
                     raise _refuse(self.id, f"{field} names {name!r}", sorted(table))
+
+    @property
+    def summary(self) -> str:
+        """Title, and where the issue is reported."""
+        return f"{self.title} ({self.link or 'not reported'})"
 
     def is_in(self, version: str) -> bool:
         """Whether it shows in a version of torch, such as ``2.13.0+cpu``; a nightly build counts as the release it leads to."""
@@ -170,11 +177,6 @@ def issues_on_file() -> tuple[KnownIssue, ...]:
     return read_issues(files("equivcheck.oracle.known_issues").joinpath("known.toml").read_text("utf-8"))
 
 
-def script_path(issue_id: str) -> Path:
-    """The script that shows an issue with torch alone."""
-    return Path(str(files("equivcheck.oracle.known_issues").joinpath("scripts", f"{issue_id}.py")))
-
-
 def read_issues(text: str) -> tuple[KnownIssue, ...]:
     """Every issue of a file such as known.toml. Raises `InvalidKnownIssue` for one that is not well-formed."""
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
@@ -184,8 +186,8 @@ _CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phases": Phase, "differences
 
 
 def _issue(row: dict[str, Any]) -> KnownIssue:
-    known, name = {field.name for field in fields(KnownIssue)}, str(row.get("id", "without id"))
-    missing = {"id", "link", "torch", "kind", "layouts", "needs"} - set(row)
+    known, name = {field.name for field in fields(KnownIssue)} - {"torch"}, str(row.get("id", "without id"))
+    missing = {"id", "title", "kind", "layouts", "needs"} - set(row)
     if missing or set(row) - known:
         raise _refuse(name, f"lacks {sorted(missing)}, has the unknown {sorted(set(row) - known)}", sorted(known))
     for key, choice in _CHOICES.items():
@@ -193,11 +195,10 @@ def _issue(row: dict[str, Any]) -> KnownIssue:
         if key in row and not {*_listed(row[key])} <= {*allowed}:
             raise _refuse(name, f"{key} is {row[key]!r}", allowed)
     try:
-        SpecifierSet(row["torch"])
         re.compile(row.get("error", ""))
-    except (InvalidSpecifier, re.error) as error:
-        raise _refuse(name, str(error), ("a version range in torch", "a regular expression in error")) from error
-    return KnownIssue(**{key: _read(key, value) for key, value in row.items()})
+    except re.error as error:
+        raise _refuse(name, str(error), ("a regular expression in error",)) from error
+    return KnownIssue(**{key: _read(key, value) for key, value in row.items()}, torch=version_range(measured().get(name, {})))
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Whether the script of a known issue shows it, and the table of the versions of torch on which each was seen to, or not to."""
+"""Which versions of torch have a known issue: the result of its script on each version, in shows.toml."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from equivcheck.oracle.known_issues.known import Kind, KnownIssue
 from equivcheck.system.choice import Choice
+
+if TYPE_CHECKING:
+    from equivcheck.oracle.known_issues.known import KnownIssue
 
 _WRONG_NUMBER = r"max difference (nan|[1-9]|0\.0*[1-9])"
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Failure|Interrupt)\b.*", re.MULTILINE)
@@ -27,7 +30,7 @@ _HEAD = """\
 
 
 class Shows(Choice):
-    """What the script of a known issue did on a version of torch."""
+    """Result of a known issue's script on a version of torch."""
 
     SHOWS = "shows"
     DOES_NOT = "does not"
@@ -36,33 +39,32 @@ class Shows(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
-    """Whether a known issue shows on a version of torch."""
+    """Result of a known issue's script, with a reason if the script cannot run."""
 
     shows: Shows
-    """What its script did."""
+    """The result."""
     reason: str = ""
-    """Of one that cannot run: why, in short."""
+    """Why the script cannot run, at most 110 characters. Empty for other results."""
 
     def __str__(self) -> str:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, issue: KnownIssue, version: str) -> bool:
-        """Whether the versions that an issue is on file for have this one if it shows there, and only then."""
+        """Whether the result is the one that the issue's version range predicts."""
         return (self.shows is Shows.SHOWS) == issue.is_in(version)
 
 
 Table = dict[str, dict[str, Showing]]
-"""By the id of an issue, then by the version of torch."""
+"""Results by issue id, then by version of torch."""
 
 
 def showing(issue: KnownIssue, code: int, printed: str) -> Showing:
-    """What a script did: one that shows its issue exits with 1, and prints a wrong number, or the error on file."""
-    evidence = _WRONG_NUMBER if issue.kind is Kind.WRONG_NUMBERS else issue.error
-    return judged(code, printed, has_evidence=re.search(evidence, printed) is not None)
+    """Judge a script by its exit code and output. One that shows its issue exits with 1 and prints a difference or the error."""
+    return judged(code, printed, has_evidence=re.search(issue.error or _WRONG_NUMBER, printed) is not None)
 
 
 def judged(code: int, printed: str, *, has_evidence: bool) -> Showing:
-    """What a script did that is to exit with 1, and print its evidence, where something shows."""
+    """Judge a script by its exit code, and by whether it printed its evidence. Exit code 1 without evidence means: cannot run."""
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
     if code == 0:
@@ -71,30 +73,44 @@ def judged(code: int, printed: str, *, has_evidence: bool) -> Showing:
 
 
 def _reason(printed: str) -> str:
-    """The first error, but for those of ranks whose peers had left; else the last line."""
+    # Ranks whose peers have left raise as well, but the cause is the error of the rank that left.
     errors = _RAISED.findall(printed)
     lines = [error for error in errors if not _PEER_LEFT.search(error)] or errors or printed.strip().splitlines()[-1:]
     return lines[0][:_REASON].strip() if lines else ""
 
 
 def read_table(text: str) -> Table:
-    """The table that a file such as shows.toml has."""
+    """Read the text of a file such as shows.toml."""
     return {issue: {version: _parsed(cell) for version, cell in row.items()} for issue, row in tomllib.loads(text).items()}
 
 
 def written_table(table: Mapping[str, Mapping[str, Showing]]) -> str:
-    """The text of a file such as shows.toml: a line an issue, versions from the oldest to the newest."""
+    """Write the text of a file such as shows.toml: one line for each issue, versions from oldest to newest."""
     return _HEAD + "\n" + "".join(f"{issue} = {{ {_row(table[issue])} }}\n" for issue in sorted(table))
 
 
 @cache
 def measured() -> Table:
-    """The table on file."""
+    """Results in shows.toml."""
     return read_table(files("equivcheck.oracle.known_issues").joinpath("shows.toml").read_text("utf-8"))
 
 
+def version_range(row: Mapping[str, Showing]) -> str:
+    """PEP 440 specifier of the versions that show an issue. Later versions count as the newest measured one.
+
+    Empty, which allows every version, if nothing was measured.
+    """
+    minors = [".".join(version.split(".")[:2]) for version in sorted(row, key=Version)]
+    shows = [row[version].shows is Shows.SHOWS for version in sorted(row, key=Version)]
+    if not any(shows):
+        return "<0" if row else ""
+    first, last = shows.index(True), len(shows) - 1 - shows[::-1].index(True)
+    gaps = [f"!={minor}.*" for minor, shown in zip(minors[first:last], shows[first:last], strict=True) if not shown]
+    return ",".join([f">={minors[first]}", *gaps, *(f"<{minor}" for minor in minors[last + 1 : last + 2])])
+
+
 def table_path() -> Path:
-    """Where the table is."""
+    """Path of shows.toml."""
     return Path(str(files("equivcheck.oracle.known_issues").joinpath("shows.toml")))
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from equivcheck.export.forked import SECONDS, launched
-from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file, script_path
+from equivcheck.oracle.known_issues.issue_script import write_issue_script
+from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
 from equivcheck.oracle.known_issues.showing import Showing, Shows, showing
 from equivcheck.quality.versions.batch import do_each, done_by
 from equivcheck.quality.versions.environments import Installation
@@ -36,7 +37,7 @@ def _tried(issue: KnownIssue) -> Showing:
 
 def _run(issue: KnownIssue) -> Showing:
     with temporary_folder() as folder:
-        return showing(issue, *launched(script_path(issue.id), issue.ranks, Path(folder)))
+        return showing(issue, *launched(write_issue_script(issue, Path(folder)), issue.ranks, Path(folder)))
 
 
 def _cannot_run(reason: str) -> Any:

@@ -13,7 +13,8 @@ from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.oracle.known_issues.known import KnownIssue, script_path
+from equivcheck.oracle.known_issues.issue_script import issue_script
+from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Showing, Shows, judged, showing
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.run.script import script_of_verdict
@@ -59,9 +60,8 @@ class Script:
 
 
 def of_issue(issue: KnownIssue) -> Script:
-    """Script on file for a known issue."""
-    text = script_path(issue.id).read_text("utf-8")
-    return Script(text=text, ranks=issue.ranks, judge=lambda code, printed: showing(issue, code, printed))
+    """Script that shows a known issue."""
+    return Script(text=issue_script(issue), ranks=issue.ranks, judge=lambda code, printed: showing(issue, code, printed))
 
 
 def of_finding(finding: Finding) -> Script | None:

@@ -92,5 +92,5 @@ def _charts(past: PastRun, left: Noted) -> dict[str, Any]:
         "coverage": charts.line(shares, most=100.0, unit=" %") if shares else None,
         "errors": charts.error_bars(summary["errors"]["sizes"]) if summary and summary["errors"]["sizes"] else None,
         "pairs": pair_rows(summary["pairs"]["parts"]) if summary else [],
-        "links": {issue.id: issue.link for issue in issues_on_file()},
+        "links": {issue.id: issue.link or f"not reported: {issue.title}" for issue in issues_on_file()},
     }

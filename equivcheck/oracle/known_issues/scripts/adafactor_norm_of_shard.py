@@ -1,15 +1,4 @@
-"""Adafactor updates a sharded DTensor by the norm of each rank's own shard: `DTensor.item()` reduces nothing.
-
-Its step is scaled by the norms of parameter and update, which it reads by `.item()`. Reported of `item()` as
-https://github.com/pytorch/pytorch/issues/144054.
-
-    torchrun --standalone --nproc-per-node 2 adafactor_norm_of_shard.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""Adafactor reads the norms of parameter and update with `DTensor.item()`, which does not reduce over ranks."""
 
 import torch
 import torch.distributed as dist
@@ -25,9 +14,8 @@ def step(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return parameter.detach()
 
 
-def main() -> int:
+def main() -> float:
     """Compare the step of a sharded vector with that of a whole one."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     values = torch.arange(1.0, 5.0)
     whole = step(values.clone(), torch.ones(4))
@@ -37,10 +25,4 @@ def main() -> int:
     if dist.get_rank() == 0:
         print("whole:  ", whole.tolist())
         print("sharded:", shards.tolist())
-        print("max difference", difference)
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

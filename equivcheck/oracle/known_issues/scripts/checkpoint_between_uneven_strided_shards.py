@@ -1,15 +1,8 @@
-"""A checkpoint of `fully_shard` over tensor parallelism gives other ranks wrong rows, where both cut the same dim and not evenly.
-
-DTensor works out other sizes and offsets for strided shards than `fully_shard` gives the ranks: of 13 rows over 3 x 2 ranks, one
-rank is given the eighth row for the seventh, and another the last two at the place of the last.
-
-    torchrun --standalone --nproc-per-node 6 checkpoint_between_uneven_strided_shards.py
-
-Exit code 1 when a difference shows. Seen on torch 2.13, CPU, gloo.
+"""`fully_shard` over tensor parallelism shards dim 0 twice. DTensor computes other sizes and offsets for such strided shards
+than `fully_shard` uses: of 13 rows over 3 x 2 ranks, one rank gets the eighth row instead of the seventh, and another rank
+gets the last two rows at the place of the last.
 """
 
-import sys
-from datetime import timedelta
 from tempfile import TemporaryDirectory
 
 import torch
@@ -33,9 +26,8 @@ def sharded(values: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     return fully_shard(linear, mesh=mesh["dp"]).weight.detach()
 
 
-def main() -> int:
+def main() -> float:
     """Save the weight from 4 ranks, and load it into 6."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     four = DeviceMesh("cpu", torch.arange(4).reshape(2, 2), mesh_dim_names=("dp", "tp"))
     six = DeviceMesh("cpu", torch.arange(6).reshape(3, 2), mesh_dim_names=("dp", "tp"))
     savers = dist.new_group(list(range(4)))
@@ -50,11 +42,4 @@ def main() -> int:
         dist.barrier()
     difference = (loaded.to_local() - expected.to_local()).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
-    if dist.get_rank() == 0:
-        print(f"max difference {float(difference)}")
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return float(difference)

@@ -1,17 +1,8 @@
-"""Compiled autograd cannot go back through a linear of DTensor sequences that is computed once more in the backward pass.
-
-A linear of three dims is computed as one of two and viewed. The graph that recomputes it returns that view, which is made anew by
-`as_strided`, and DTensor refuses that. With rows instead of sequences, eager autograd, or nothing recomputed, it does not happen.
-
-    torchrun --standalone --nproc-per-node 1 compiled_autograd_recomputes_sequences.py
-
-Exit code 1 when it fails. Seen on torch 2.13, CPU, gloo.
+"""A linear on three dims runs on two and returns a view. The recomputed graph rebuilds this view by `as_strided`, which
+DTensor refuses. It works with two dims, with eager autograd, or without checkpointing.
 """
 
-import sys
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,9 +10,8 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def main() -> int:
+def main() -> None:
     """Compute the gradient of a weight, once with eager autograd and once with compiled."""
-    dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (1,))
     weight = distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]).requires_grad_()
 
@@ -33,17 +23,6 @@ def main() -> int:
         return outputs.square().sum()
 
     loss().backward()
-    failed = 0
-    try:
-        found = loss()
-        with compiled_autograd._enable(torch.compile(backend="aot_eager")):
-            found.backward()
-    except RuntimeError as error:
-        print(f"rank {dist.get_rank()}: RuntimeError: {str(error).splitlines()[0]}", flush=True)
-        failed = 1
-    dist.destroy_process_group()
-    return failed
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found = loss()
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        found.backward()

@@ -1,18 +1,8 @@
-"""A compiled module leaves no gradient to what came before it where that is pending, as what `RowwiseParallel` returns.
-
-The embedding's sum is an `AsyncCollectiveTensor`. What is compiled takes the tensor out of it, which has another graph: on torch
-2.12 and 2.13 the embedding has no gradient, silently; on others backward raises.
-
-    torchrun --standalone --nproc-per-node 2 compiled_layer_after_pending_embedding.py
-
-Exit code 1 when it shows. Seen on torch 2.13, CPU, gloo.
+"""The embedding returns an `AsyncCollectiveTensor`. The compiled code takes the tensor out of it, which has another graph. On
+torch 2.12 and 2.13 the embedding silently has no gradient; on other versions backward raises.
 """
 
-import sys
-from datetime import timedelta
-
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
@@ -29,9 +19,8 @@ def as_local(_module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.T
     return outputs.to_local()
 
 
-def main() -> int:
+def main() -> float:
     """Compute the gradient of an embedding before a compiled linear."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (2,))
     embedding = parallelize_module(nn.Embedding(4, 2), mesh, RowwiseParallel(input_layouts=Replicate()))
     linear = distribute_module(nn.Linear(2, 2, bias=False), mesh, None, as_dtensor, as_local)
@@ -47,10 +36,4 @@ def main() -> int:
         difference = float("nan") if gradient is None else float((gradient - expected).full_tensor().abs().max())
     except (AttributeError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}")
-    print("max difference", difference)
-    dist.destroy_process_group()
-    return int(difference != 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

@@ -1,14 +1,4 @@
-"""The mean of a DTensor in uneven shards is the mean of the ranks' means, each counted alike.
-
-Reported as https://github.com/pytorch/pytorch/issues/162692.
-
-    torchrun --standalone --nproc-per-node 2 dtensor_mean_uneven.py
-
-Exit code 1 when the difference shows. Seen on torch 2.9, CPU, gloo; right on 2.10.
-"""
-
-import sys
-from datetime import timedelta
+"""DTensor averages the means of the ranks without weighing them by the size of the shards."""
 
 import torch
 import torch.distributed as dist
@@ -16,9 +6,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 
-def main() -> int:
+def main() -> float:
     """Compare the mean on one device with that of the sharded tensor."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     whole = torch.arange(2.0 * dist.get_world_size() - 1)
@@ -26,11 +15,4 @@ def main() -> int:
     found = distribute_tensor(whole, mesh, [Shard(0)]).mean().full_tensor()
     if dist.get_rank() == 0:
         print("one device:", expected.item(), "sharded:", found.item())
-        print("max difference", (found - expected).abs().item())
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(not torch.allclose(found, expected))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return (found - expected).abs().item()

@@ -1,14 +1,4 @@
-"""The gradient of ``mse_loss(..., reduction="mean")`` over a sharded DTensor is too large by the number of ranks.
-
-The forward is right: the loss is a `Partial(avg)`. The backward divides by the number of local elements instead of all.
-
-    torchrun --standalone --nproc-per-node 2 dtensor_mse_loss_mean.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""The forward is right: the loss is a `Partial(avg)`. The backward divides by the number of local elements."""
 
 import torch
 import torch.distributed as dist
@@ -17,9 +7,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import mse_loss
 
 
-def main() -> int:
+def main() -> float:
     """Compare the gradient on one device with that of the sharded tensor."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 
@@ -35,11 +24,4 @@ def main() -> int:
     if rank == 0:
         print("one device:", whole.grad.flatten().tolist())
         print("sharded:   ", gradient.flatten().tolist())
-        print("max difference", difference)
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

@@ -1,12 +1,4 @@
-"""``mse_loss(..., reduction="mean")`` over a DTensor of which a rank holds nothing is NaN: that rank's mean is 0 / 0.
-
-    torchrun --standalone --nproc-per-node 3 dtensor_mse_loss_mean_of_nothing.py
-
-Exit code 1 when NaN shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""DTensor averages the means of the ranks, and the mean of an empty shard is 0 / 0."""
 
 import torch
 import torch.distributed as dist
@@ -15,9 +7,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import mse_loss
 
 
-def main() -> int:
+def main() -> float:
     """Compare the loss on one device with that of the sharded tensor."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 
@@ -27,11 +18,4 @@ def main() -> int:
     found = mse_loss(values, zeros).full_tensor()
     if dist.get_rank() == 0:
         print("one device:", expected.item(), "sharded:", found.item())
-        print("max difference", abs(found - expected).item())
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(bool(found.isnan()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return abs(found - expected).item()

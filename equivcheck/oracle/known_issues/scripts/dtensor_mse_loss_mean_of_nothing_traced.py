@@ -1,11 +1,4 @@
-"""``mse_loss(..., reduction="mean")`` cannot be traced backward on fake tensors without elements, as a rank without a shard has.
-
-    torchrun --standalone --nproc-per-node 1 dtensor_mse_loss_mean_of_nothing_traced.py
-
-Exit code 1 when the error shows. Seen on torch 2.13, CPU.
-"""
-
-import sys
+"""The traced backward divides by the number of elements in Python."""
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,16 +11,7 @@ def gradient(values: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(mse_loss(values, torch.zeros_like(values)), values)[0]
 
 
-def main() -> int:
+def main() -> None:
     """Trace what eager runs."""
     gradient(torch.empty(0))
-    try:
-        make_fx(gradient, tracing_mode="fake")(torch.empty(0))
-    except ZeroDivisionError as error:
-        print(error)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    make_fx(gradient, tracing_mode="fake")(torch.empty(0))

@@ -1,12 +1,4 @@
-"""``mse_loss(..., reduction="mean")`` over a DTensor in uneven shards is the mean of the ranks' means, each counted alike.
-
-    torchrun --standalone --nproc-per-node 2 dtensor_mse_loss_mean_uneven.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""DTensor averages the means of the ranks without weighing them by the size of the shards."""
 
 import torch
 import torch.distributed as dist
@@ -15,9 +7,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import mse_loss
 
 
-def main() -> int:
+def main() -> float:
     """Compare the loss on one device with that of the sharded tensor."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 
@@ -27,11 +18,4 @@ def main() -> int:
     found = mse_loss(values, zeros).full_tensor()
     if dist.get_rank() == 0:
         print("one device:", expected.item(), "sharded:", found.item())
-        print("max difference", (found - expected).abs().item())
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(not torch.allclose(found, expected))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return (found - expected).abs().item()

@@ -1,16 +1,7 @@
-"""On a CPU mesh, random DTensors follow each rank's own generator: shards come out identical and replicas different.
-
-With the same seed everywhere, an in-place initialisation of a tensor that is `Shard(0)` draws the same numbers on every rank, and
-dropout of a tensor that is `Shard(0)` the same mask. With different seeds, dropout of a `Replicate` tensor differs between ranks.
-On accelerators a tracker of the generator's offset prevents both; related to https://github.com/pytorch/pytorch/issues/168058.
-
-    torchrun --standalone --nproc-per-node 2 dtensor_random_on_cpu.py
-
-Exit code 1 when one of them shows. Seen on torch 2.13, CPU, gloo.
+"""With one seed on all ranks, initialising a `Shard(0)` tensor in place draws the same numbers on every rank, and so does its
+dropout mask. With different seeds, dropout of a `Replicate` tensor differs between ranks. On accelerators, DTensor tracks
+the generator's offset, which prevents both.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -26,9 +17,8 @@ def on_rank_0(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def main() -> int:
+def main() -> float:
     """Draw in both placements and compare what ranks hold."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 
@@ -45,11 +35,5 @@ def main() -> int:
 
     if rank == 1:
         print("shards of one random tensor are identical:", shards_agree)
-        print("replicas of one dropped-out tensor: max difference", difference)
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(shards_agree or difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print("largest difference between replicas of one dropped-out tensor:", difference)
+    return max(difference, float(shards_agree))

@@ -1,15 +1,7 @@
-"""Compiling heads of attention, shared out over ranks below `fully_shard`, raises as a size is a product of three factors.
-
-Dynamo makes a symbol of the width of heads where another unit of the same class has had another one, and the size of a DTensor is
-then the number of ranks times two quotients. The tracer calls `operator.mul`, which takes two factors, with all three.
-
-    torchrun --standalone --nproc-per-node 2 dtensor_symbolic_product.py
-
-Exit code 1 when it raises. Seen on torch 2.13, CPU, gloo.
+"""Dynamo makes the width of heads symbolic if another FSDP unit of the class has another width. The size of a DTensor is then
+the number of ranks times two quotients, and the tracer calls `operator.mul`, which takes two factors, with three.
+https://github.com/pytorch/pytorch/pull/175398 fixes the same for sums.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -35,18 +27,11 @@ class Heads(nn.Module):
         return outputs
 
 
-def main() -> int:
+def main() -> None:
     """Run heads of two widths, each a unit."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Heads(2), Heads(4))
     for layer in model:
         parallelize_module(layer, mesh["tp"], {"values": ColwiseParallel(), "output": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["dp"])
     print("outputs of shape", torch.compile(model, backend="aot_eager")(torch.ones(2, 2, 2)).shape)
-    dist.destroy_process_group()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,6 @@
-"""DualPipeV loses gradients of a stage whose input needs none, as every layer before it is frozen.
-
-Those are lost of the chunks of which it computes the gradients of inputs and of weights apart: `stage_backward_input` finds
-weights by way of the stage's input.
-
-    torchrun --standalone --nproc-per-node 2 dual_pipe_v_behind_frozen_layers.py
-
-Exit code 1 when the gradient is wrong. Seen on torch 2.13, CPU, gloo.
+"""`stage_backward_input` finds weights by way of the stage's input, which needs no gradient here. Only chunks whose input and
+weight gradients are computed separately lose theirs.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -18,10 +9,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 
-def main() -> int:
+def main() -> float:
     """Train three layers behind a first that is frozen."""
     torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
@@ -39,10 +29,4 @@ def main() -> int:
     actual = layers[1].weight.grad
     difference = torch.zeros(()) if rank == 0 else (expected - (0 if actual is None else actual)).abs().max()
     dist.all_reduce(difference)
-    print("max difference", float(difference))
-    dist.destroy_process_group()
-    return int(float(difference) > 1e-4)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return float(difference)

@@ -1,15 +1,6 @@
-"""`FullyShardedDataParallel.clip_grad_norm_` with the infinity norm returns the norm of an earlier step.
-
-A rank that holds no gradient takes as its norm a tensor of zero that the module keeps. The all-reduce writes the total
-into that tensor, and at the next step the rank takes part with the old total, which wins whenever norms fall.
-
-    torchrun --standalone --nproc-per-node 2 fsdp1_inf_norm_of_nothing.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""A rank without gradients uses a zero tensor that the module keeps. The all-reduce writes the total into this tensor, and in
+the next step the rank contributes the old total, which wins if norms fall.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,9 +8,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 
-def main() -> int:
+def main() -> float:
     """Clip the gradients 4 and 1 of a model with one weight, which only rank 0 holds."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     model = FullyShardedDataParallel(nn.Linear(1, 1, bias=False), device_id=torch.device("cpu"), use_orig_params=True)
 
     expected, norms = [4.0, 1.0], []
@@ -31,11 +21,4 @@ def main() -> int:
     difference = max(abs(norm - right) for norm, right in zip(norms, expected, strict=True))
     if dist.get_rank() == 0:
         print("expected norms", expected, "got", norms)
-        print("max difference", difference)
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

@@ -1,12 +1,4 @@
-"""`FullyShardedDataParallel.clip_grad_norm_` over tensor parallelism: each tensor-parallel rank has the norm of its own shards.
-
-    torchrun --standalone --nproc-per-node 2 fsdp1_norm_over_tensor_parallel.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""It reduces the norm over data-parallel ranks only, so each tensor-parallel rank clips by the norm of its own shards."""
 
 import torch
 import torch.distributed as dist
@@ -16,9 +8,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 
-def main() -> int:
+def main() -> float:
     """Norm of the gradient of a column-parallel linear, where rank 1's shard alone gets one."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
     linear = parallelize_module(nn.Linear(2, 2, bias=False), mesh["tp"], ColwiseParallel())
@@ -28,10 +19,4 @@ def main() -> int:
 
     expected = 10.0**0.5
     print("norm", norm, "expected", expected)
-    print("max difference", abs(norm - expected))
-    dist.destroy_process_group()
-    return int(abs(norm - expected) > 1e-3)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return abs(norm - expected)

@@ -1,15 +1,6 @@
-"""`FullyShardedDataParallel` unties a weight that modules in different units share, silently.
-
-The documentation asks for shared parameters to be in one unit; nothing checks it. Each unit flattens the weight for itself, and
-one of the modules goes on with a copy that is not the other's any more. `fully_shard` refuses the same.
-
-    torchrun --standalone --nproc-per-node 2 fsdp1_unties.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""The documentation asks for shared parameters in one unit, but nothing checks it. Each unit flattens its own copy of the
+weight. `fully_shard` refuses the same model.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -31,9 +22,8 @@ def total(model: nn.Module) -> torch.Tensor:
     return torch.stack(sums).sum() if sums else torch.zeros(())
 
 
-def main() -> int:
+def main() -> float:
     """Compare the gradient of the shared weight with that of a plain model."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     plain, inner = tied(), tied()
     sharded = FullyShardedDataParallel(
         inner, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"), use_orig_params=True
@@ -46,11 +36,4 @@ def main() -> int:
     difference = abs(float(gradient - total(plain)))
     if dist.get_rank() == 0:
         print("sum of the gradient:", float(total(plain)), "and, sharded,", float(gradient))
-        print("max difference", difference)
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

@@ -1,15 +1,6 @@
-"""`FullyShardedDataParallel` over tensor parallelism unties a DTensor weight that two modules share, silently.
-
-Both modules are in one unit, as the documentation asks. A DTensor is flattened by its local tensor, and in each forward pass
-one of the modules gets a DTensor made anew: gradients of one of the two uses are lost.
-
-    torchrun --standalone --nproc-per-node 4 fsdp1_unties_tensor_parallel.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""Both modules are in one unit, as the documentation asks. FSDP1 flattens the DTensor's local tensor and gives one of the
+modules a new DTensor in each forward, so the gradient of one of the two uses is lost.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -35,9 +26,8 @@ def total(model: nn.Module) -> float:
     return float(found)
 
 
-def main() -> int:
+def main() -> float:
     """Compare the gradient of the shared weight with that of a plain model."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plain, inner = tied(), tied()
     parallelize_module(
@@ -51,11 +41,4 @@ def main() -> int:
     expected, found = total(plain) / 2, total(sharded)
     if dist.get_rank() == 0:
         print("sum of the gradient:", expected, "and, sharded,", found)
-        print("max difference", abs(found - expected))
-    dist.barrier()
-    dist.destroy_process_group()
-    return int(abs(found - expected) > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return abs(found - expected)

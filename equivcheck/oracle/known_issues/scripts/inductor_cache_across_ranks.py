@@ -1,16 +1,9 @@
-"""Ranks take each other's compiled code from the cache on disk, though which part of a DTensor a rank takes is in it.
-
-The key of AOTAutograd's cache has a DTensor's mesh, placements, shape and device, which on CPU are the same on all ranks.
-
-    torchrun --standalone --nproc-per-node 2 inductor_cache_across_ranks.py
-
-Exit code 1 when a difference shows. Seen on torch 2.13, CPU, gloo.
+"""The compiled code holds which part of a DTensor the rank takes. The cache key has the DTensor's mesh, placements, shape and
+device, which are the same on all CPU ranks.
 """
 
 import os
-import sys
 import tempfile
-from datetime import timedelta
 
 import torch
 import torch._inductor.config
@@ -31,10 +24,9 @@ def share(folder: str) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folders[0]
 
 
-def main() -> int:
+def main() -> float:
     """Compile the same twice: once anew, and once from the cache."""
     torch._inductor.config.cpp.vec_isa_ok = True  # nothing is vectorised here, so that need not be tried out
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     expected = torch.arange(4.0)
     values = distribute_tensor(expected, init_device_mesh("cpu", (2,)), [Replicate()])
     with tempfile.TemporaryDirectory() as folder:
@@ -43,11 +35,6 @@ def main() -> int:
             torch._dynamo.reset()
             difference = float((torch.compile(cut)(values).full_tensor() - expected).abs().max())
             if dist.get_rank() == 0:
-                print(f"compiled {compiled}: max difference {difference}")
+                print(f"compiled {compiled}: difference {difference}")
             dist.barrier()  # what both have compiled is in the cache, and nobody needs it any more
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

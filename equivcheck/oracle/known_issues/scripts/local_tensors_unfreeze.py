@@ -1,12 +1,4 @@
-"""DDP (and FSDP1) over tensor parallelism make frozen parameters trainable: `_flatten_tensor` asks local tensors to be.
-
-    torchrun --standalone --nproc-per-node 1 local_tensors_unfreeze.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""`_flatten_tensor` gives them the local tensors of DTensors, and makes those require gradients."""
 
 import torch
 import torch.distributed as dist
@@ -16,9 +8,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main() -> int:
+def main() -> float:
     """Train for one step with a frozen linear and see whether it has moved."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -34,10 +25,4 @@ def main() -> int:
 
     difference = float((weight.detach() - frozen).abs().max())
     print("requires_grad, expected False:", weight.requires_grad)
-    print("max difference", difference)
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

@@ -1,14 +1,6 @@
-"""`SequenceParallel` makes a frozen norm trainable: the new parameters do not take over `requires_grad`.
-
-The other styles and `distribute_module` had the same fault until https://github.com/pytorch/pytorch/pull/171709.
-
-    torchrun --standalone --nproc-per-node 1 sequence_parallel_unfreezes.py
-
-Exit code 1 when the difference shows. Seen on torch 2.13, CPU, gloo.
+"""The new parameters do not take over `requires_grad`. The other styles and `distribute_module` had the same fault until
+https://github.com/pytorch/pytorch/pull/171709.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,9 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
 
-def main() -> int:
+def main() -> float:
     """Train for one step with a frozen norm and see whether it has moved."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     norm = nn.LayerNorm(4).requires_grad_(False)
@@ -30,10 +21,4 @@ def main() -> int:
 
     difference = float(norm.bias.detach().to_local().abs().max())
     print("requires_grad, expected False:", norm.weight.requires_grad)
-    print("max difference", difference)
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference

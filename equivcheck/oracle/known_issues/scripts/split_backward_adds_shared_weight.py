@@ -1,15 +1,6 @@
-"""Zero-bubble schedules compute a wrong gradient of a weight that a stage uses twice in a row.
-
-To compute gradients of weights apart, `stage_backward_weight` runs backward from where a parameter meets the path to the stage's
-input, once for each such place. A weight with two uses meets it twice, and what comes of the later use is counted once more.
-
-    torchrun --standalone --nproc-per-node 2 split_backward_adds_shared_weight.py
-
-Exit code 1 when it is wrong. Seen on torch 2.12, CPU, gloo.
+"""`stage_backward_weight` runs backward from each place at which a parameter meets the path to the stage's input. A shared
+weight meets the path twice, so the gradient of the later use is counted twice.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -39,24 +30,17 @@ def expected() -> torch.Tensor:
     return second.linear.weight.grad
 
 
-def main() -> int:
+def main() -> float:
     """Run one step of two stages of one microbatch each, and compare the second."""
     torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     module = Twice()
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))
     schedule = ScheduleInterleavedZeroBubble([stage], 2, loss_fn=nn.MSELoss())
     schedule.step(*([torch.ones(2, 2)] if rank == 0 else []), target=torch.ones(2, 2) if rank == 1 else None)
     found = module.linear.weight.grad
-    dist.destroy_process_group()
     if rank == 0:
-        return 0
+        return 0.0
     assert found is not None
-    worst = (found - expected()).abs().max().item()
-    print(f"gradient {found.tolist()}, expected {expected().tolist()}: max difference {worst}")
-    return int(not torch.allclose(found, expected()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(f"gradient {found.tolist()}, expected {expected().tolist()}")
+    return (found - expected()).abs().max().item()

@@ -1,14 +1,6 @@
-"""Zero-bubble schedules give no gradient at all to a stage whose input needs none, as every layer before it is frozen.
-
-`stage_backward_input` finds weights by way of the stage's input; only the first stage is spared.
-
-    torchrun --standalone --nproc-per-node 2 split_backward_behind_frozen_layers.py
-
-Exit code 1 when the gradient is wrong. Seen on torch 2.13, CPU, gloo.
+"""`stage_backward_input` finds weights by way of the stage's input, which needs no gradient here. Only the first stage is
+treated separately.
 """
-
-import sys
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -17,10 +9,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
-def main() -> int:
+def main() -> float:
     """Train a second layer behind a first that is frozen."""
     torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     torch.manual_seed(0)
     layers = [nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)]
@@ -36,10 +27,4 @@ def main() -> int:
     actual = layers[1].weight.grad
     difference = torch.zeros(()) if rank == 0 else (expected - (0 if actual is None else actual)).abs().max()
     dist.all_reduce(difference)
-    print("max difference", float(difference))
-    dist.destroy_process_group()
-    return int(float(difference) > 1e-4)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return float(difference)

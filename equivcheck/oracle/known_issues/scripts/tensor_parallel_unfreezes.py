@@ -1,14 +1,4 @@
-"""`parallelize_module` makes frozen parameters trainable: the DTensors that it makes do not take over `requires_grad`.
-
-Reported as https://github.com/pytorch/pytorch/issues/171523. `SequenceParallel` does so still.
-
-    torchrun --standalone --nproc-per-node 1 tensor_parallel_unfreezes.py
-
-Exit code 1 when the difference shows. Seen on torch 2.9, CPU, gloo.
-"""
-
-import sys
-from datetime import timedelta
+"""The new DTensors do not take over `requires_grad`. `SequenceParallel` still does so in later versions."""
 
 import torch
 import torch.distributed as dist
@@ -17,9 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
-def main() -> int:
+def main() -> float:
     """Train for one step with a frozen linear and see whether it has moved."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -33,10 +22,4 @@ def main() -> int:
 
     difference = float((weight.detach().to_local() - before).abs().max())
     print("requires_grad, expected False:", weight.requires_grad)
-    print("max difference", difference)
-    dist.destroy_process_group()
-    return int(difference > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return difference
