@@ -1,6 +1,6 @@
-"""The judge: from what one device computes of a case, and what its ranks left or how they failed, to a judgement.
+"""Compare ranks, or their failure, with the single-device run, and return the judgement.
 
-It knows no more of a case than `Case` says, so that scenarios and the trainings of users are judged alike.
+Scenarios, tensor programs and users' trainings share it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 V = TypeVar("V", bound=Judgement)
 
 MAX_FOLLOWERS = 20
-"""Tensors named beside the first that differs."""
+"""Largest number of tensors named after the first divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is judged: what one device computes, asked for as late as can be, as runs cost time."""
+    """Reference and expected calls for ranks. References are functions, because a run costs time."""
 
     reference: Callable[[], Reference]
-    """What ranks are compared with first."""
+    """Returns the reference for the first comparison."""
     confirming_reference: Callable[[], Reference]
-    """What decides where they differ from the first: the same run with a noise floor from many more."""
+    """Returns the same reference with many more perturbed runs. It decides if the first comparison finds a difference."""
     required_steps: int
-    """Steps that a reference must be able to tell for agreement to say anything: fewer leave the case INCONCLUSIVE."""
+    """Steps the reference must decide. With fewer, a case without differences is INCONCLUSIVE."""
     calls: tuple[Divergence, ...] = ()
-    """Where ranks did not issue the calls that are expected of them; empty where nothing is expected."""
+    """Differences between issued and expected calls. Empty if no calls are expected."""
 
 
 def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]:
-    """What is to be said of ranks that all finished, and from where on agreement with the reference proves nothing.
+    """Judge ranks that all finished. Also return the first step from which on agreement proves nothing.
 
-    What differs is held against the confirming reference before it counts. Where the first reference is in doubt as well, a
-    difference no larger than its noise counts only in the steps before; and where noise has become larger than all that is there,
-    none counts from that step on. Nor does it where all that differs in a step are updates by signs that rounding may turn.
+    A difference must also show against the confirming reference. Some differences are dropped. If the reference is in doubt, a
+    difference smaller than its noise counts only before the doubtful step. If noise exceeds all values from some step on, no
+    later difference counts. If a step differs only in updates by uncertain signs, the step and later ones do not count.
     """
     reference = case.reference()
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
@@ -64,7 +64,6 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
 
 
 def _turned_signs(reference: Reference, confirming: Reference, found: Comparison) -> Doubt | None:
-    """The doubt of the first step that differs if all that does are updates by signs that rounding may turn; else None."""
     step = min((one.step for one in found.divergences), default=0)
     tensors = reference.turned_signs(step) & confirming.turned_signs(step)
     first = [one for one in found.divergences if one.step == step and one.phase is not Phase.STATE]
@@ -74,24 +73,23 @@ def _turned_signs(reference: Reference, confirming: Reference, found: Comparison
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:
-    """The same where ranks are so far from a single run of the reference that its noise need not be known; else None."""
+    """Judge ranks whose differences exceed any rounding noise, from a single reference run. None for smaller differences."""
     found = compare(coarse, result.run.values, result.before)
     return _diverged(verdict, found, calls) if is_large(found.divergences) else None
 
 
 def judge_failure(verdict: V, failure: Failure) -> V:
-    """What is to be said of ranks that did not all finish."""
+    """Judge ranks that crashed or hung."""
     outcome = Outcome.HUNG if failure.hung else Outcome.CRASHED
     return replace(verdict, outcome=outcome, reason=failure.summary, failure=failure)
 
 
 def _compared(reference: Reference, result: RanksResult, otherwise: Comparison) -> Comparison:
-    """How ranks compare with a reference; one that is lost before its first moment leaves what was found `otherwise`."""
+    # A reference that fails before its first moment decides nothing.
     return compare(reference, result.run.values, result.before) if reference.moments else otherwise
 
 
 def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V:
-    """The judgement with the first divergence and its followers; EQUIVALENT where there is none."""
     divergences = _in_order(found.divergences, calls)
     verdict = replace(verdict, outcome=Outcome.EQUIVALENT, worst_error=found.worst_error)
     if not divergences:
@@ -103,5 +101,4 @@ def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V
 
 
 def _in_order(values: tuple[Divergence, ...], calls: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
-    """By step; in a step, calls come after all values."""
     return tuple(sorted((*values, *calls), key=lambda found: (found.step, found.phase is Phase.COMMUNICATION)))

@@ -1,1 +1,1 @@
-"""Putting full tensors together from what ranks hold, and comparing them, and what ranks communicate, with what is expected."""
+"""Assemble full tensors from what ranks hold, and compare tensors and communication with the reference."""

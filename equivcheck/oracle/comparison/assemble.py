@@ -1,4 +1,4 @@
-"""Putting full tensors together from what each rank holds, and saying where ranks do not fit together."""
+"""Assemble full tensors from all ranks' shards and replicas, and find pieces that do not fit."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """One moment put together from all ranks."""
+    """Full tensors of one moment."""
 
     values: Vector
-    """All elements as the first rank that holds them has them; NaN where no rank does."""
+    """All elements, from the first rank that holds each. NaN if no rank holds an element."""
     covered: Flags
-    """Which elements some rank holds."""
+    """True for each element that some rank holds."""
     misfits: tuple[Misfit, ...]
-    """What does not fit; at most one of a kind for each tensor."""
+    """Tensors that do not fit. At most one entry per tensor and kind."""
 
 
 class Assembler:
-    """Puts moments together; keeps where pieces lie, as they lie the same at every step."""
+    """Assembles one moment after another. It caches positions, because pieces have the same positions at every step."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], list[Positions | None]] = {}
         self._alive: list[object] = []
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
-        """The full tensors of one moment from the snapshots of all ranks, in rank order."""
+        """Assemble the full tensors of one moment from all ranks' snapshots, in rank order."""
         canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)
@@ -54,8 +54,6 @@ class Assembler:
 
 
 class _Canvas:
-    """The full tensors of one moment while rank after rank adds what it holds."""
-
     def __init__(self, expected: Expected) -> None:
         self.table = expected.table
         self.values = np.full(self.table.total, np.nan)
@@ -64,14 +62,14 @@ class _Canvas:
         self.placed: list[Positions] = []
 
     def note(self, misfits: Iterable[Misfit]) -> None:
-        """Keep one misfit of each kind for each tensor: the first, or that of an element that is further off the reference."""
+        """Keep one misfit per tensor and kind: the first, or the one farthest from the reference."""
         for misfit in misfits:
             kept = self.misfits.setdefault((misfit.name, misfit.difference), misfit)
             if misfit.distance > kept.distance:
                 self.misfits[misfit.name, misfit.difference] = misfit
 
     def place(self, where: Positions, local: Vector) -> Differing:
-        """Put the next rank's values where no rank has yet, and compare them bit for bit where one has."""
+        """Add a rank's values. An element that an earlier rank holds is compared bit for bit."""
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]
         self.placed.append(where)
@@ -83,7 +81,6 @@ class _Canvas:
 
 
 def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
-    """The position of each of a snapshot's values; -1 for those that belong to no expected tensor."""
     parts = [
         np.full(piece.numel, -1) if positions is None else positions
         for piece, positions, present, fits in zip(snapshot.pieces, located, snapshot.present, snapshot.fits, strict=True)
@@ -93,7 +90,6 @@ def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:
 
 
 def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | None], rank: int) -> list[Misfit]:
-    """Pieces of one rank that should not be there, or are there and should not, or have another shape or element type."""
     rows = zip(snapshot.pieces, located, snapshot.present, snapshot.fits, snapshot.dtypes, strict=True)
     found = []
     for piece, positions, present, fits, dtype in rows:
@@ -117,7 +113,7 @@ def _unfit(expected: Expected, snapshot: Snapshot, located: list[Positions | Non
 
 
 def _is_empty_part(piece: Piece) -> bool:
-    """Whether it is no element of a tensor, and not a whole tensor without elements, which has a shape."""
+    # A full tensor without elements has a shape, and counts.
     return not piece.numel and (bool(piece.start) or piece.run is not None)
 
 
@@ -126,7 +122,6 @@ def _misfit(piece: Piece, difference: Difference, rank: int, words: tuple[str, s
 
 
 def _absent(expected: Expected, covered: Flags, known: dict[tuple[str, Difference], Misfit]) -> list[Misfit]:
-    """Tensors of which no rank holds some element, where that has not been said already."""
     if covered.all():
         return []
     table = expected.table

@@ -1,4 +1,4 @@
-"""Holding what the ranks communicated against what was expected."""
+"""Compare the ranks' communication with the expected calls."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.stage import Stage
 
 _NOT_MODELLED = (Stage.SETUP, Stage.READING)
-"""Stages that are no part of the training's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallComparison:
-    """How a run's calls compare with what was expected."""
+    """Differences between a run's calls and the expected ones."""
 
     divergences: tuple[Divergence, ...] = ()
-    """Each kind of calls that differs, at the first rank where it does, in the order of steps and stages."""
+    """One entry per kind that differs, at the first rank with a difference. Sorted by step and stage."""
     unmodelled: str = ""
-    """Why nothing was compared, or not all; empty where all was."""
+    """Reason if no call or only some were compared. Empty if all were compared."""
 
 
 def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
-    """Compare the calls of each rank with what was expected for it."""
+    """Compare each rank's calls with the expected calls."""
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")
     prediction = predicted(scenario.training, scenario.layout)
@@ -44,7 +43,7 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
 
 
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
-    """Where the calls of a rank in the steps are not those that were expected for it, in the order of steps and stages."""
+    """Differences between a rank's calls in the steps and the expected calls, sorted by step and stage."""
     training, layout = scenario.training, scenario.layout
     prediction = predicted(training, layout, rank)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
@@ -56,7 +55,7 @@ def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dic
 
 
 def _compared(found: Totals, ops_left_out: Collection[str] = ()) -> Totals:
-    """What can be expected of every version: not all of them call collectives among one rank, where nothing is communicated."""
+    # Not every version of torch calls collectives on a group of one rank, so such calls are left out.
     found = {key: counted for key, counted in found.items() if key[2] not in ops_left_out} if ops_left_out else found
     return {key: counted for key, counted in found.items() if key[-1]} if torch_in(CALLS_AMONG_ONE_RANK) else found
 

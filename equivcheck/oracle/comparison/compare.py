@@ -1,4 +1,4 @@
-"""Comparing what the ranks left with the reference: every tensor of every moment, never stopping early."""
+"""Compare every tensor at every moment on the ranks with the reference."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything that differs."""
+    """All differences between the ranks and a reference."""
 
     divergences: tuple[Divergence, ...]
-    """In order of step, phase and tensor; empty when the traces are equivalent."""
+    """Sorted by step, phase and tensor. Empty if the traces are equivalent."""
     worst_error: float
-    """The largest error of a value over all tensors, in units of tolerance."""
+    """Largest tensor error, relative to its tolerance."""
     largest_share: float
-    """The largest error of a tensor that differs, over the largest of its kind; infinite for other differences."""
+    """Largest error, relative to the largest tensor of the same kind. Infinite if a difference is not numeric."""
 
 
 def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trace] = ()) -> Comparison:
-    """Compare the traces of all ranks, in rank order, with the reference.
+    """Compare all ranks' traces, in rank order, with the reference.
 
-    `before` are the traces of other ranks that ran the first steps.
+    `before` holds the traces of the first steps, if they ran under another layout.
     """
     ranks = [*moments_of_steps(before), *zip(*map(moments, traces), strict=True)]
     assembler = Assembler()
@@ -55,13 +55,12 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
 
 
 def apart_before(step: int, found: Comparison) -> Comparison:
-    """What differs before a step, from which on the reference cannot tell: there a difference is no finding, and no pass."""
+    """Keep the divergences before a step: the first step without a decision by the reference."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 
 
 def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flags) -> float:
-    """How much of the largest tensor of its kind the largest error is."""
     if assembled.misfits or not expected.tolerances[wrong].all():
         return float("inf")  # where nothing of a kind is other than zero, no noise explains what is
     sizes = errors[wrong] * expected.tolerances[wrong]
@@ -69,7 +68,7 @@ def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flag
 
 
 def snapshots_of(found: list[Moment], phase: Phase) -> list[Snapshot]:
-    """The snapshots to put together: a loss is the mean over the ranks that have one, as these average their gradients."""
+    """Snapshots to assemble. The loss is averaged over the ranks that have one, because they average their gradients."""
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
         return snapshots
@@ -78,7 +77,7 @@ def snapshots_of(found: list[Moment], phase: Phase) -> list[Snapshot]:
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
-    """Error of each tensor in units of its tolerance, and which are beyond it."""
+    """Each tensor's error relative to its tolerance, and a flag for each that exceeds it."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, assembled.values - expected.values)
@@ -97,7 +96,6 @@ def _describe(
     wrong: Flags,
     snapshots: Sequence[Snapshot],
 ) -> list[Divergence]:
-    """The divergences of one moment in the order of its tensors."""
     rows = expected.table.rows
     found = [_misfit(expected, misfit) for misfit in assembled.misfits]
     taken = {divergence.tensor for divergence in found}
@@ -147,7 +145,6 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
 
 
 def _holders(expected: Expected, row: int, position: int, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
-    """The ranks that hold an element of a tensor; none for the loss, which is a mean over ranks."""
     if expected.phase is Phase.LOSS:
         return ()
     name = expected.table.names[row]

@@ -1,4 +1,4 @@
-"""Replicas of an element that ranks hold with other bits: which of them is off the reference."""
+"""Find replicas that differ in some bits, and the rank whose replica is farther from the reference."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misfit:
-    """A tensor that could not be compared by value, or on which ranks disagree."""
+    """A tensor whose pieces do not fit together, or on which ranks disagree."""
 
     name: str
-    """Canonical name."""
+    """Canonical tensor name."""
     difference: Difference
-    """In what way."""
+    """Difference kind."""
     rank: int
-    """First rank on which it shows; of ranks that disagree, the one further off the reference."""
+    """First rank with the difference. If ranks disagree, the rank that is farther from the reference."""
     expected: str
-    """What the reference has."""
+    """The reference's value."""
     actual: str
-    """What this rank has."""
+    """This rank's value."""
     index: tuple[int, ...] = ()
-    """Element, where there is one."""
+    """Element index. Empty if the difference is not in an element."""
     elsewhere: str = ""
-    """What another rank has, where ranks disagree."""
+    """Value on another rank, if ranks disagree."""
     distance: float = 0.0
-    """How far off the reference the element is, where ranks disagree."""
+    """Distance between the element and the reference, if ranks disagree."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Differing:
-    """Elements that a rank holds with other bits than the first rank that has them."""
+    """Elements on which a rank has other bits than the first rank that holds them."""
 
     where: Positions
     """Positions in the flat vector."""
     held: Vector
-    """What the first rank has there."""
+    """Values on the first rank."""
     local: Vector
-    """What this rank has there."""
+    """Values on this rank."""
 
 
 def disagreements(
     expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: Differing
 ) -> list[Misfit]:
-    """Where the last of some ranks disagrees with those before it; `placed` are the positions that each of them holds.
+    """Tensors on which the last rank disagrees with the ranks before it.
 
-    Bit for bit where all that both hold lies alike on both; elsewhere, kernels round differently (in a vectorized body or at its
-    end) whatever is computed with it, and only what is beyond tolerance counts.
+    `placed` holds the positions that each rank has. Replicas must agree bit for bit if the shards have the same places in
+    memory on all ranks. Otherwise kernels may round differently, for example at a vectorized loop's end, so the difference must
+    exceed the tolerance.
     """
     table, found = expected.table, []
     alike = _lie_alike(table, snapshots)
@@ -69,11 +70,11 @@ def disagreements(
 
 
 def _misfit(expected: Expected, placed: Sequence[Positions], differing: Differing, worst: int, name: str) -> Misfit:
-    """The disagreement on one element, held against the rank that is further off the reference: the last if both are as far."""
     position = int(differing.where[worst])
     values = np.array([differing.local[worst], differing.held[worst]])
     ranks = len(placed) - 1, next(rank for rank, where in enumerate(placed) if position in where)
     distances = _distances(values, expected.values[position])
+    # The last rank if both are equally far.
     blamed = int(np.argmax(distances))
     return Misfit(
         name=name,
@@ -88,13 +89,11 @@ def _misfit(expected: Expected, placed: Sequence[Positions], differing: Differin
 
 
 def _distances(values: Vector, others: Vector) -> Vector:
-    """How far numbers are from others; infinitely where either is no number."""
     with np.errstate(invalid="ignore"):
         return np.abs(np.nan_to_num(values - others, nan=np.inf))
 
 
 def _lie_alike(table: Table, snapshots: Sequence[Snapshot]) -> bool:
-    """Whether all that the last rank holds has the same place in memory on every rank that holds any of it."""
     *before, last = (frozenset(snapshot.pieces) for snapshot in snapshots)
     held = np.zeros(table.total, dtype=np.bool_)
     for piece in last:
@@ -108,7 +107,7 @@ def _positions(table: Table, piece: Piece) -> Positions:
 
 
 def element(table: Table, position: int) -> tuple[int, tuple[int, ...]]:
-    """Row of the tensor and index within it of a position in the flat vector."""
+    """Tensor row, and index in the tensor, for a position in the flat vector."""
     row = int(np.searchsorted(table.offsets, position, side="right")) - 1
     index = np.unravel_index(position - table.offsets[row], table.shapes[row])
     return row, tuple(int(part) for part in index)

@@ -1,4 +1,4 @@
-"""Holding what `DTensor.full_tensor` gives against the tensors that are put together here from the ranks' parts."""
+"""Compare `DTensor.full_tensor` with the tensors assembled from the ranks' shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
 def read_otherwise(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
-    """Tensors that some rank reads otherwise, each at the first rank that does; `full` are in rank order, None if not asked."""
+    """Tensors for which some rank's `full_tensor()` differs, each at the first such rank.
+
+    `full` holds a snapshot per rank, or None if the rank did not call `full_tensor()`.
+    """
     found: dict[str, Divergence] = {}
     for rank, snapshot in enumerate(full):
         for piece, values in _values(snapshot):
@@ -26,7 +29,6 @@ def read_otherwise(expected: Expected, assembled: Assembled, full: Sequence[Snap
 
 
 def _values(snapshot: Snapshot | None) -> Iterator[tuple[Piece, Vector]]:
-    """Each tensor of a snapshot of whole ones."""
     if snapshot is not None:
         ends = np.cumsum([piece.numel for piece in snapshot.pieces])
         parts = np.split(snapshot.values.astype(np.float64), ends[:-1]) if len(ends) else []
@@ -34,7 +36,6 @@ def _values(snapshot: Snapshot | None) -> Iterator[tuple[Piece, Vector]]:
 
 
 def _compared(expected: Expected, assembled: Assembled, piece: Piece, values: Vector, rank: int) -> Divergence | None:
-    """What differs by more than the order of a pending sum does; None if nothing."""
     table = expected.table
     where = table.positions(piece)
     if where is None:

@@ -1,1 +1,1 @@
-"""The single-device run, the noise of its rounding, and where it proves nothing."""
+"""The single-device run, its rounding noise, and the steps in which it proves nothing."""

@@ -1,9 +1,9 @@
-"""The same training on one device with the rounding of an optimizer that updates by the addends of a gradient.
+"""Single-device runs that round like an optimizer on partial sums.
 
-DTensor leaves a gradient as one addend on each rank where nothing redistributes it. An operation of the optimizer that is linear
-in the gradient then runs on the addends, and the sum over ranks comes after it: Adagrad divides each addend by the root of the
-squares, in which the whole gradient stands. Addends that nearly cancel are each rounded to their own size, so that an update is
-off by that share of them, while the gradient that ranks show is exact.
+If nothing redistributes a gradient, DTensor keeps it as Partial, with one partial sum on each rank. The optimizer's linear
+operations then run on the partial sums, and the all-reduce follows: Adagrad divides each partial sum by a root that is taken
+from the full gradient. If partial sums nearly cancel, each is rounded at its own size. The update is then off by many times the
+usual rounding, although the gradient is exact.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUM_RUNS = 8
 
 
 def addend_traces(training: Training, num_addends: int) -> tuple[Trace, ...]:
-    """Runs whose updates are moved by up to one unit in the last place of the addends that a gradient is the sum of."""
+    """Runs whose updates move by up to one unit in the last place in each partial sum."""
     generator, steps = np.random.default_rng(training.seed), split_steps(training, num_addends)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))
 
@@ -44,7 +44,7 @@ def _setup(training: Training, generator: np.random.Generator) -> Setup:
 
 
 class _Addends:
-    """How large the addends of a parameter's gradient are."""
+    """Sizes of the partial sums in a parameter's gradient."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -60,13 +60,13 @@ class _Addends:
         self._size.zero_()
 
     def measure(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
-        """Note them in units of their sum, before that is clipped; nothing where it is zero."""
+        """Store the partial sums' sizes relative to the gradient before clipping. Zero if the gradient is zero."""
         gradient = self.parameter.grad
         self._share = torch.zeros_like(self._size) if gradient is None else self._size / gradient.abs()
         self._share[~self._share.isfinite()] = 0.0
 
     def move(self, before: torch.Tensor, generator: np.random.Generator) -> None:
-        """Move the update of the parameter by rounding of the addends."""
+        """Move the parameter's update by the partial sums' rounding."""
         units = torch.from_numpy(generator.uniform(-1.0, 1.0, before.shape)).to(before.dtype)
         with torch.no_grad():
             self.parameter.add_((self.parameter - before) * self._share * units * torch.finfo(before.dtype).eps)

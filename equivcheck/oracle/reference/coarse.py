@@ -1,7 +1,7 @@
-"""A reference of one run, for differences so large that no measurement of noise could explain them.
+"""A reference from one run, for differences that are too large for any rounding noise.
 
-While a scenario shrinks, the same large fault is checked again and again, and much of the time of a check goes into perturbed
-runs, which decide about small differences only.
+Perturbed runs take most time in a check, but they decide about small differences only. A scenario that shrinks shows the same
+large difference again and again, so its checks skip them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
-    """Every moment of a reference; tolerated is the share `limit` of the largest tensor of a kind.
+    """Reference moments. The tolerance is `limit` times the largest tensor of the same kind.
 
-    Nothing beyond `noise_limit` is passed by the full judgement: noise as large as that puts the reference in doubt there.
+    The full judgement passes nothing beyond `noise_limit` either: such noise puts the reference in doubt.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -31,9 +31,9 @@ def coarse_moments(reference: Trace, limit: float) -> tuple[Expected, ...]:
 
 
 def is_large(divergences: tuple[Divergence, ...]) -> bool:
-    """Whether anything is beyond a coarse tolerance but losses.
+    """True if a tensor other than a loss exceeds its coarse tolerance.
 
-    A loss may be zero by cancellation, and has no other of its kind: of its noise nobody would doubt the reference.
+    A loss can be zero by cancellation and is the only tensor of its kind, so its size says nothing about its noise.
     """
     return any(divergence.phase is not Phase.LOSS for divergence in divergences)
 

@@ -1,4 +1,4 @@
-"""From where on agreement with a reference proves nothing."""
+"""First step in which agreement with a reference proves nothing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.worlds.trace.differences import Phase
 
 NO_GRADIENT = "every gradient of the reference is zero"
-"""What agrees with anything."""
+"""Reason for a doubt: any ranks would agree with zero gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """What a reference cannot tell, and why."""
+    """First step without a decision by the reference, and the reason."""
 
     reason: str
-    """In words for people."""
+    """One sentence for people."""
     step: int
-    """The first step that it cannot tell, from 0; those before it are as good as a training of that many steps."""
+    """Step, from 0. Steps before it are decided."""
 
 
 def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace | None = None) -> Doubt | None:
-    """Why agreement with a reference of these moments proves nothing, and from which step on; None if it does at every step.
+    """The first step in which agreement with the reference proves nothing, or None.
 
-    Noise above `limit`, as a share of a tensor's kind, is too much; and so is a choice that one of the copies makes otherwise.
+    Noise is too large if it exceeds `limit` times the largest tensor of its kind. A copy with another choice of experts is a
+    doubt as well.
     """
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if not gradients:
@@ -41,15 +42,15 @@ def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace
 
 
 def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
-    """Of two doubts, the one that leaves fewer steps; the first if they leave as many."""
+    """The doubt with the earlier step. The first if both have the same step."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 
 def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
-    """The first step of which rounding noise is larger than anything that is there, as in a training that explodes; None if none.
+    """First step in which rounding noise exceeds the values, such as in a training that explodes. None if no step does.
 
-    A gradient that is zero by cancellation is small against its noise, too: that is below `limit`, as a share of what the largest
-    of its kind had in the steps before.
+    A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also exceeds `limit` times the
+    largest tensor of its kind in earlier steps.
     """
     largest: dict[Phase, float] = {}
     for moment in found:
@@ -63,9 +64,10 @@ def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
 
 
 def turned_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
-    """The tensors whose gradient has an element, in one step, that is not zero and within the tensor's tolerance.
+    """Tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
 
-    Rounding may turn its sign. Perturbed copies seldom do: other orders of a sum may move it further than other inputs.
+    Rounding may turn such an element's sign. Perturbed copies rarely do, because another summation order can move it farther
+    than other inputs.
     """
     gradients = (moment for moment in found if moment.phase is Phase.GRADIENT and moment.step == step)
     return frozenset(name for moment in gradients for name in _turning(moment))
@@ -81,13 +83,11 @@ def _turning(moment: Expected) -> Iterator[str]:
 
 
 def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
-    """The first step in which a copy chooses otherwise: ranks may choose as either does."""
     step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
     return None if step is None else Doubt(reason=f"rounding alone chooses other experts at step {step}", step=step)
 
 
 def _why_lost(moment: Expected, limit: float) -> str:
-    """Why a moment of the reference cannot tell; empty if it can."""
     return _not_finite(moment) or _noise(moment, limit) or _disagreement(moment)
 
 
@@ -100,10 +100,7 @@ def _not_finite(moment: Expected) -> str:
 
 
 def _noise(moment: Expected, limit: float) -> str:
-    """Name the tensor of which more than half of the digits are noise, if there is one.
-
-    Loss and norm are left out: a loss may be zero by cancellation, and has no other of its kind to be small against.
-    """
+    # A loss or a norm can be zero by cancellation, and has no other tensor of its kind to compare its noise with.
     noisy = np.flatnonzero(moment.tolerances > limit * moment.scales)
     if moment.phase is Phase.LOSS or not len(noisy):
         return ""
@@ -114,7 +111,6 @@ def _noise(moment: Expected, limit: float) -> str:
 
 
 def _disagreement(moment: Expected) -> str:
-    """Name the tensor that an independent way of running the same training finds elsewhere than rounding allows."""
     far = np.flatnonzero(moment.shifts > moment.tolerances)
     return f"two ways to compute {moment.table.names[int(far[0])]} on one device disagree {_when(moment)}" if len(far) else ""
 

@@ -1,10 +1,11 @@
-"""The same training on one device with a softmax computed as ranks that have a part of it do.
+"""Single-device runs that compute a softmax as ranks with a part do.
 
-A ring of ranks keeps the logarithm of each softmax's sum, and computes the weights again from scores less that logarithm, as
-FlashAttention does (https://arxiv.org/abs/2205.14135). One device does so in the backward of `logsumexp`, of which a z-loss takes
-the square, and ranks that have some of the classes do not. Scores and logarithms are rounded to their own size, so that weights
-are off by as many units in the last place as scores are large: no input moves what is exact where the largest score is alone.
-Fused attention is off by as much where ranks have some of the heads: how it rounds products goes by the strides of its inputs.
+Context-parallel ranks in a ring keep the logarithm of each softmax's sum and recompute the weights from scores minus this
+logarithm, as FlashAttention does (https://arxiv.org/abs/2205.14135). One device uses such a logarithm in the backward of
+`logsumexp`, for a z-loss; vocabulary-parallel ranks do not. Scores and logarithms are rounded at their own size, so weights are
+off by as many units in the last place as scores are large. Moving the inputs does not show this error: if one score dominates,
+the weight stays exact. Fused attention has the same error if heads are sharded, because its rounding depends on its inputs'
+strides.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def summed_trace(training: Training) -> Trace:
-    """The reference with a z-loss of sums of exponentials."""
+    """Reference run with a z-loss from summed exponentials."""
     setup = single_device(training)
     setup.loss = loss_by_sums
     return train(setup)
 
 
 def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-    """A cross-entropy with its z-loss, of outputs (..., classes) beside labels (...)."""
+    """Cross-entropy with its z-loss, from outputs (..., classes) and labels (...)."""
     loss = training.loss
     assert isinstance(loss, CrossEntropy), "no other has a z-loss"
     plain = loss_of(replace(training, loss=replace(loss, z_loss=0.0)), outputs, labels, divisor)
@@ -42,7 +43,7 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor
 
 
 def logarithm_trace(training: Training) -> Trace:
-    """The reference with attention by logarithms."""
+    """Reference run with attention that recomputes weights from logarithms."""
     setup = single_device(training)
     for module in setup.module.modules():
         if hasattr(module, "sequence"):
@@ -51,10 +52,10 @@ def logarithm_trace(training: Training) -> Trace:
 
 
 class ByLogarithms(Sequence):
-    """All positions of each sequence, which look at each other as those of a ring do."""
+    """Attention over full sequences, computed as ranks in a ring do."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """By weights that are computed twice."""
+        """Attend with weights that backward recomputes."""
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
         found: torch.Tensor = _Attention.apply(query, looks.grouped(key), looks.grouped(value), unseen)  # type: ignore[no-untyped-call]
@@ -67,13 +68,11 @@ def _scores(query: torch.Tensor, key: torch.Tensor, unseen: torch.Tensor | None)
 
 
 class _Attention(torch.autograd.Function):
-    """Values weighed by the exponential of scores."""
-
     @staticmethod
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unseen: torch.Tensor | None
     ) -> torch.Tensor:
-        """Weigh relative to the largest score; all are (rows, heads, positions, width)."""
+        """Compute weights relative to the largest score. All tensors are (rows, heads, positions, width)."""
         scores = _scores(query, key, unseen)
         largest = scores.amax(-1, keepdim=True)
         weights = (scores - largest).exp()
@@ -85,7 +84,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Weigh relative to the logarithm of the sum."""
+        """Compute weights relative to the sum's logarithm."""
         (gradient,), (query, key, value, found, logarithm) = gradients, ctx.saved_tensors
         weights = (_scores(query, key, ctx.unseen) - logarithm).exp()
         inner = (gradient * found).sum(-1, keepdim=True)

@@ -1,7 +1,7 @@
-"""The noise floor: how far the reference itself moves when its inputs move by one unit in the last place.
+"""The noise floor: how far the reference moves if its inputs move by one unit in the last place.
 
-Tolerance is measured, not chosen. The reference is run again with every input, target and initial parameter multiplied by
-``1 + eps * U(-1, 1)``; how far a tensor moves at a step is what rounding alone can do to it there.
+Tolerances are measured. The reference runs again with each input, target and initial parameter multiplied by ``1 + eps * U(-1,
+1)``. How far a tensor moves at a step is its rounding noise.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from equivcheck.worlds.trace.tensors import Numbers, Table, Vector, full_vector,
 from equivcheck.worlds.trace.trace import Trace
 
 NUM_PERTURBATIONS = 8
-"""Perturbed runs of the reference; four are enough for tensors of many elements (no false alarm in 400 honest runs)."""
+"""Number of perturbed runs. Four are enough for tensors with many elements (no false alarm in 400 correct runs)."""
 NUM_CONFIRMATIONS = 32
-"""Further runs before a divergence is believed: of a scalar, a few samples of noise are all tiny now and then."""
+"""Further runs before a divergence is reported, because a scalar's noise can be tiny in a few samples."""
 FACTOR = 4.0
-"""Tolerance over spread. The error of honest runs was at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
+"""Tolerance divided by spread. Correct runs differed by at most 1.24 (float64), 1.60 (float32) and 2.41 (bfloat16) spreads."""
 ABSOLUTE = 4.0
-"""Tolerance for a tensor that is zero but for rounding, in units of eps times the largest norm of its kind in the step."""
+"""Tolerance for a tensor that should be zero, relative to eps times the largest norm of its kind in the step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Expected:
-    """One moment of the reference, with what rounding can do to it."""
+    """One reference moment, with tolerances."""
 
     step: int
     """Step, from 0."""
     phase: Phase
-    """Part of the step."""
+    """Phase within the step."""
     table: Table
-    """Its tensors."""
+    """Tensor names, shapes and positions."""
     present: tuple[bool, ...]
-    """Per tensor, whether it is there."""
+    """For each tensor, True if it exists."""
     dtypes: tuple[str, ...]
-    """Per tensor, its element type."""
+    """Element type per tensor."""
     values: Vector
-    """All elements, zero where absent."""
+    """All elements. Zero if a tensor does not exist."""
     norms: Vector
-    """Norm of each tensor."""
+    """Norm per tensor."""
     tolerances: Vector
-    """Largest accepted norm of the error of each tensor."""
+    """Largest accepted error norm per tensor."""
     scales: Vector
-    """Largest norm among the tensors of the same kind: what a tolerance is small or large against."""
+    """Largest norm among tensors of the same kind. Noise is judged relative to it."""
     shifts: Vector
-    """Norm of what the same training is off by when it is computed on one device in another order."""
+    """Distance per tensor between two ways to run the same training on one device."""
 
 
 def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = single_device) -> EnsembleTrace:
-    """What copies of the reference leave: one as it is, then `num_copies` moved by one unit in the last place.
+    """Train reference copies: one unchanged, then `num_copies` moved by one unit in the last place.
 
-    All at once where the copies do not mix: where `make_setup` is left as it is, and the optimizer elementwise.
+    All copies run at once if `make_setup` is the default and the optimizer is elementwise.
     """
     parameters, steps = perturbed_material(training, num_copies, eps_of(training.precision.value))
     if training.optimizer.elementwise and make_setup is single_device:
@@ -73,7 +73,7 @@ def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = singl
 def perturbed_material(
     training: Training, num_copies: int, eps: float
 ) -> tuple[dict[str, torch.Tensor], tuple[tuple[Batch, ...], ...]]:
-    """Parameters and steps with the copies as first dim: one as it is, then `num_copies` moved by up to `eps` of each value."""
+    """Parameters and steps with copies as first dim: one unchanged, then `num_copies` moved by up to `eps` per value."""
     generator = np.random.default_rng((training.seed, num_copies))
     original = material(training)
     parameters = {name: _perturb(values, num_copies, eps, generator) for name, values in original.parameters.items()}
@@ -82,7 +82,7 @@ def perturbed_material(
 
 
 def eps_of(kind: str) -> float:
-    """The unit in the last place of 1 in an element type."""
+    """Distance between 1 and the next number in an element type."""
     return float(torch.finfo(getattr(torch, kind)).eps)
 
 
@@ -107,10 +107,10 @@ def _perturb_batch(batch: Batch, num_copies: int, eps: float, generator: np.rand
 def expected_moments(
     training: Training, reference: Trace, copies: EnsembleTrace, *others: Trace, eps: float | None = None
 ) -> tuple[Expected, ...]:
-    """Every moment of the reference with its tolerances.
+    """Reference moments with tolerances.
 
-    What it is off by from any of `others`, the same training summed in other ways, counts as spread. `eps` is the unit of
-    rounding, that of the training's precision unless given.
+    Distances to `others`, the same training summed in other ways, count as spread. `eps` is the rounding unit, by default from
+    the training's precision.
     """
     eps = eps_of(training.precision.value) if eps is None else eps
     return expected_of(reference, _moved(copies), eps, *others)
@@ -119,10 +119,11 @@ def expected_moments(
 def expected_of(
     reference: Trace | ValueTrace, moved: Iterable[Numbers | None], eps: float | None, *others: Trace
 ) -> tuple[Expected, ...]:
-    """Every moment of a reference with its tolerances, from the values of each moment in all copies, as rows, the first as it is.
+    """Reference moments with tolerances, from each moment's values in all copies.
 
-    None stands for a moment in which rounding changes nothing; `others` are the same training summed in other ways. `eps` is the
-    unit of rounding; None for that of each tensor's own element type, 0 of integers and booleans.
+    Copies are rows, and the first is unchanged. None stands for a moment without rounding. `others` is the same training summed
+    in other ways. `eps` is the rounding unit. If it is None, each tensor's element type sets it, with 0 for integers and
+    booleans.
     """
     tables: dict[int, Table] = {}
     found = []
@@ -137,7 +138,6 @@ def expected_of(
 
 
 def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
-    """The values of each moment in all copies, in the order of `moments`; None where rounding changes nothing."""
     for step in copies.steps:
         yield step.loss[:, None]
         yield step.gradients
@@ -151,7 +151,6 @@ def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
 
 
 def _noise(moment: Moment, table: Table, moved: Numbers | None, again: tuple[Moment, ...]) -> tuple[Vector, Vector]:
-    """How far each tensor moves at most when its inputs do or sums are others, and how far when copies train at once."""
     if moved is None:
         return np.zeros(len(table.names)), np.zeros(len(table.names))
     present = moment.snapshot.present
@@ -183,7 +182,7 @@ def _expected(moment: Moment, table: Table, eps: float | Vector, noise: tuple[Ve
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:
-    """The largest norm among tensors of the same kind: state by its key, since a second moment is no gradient."""
+    """Largest norm among tensors of the same kind. Optimizer state is compared by its key."""
     if not len(own):
         return own
     if phase is not Phase.STATE:

@@ -1,10 +1,10 @@
-"""Copies of the reference that move as what an optimizer rounds on its way can move them.
+"""Reference copies that move by the rounding inside an optimizer.
 
-Muon computes in bfloat16. Of a matrix in shards each rank rounds its part of a norm or of a product, and the sum of the parts is
-rounded again: a training on one device that rounds like that leaves the very bits of the ranks. What a product is rounded from
-cancels in the polynomial that follows, so that moving what goes in tells less than moving what each operation leaves.
+Muon computes in bfloat16. If a matrix is sharded, each rank rounds its part in a norm or product, and the sum is rounded again.
+A single-device training that rounds the same parts reproduces the ranks bit for bit. Muon's polynomial cancels most input
+changes, so each operation's result is moved instead.
 
-`TorchDispatchMode` is torch's own and has an underscore in its path; tried on torch 2.9 to 2.15.
+`TorchDispatchMode` is private API (an underscore in its path); tried on torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ _ROUNDING: Final = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
 )
-"""Operations of optimizers whose results are rounded."""
 
 
 def rounding_setup(training: Training) -> MakeSetup:
-    """How to set up perturbed copies of a training, the first of which is as it is."""
+    """Function to set up perturbed copies of a training. The first copy is unchanged."""
     if not training.optimizer.rounds_to:
         return single_device
     generator = np.random.default_rng(training.seed)
@@ -50,7 +49,7 @@ def rounding_setup(training: Training) -> MakeSetup:
 
 
 def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
-    """Move by one unit in the last place what an optimizer computes in fewer digits than the parameters have."""
+    """Move an optimizer's low-precision results by one unit in the last place."""
     if not setup.training.optimizer.rounds_to:
         return
     kind, update = getattr(torch, setup.training.optimizer.rounds_to), setup.update
@@ -63,14 +62,14 @@ def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
 
 
 class MovedRoundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Moves each result of an element type that is rounded to it, by up to one unit in its last place."""
+    """Moves each rounded result with one element type by up to one unit in the last place."""
 
     def __init__(self, kind: torch.dtype, generator: np.random.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind, self.generator = kind, generator
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operation, and then the move."""
+        """Run the operation, then move its result."""
         result = function(*args, **(kwargs or {}))
         if function in _ROUNDING and result.dtype is self.kind:
             units = torch.from_numpy(self.generator.uniform(-1.0, 1.0, result.shape))

@@ -1,8 +1,7 @@
-"""Where two honest runs that round alike may still differ: in the order of a sum, and now and then in one rounding.
+"""Differences between two correct runs with the same casts: summation order, and single roundings.
 
-Ranks add up in an order of their own. A value that has come out one unit in the last place elsewhere is now and then cast to the
-neighbour of what it would have been cast to: from float32 to bfloat16 in one of some ten thousand casts. A copy of the reference
-that does both shows how far that moves each tensor.
+Ranks add in their own order. If a value is off by one unit in the last place, a cast can give the usual result's neighbour:
+from float32 to bfloat16 about once in 10,000 casts. A reference copy with both effects shows how far they move each tensor.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ import numpy as np
 import torch
 
 RARE: Final = 1e-10
-"""Chance of a flip, for an error of one unit in the last place, below which none is expected in a million of scenarios."""
+"""Chance of a flipped rounding below which none is expected in a million scenarios."""
 
 
 class Jitter:
-    """None at all: the reference itself."""
+    """No change: the reference itself."""
 
     def begin(self, step: int) -> None:
-        """Told of each step."""
+        """Begin a step."""
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The order in which gradients are added up."""
+        """Gradients in the order in which they are added."""
         return parts
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for those that need it
-        """What the rounding of a computed tensor comes out as."""
+        """Result of rounding a computed tensor."""
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """May change parameters that have been cast, in place."""
+        """Change parameters after a cast, in place."""
 
 
 class Shuffled(Jitter):
-    """Sums in another order: round a ring upwards and downwards, from each rank, and then in random ones.
+    """Sums in another order: around a ring in both directions from each rank, then random orders.
 
-    gloo goes downwards: each rank ends with its own part.
+    gloo goes downwards: each rank adds its own part last.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
@@ -46,7 +45,7 @@ class Shuffled(Jitter):
         self.generator, self.copy = generator, copy
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """An order of this copy's."""
+        """Gradients in the order of this copy."""
         size = len(parts)
         if self.copy < 2 * size:
             start, ring = self.copy % size, parts if self.copy < size else parts[::-1]
@@ -55,30 +54,30 @@ class Shuffled(Jitter):
 
 
 class PerturbedRounding(Shuffled):
-    """Moreover one element of what is rounded goes to its neighbour, of parameters from the second step on.
+    """Sums in another order, and one flipped element in each rounded tensor.
 
-    At the first step all ranks cast the same bits.
+    Parameters are flipped from the second step on. All ranks cast the same bits at the first step.
     """
 
     def __init__(self, generator: np.random.Generator, copy: int, precision: str, to: str) -> None:
-        """`precision` is that of the training, `to` what parameters are cast to; types by name."""
+        """`precision` is the training's precision, and `to` the type to which parameters are cast."""
         super().__init__(generator, copy)
         self.precision: torch.dtype = getattr(torch, precision)
         self.to: torch.dtype = getattr(torch, to)
         self.step = 0
 
     def begin(self, step: int) -> None:
-        """Keep the step."""
+        """Store the step."""
         self.step = step
 
     def rounded(self, exact: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """One element flipped, unless the exact one is of a low precision itself: equal bits round equally."""
+        """Flip one element. Nothing is flipped if the exact values have a low precision, because equal bits round equally."""
         if exact.dtype in (torch.float32, torch.float64) and _may_flip(exact.dtype, rounded.dtype):
             self._flip_one(rounded.detach(), rounded.dtype)
         return rounded
 
     def flip(self, cast: Mapping[str, torch.Tensor], masters: Mapping[str, torch.Tensor]) -> None:
-        """One element of one trained parameter."""
+        """Flip one element in one trained parameter."""
         if self.step and _may_flip(self.precision, self.to):
             # Autocast casts no norm's weights; with any other casts a matrix tells most.
             names = [name for name, master in masters.items() if master.requires_grad and ".norm." not in name]
@@ -87,7 +86,6 @@ class PerturbedRounding(Shuffled):
                 self._flip_one(cast[names[self.generator.choice(len(names), p=sizes / sizes.sum())]].detach(), self.to)
 
     def _flip_one(self, values: torch.Tensor, kind: torch.dtype) -> None:
-        """Move one element to a neighbour in that element type."""
         if values.numel():
             position = tuple(int(self.generator.integers(size)) for size in values.shape)
             values[position] *= 1.0 + float(self.generator.choice((-1.0, 1.0))) * torch.finfo(kind).eps

@@ -1,7 +1,6 @@
-"""How the gradients of data-parallel ranks become those that they step by, emulated on one device by plain arithmetic.
+"""Emulate on one device how data-parallel ranks accumulate and average gradients.
 
-Both emulators of data parallelism accumulate and average here: the reference of a layout that rounds, and the diagnosis of one
-that diverged.
+The reference for low precision and the diagnosis both use it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 from equivcheck.layouts.base.rounding import Division, WhenReduced
 
 Gradients = dict[str, torch.Tensor]
-"""By the name of the parameter; those without a gradient are not there."""
+"""Gradients by parameter name. Parameters without a gradient are missing."""
 
 
 class AccumulatedGradients:
-    """The gradients of all ranks while the microbatches of a step are computed."""
+    """All ranks' gradients while a step's microbatches are computed."""
 
     def __init__(
         self,
@@ -28,36 +27,35 @@ class AccumulatedGradients:
         when: WhenReduced,
         waits_as: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """`reduced` is what each rank has from before.
+        """`reduced` holds each rank's gradients from earlier steps.
 
-        `reduce` gives each rank its mean, told whether it is the step's last; `waits_as` gives a gradient as it waits for
-        further ones, None as it is.
+        `reduce(gradients, last)` returns each rank's mean. `waits_as` converts the first gradient that waits for a reduction;
+        None keeps it unchanged.
         """
         self.reduced, self._reduce = list(reduced), reduce
         self._when, self._waits_as = when, waits_as or _as_it_is
         self._waiting = self._kept()
 
     def add(self, rank: int, fresh: Gradients) -> None:
-        """Add what a rank has computed of a microbatch to what waits for a reduction."""
+        """Add a rank's microbatch gradients to those that wait for a reduction."""
         self._waiting[rank] = _added(self._waiting[rank], fresh, self._waits_as)
 
     def add_unreduced(self, rank: int, fresh: Gradients) -> None:
-        """Add what a rank has computed of a microbatch to its own gradients, as if it had been reduced."""
+        """Add a rank's microbatch gradients to its own reduced gradients, without a reduction."""
         self.reduced[rank] = _added(self.reduced[rank], fresh)
 
     def waits(self, rank: int, name: str) -> bool:
-        """Whether a gradient of earlier microbatches waits for further ones."""
+        """True if a gradient from earlier microbatches waits for a reduction."""
         return name in self._waiting[rank]
 
     def end_microbatch(self, *, last: bool) -> None:
-        """Reduce what waits, if it is time to."""
+        """Reduce the waiting gradients if the layout reduces after this microbatch."""
         if last or not self._when.once:
             means = self._reduce(self._waiting, last)
             self.reduced = means if self._when.whole else list(map(_added, self.reduced, means))
             self._waiting = self._kept()
 
     def _kept(self) -> list[Gradients]:
-        """What ranks begin to accumulate with: the result of the last reduction, if they keep whole gradients."""
         return [dict(each) if self._when.whole else {} for each in self.reduced]
 
 
@@ -66,30 +64,29 @@ def _as_it_is(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _added(old: Gradients, new: Gradients, first: Callable[[torch.Tensor], torch.Tensor] = _as_it_is) -> Gradients:
-    """Sums in the element types of what is there already."""
     sums = {name: (old[name] + value).to(old[name].dtype) if name in old else first(value) for name, value in new.items()}
     return old | sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """How the gradients that ranks have are added up and divided, in the element type that they have."""
+    """Order and divisors for averaging gradients, in the gradients' element type."""
 
     division: Division
-    """When they are divided."""
+    """Point at which gradients are divided."""
     divisor: float
-    """What their sum is divided by: the number of ranks for a mean."""
+    """Divisor of the sum. The number of ranks gives a mean."""
     shards: int | None = None
-    """Ranks whose gradients are added up in the first stage; the second adds up these sums. None for one stage."""
+    """Number of ranks in a group of the first stage. The second stage adds up the groups' sums. None for one stage."""
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list
-    """The order in which some are added up."""
+    """Function to order gradients before a sum."""
 
     def mean(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Of the gradients that there are, one a rank."""
+        """Average gradients, one per rank."""
         return self.mean_of_sums(self.sums(parts))
 
     def sums(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the first stage gives."""
+        """Add up the first stage."""
         before, between, _ = self._divisors()
         is_scaled, size = self.division is Division.SCALED, self.shards or len(parts)
         divided = [part * (1.0 / before) if is_scaled else part / before for part in parts]
@@ -97,11 +94,11 @@ class Averaging:
         return [_sum(self.ordered(stage)) / between for stage in stages]
 
     def mean_of_sums(self, sums: list[torch.Tensor]) -> torch.Tensor:
-        """What the second stage makes of it."""
+        """Average the first stage's sums."""
         return _sum(self.ordered(sums)) / self._divisors()[-1]
 
     def _divisors(self) -> tuple[float, float, float]:
-        """What each part is divided by, then each sum of the first stage, then the sum of these."""
+        """Divisors for each part, for each first-stage sum, and for the second stage's sum."""
         divisor, shards = self.divisor, self.shards or self.divisor
         if self.division in (Division.BEFORE, Division.SCALED):
             return divisor, 1, 1

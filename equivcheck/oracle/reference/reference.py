@@ -1,4 +1,4 @@
-"""The reference of a training: run once, kept, with the evidence that it gives."""
+"""A training's reference: a cached single-device run with tolerances."""
 
 from __future__ import annotations
 
@@ -49,59 +49,59 @@ from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Trace
 
 KEPT_REFERENCES = 32
-"""References kept, some hundred KiB each: the same training comes again under other layouts and while a scenario shrinks."""
+"""Cached references, some hundred KiB each. A training returns under other layouts and while a scenario shrinks."""
 
 NUM_ROUNDED = 3
-"""Perturbed runs of a reference that rounds: they come one after the other, and most ranks leave the very bits of it."""
+"""Perturbed runs if the reference rounds. They run one after another, and most ranks reproduce it bit for bit."""
 NUM_ROUNDED_CONFIRMATIONS = 16
-"""Such runs before a divergence is believed: among them all orders of a ring of 8, and a rounding flipped in each."""
+"""Perturbed runs before a divergence is reported. They include all orders of a ring of 8, each with a flip."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """What one device computes, and how sure that is."""
+    """A single-device run with tolerances, and the steps in which it decides."""
 
     moments: tuple[Expected, ...]
-    """Every moment of the run."""
+    """All moments in the run."""
     doubt: Doubt | None
-    """From where on agreement with it proves nothing, and why; None if it does at every step."""
+    """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
-    """The share of a tensor's kind below which a difference is less than half of its digits: larger noise is a doubt."""
+    """Noise, relative to the largest tensor of the same kind, that takes half the digits. Larger noise is a doubt."""
     takes_signs: bool = False
-    """Whether the optimizer goes by signs of gradients."""
+    """True if the optimizer updates by gradient signs."""
 
     @property
     def drowned(self) -> int | None:
-        """The first step of which noise is larger than all that is there, so that no difference says anything; None for none."""
+        """First step in which noise exceeds the values, so that no difference is evidence. None if no step does."""
         return drowned_from(self.moments, self.noise_limit)
 
     def turned_signs(self, step: int) -> frozenset[str]:
-        """Tensors of which rounding may turn signs in a step that the optimizer goes by; none where it goes by none."""
+        """Tensors with gradient elements whose sign rounding may turn in a step. Empty unless the optimizer updates by signs."""
         return turned_signs(self.moments, step) if self.takes_signs else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A training on one device, which rounds where a layout rounds; equal ones share what has been computed."""
+    """A single-device training that rounds like a layout. Equal ones share cached results."""
 
     training: Training
-    """What is trained."""
+    """The training."""
     rounding: Rounding | None = None
-    """What the layout rounds to other element types; None for nothing."""
+    """The layout's casts to other element types. None if it has none."""
     num_parts: int = 1
-    """Parts of each microbatch, of rows or positions, that ranks add up, in which the confirming reference sums it as well."""
+    """Parts, by rows or positions, in which ranks sum a microbatch. The confirming reference sums the same parts."""
     num_addends: int = 1
-    """Ranks that each have an addend of a gradient when the optimizer scales it; 1 where it is summed before."""
+    """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
     rounds_parts: bool = False
-    """Whether ranks compute parts of a matrix where the optimizer rounds to fewer digits, so that these round otherwise."""
+    """True if the optimizer rounds each rank's matrix parts to a lower precision."""
     by_logarithms: bool = False
-    """Whether ranks round scores of attention otherwise, so that its weights are off by units in the last place of these."""
+    """True if ranks round attention scores differently, such as context-parallel ranks."""
     sums_classes: bool = False
-    """Whether ranks have some of the classes each, so that a z-loss is computed of sums."""
+    """True if ranks are vocabulary-parallel, so that a z-loss is computed from sums."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ReferenceRun:
-        """What the ranks of a scenario are compared with."""
+        """The reference run for a scenario's ranks."""
         num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
         rounding = rounding_of(scenario.layout, scenario.training.precision)
         return cls(
@@ -115,29 +115,27 @@ class ReferenceRun:
         )
 
     def reference(self) -> Reference:
-        """With the noise floor of a few runs with perturbed inputs."""
+        """Reference with a noise floor from a few perturbed runs."""
         return _reference(self.training, self.rounding)
 
     def confirming_reference(self) -> Reference:
-        """With a noise floor that decides before a divergence is reported.
+        """Reference whose noise floor decides before a divergence is reported.
 
-        It comes from many more perturbed runs, and from other orders of arithmetic on one device, among them that of data
-        parallelism: a gradient that is zero by cancellation inside an operation moves with those, not with its inputs. What an
-        optimizer rounds to fewer digits on its way counts too: over shards it rounds in other places.
+        It has many more perturbed runs, and runs in other summation orders, such as data parallelism's. Only these move a
+        gradient that is zero by cancellation inside an operation. They also round inside the optimizer where shards would.
         """
         return _confirming_reference(self)
 
     def coarse_reference(self) -> Reference:
-        """Of one run alone: what is beyond its tolerances is so far off that noise of that size would be a doubt.
+        """Reference from one run, whose tolerances are the noise limit.
 
-        A doubt does not count against such a difference in the full judgement either, so that none is looked for.
+        It has no doubt, because the full judgement ignores doubts for such differences.
         """
         limit = noise_limit(self.training, self.rounding)
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
 
 
 def _rounds_scores(layout: Layout, model: Model) -> bool:
-    """Whether keys and values go round a ring, or fused attention has heads of other strides, by which its products round."""
     if layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel)):
         return True
     is_fused = any(isinstance(layer, Attention) and layer.fused for layer in model.layers)
@@ -149,15 +147,14 @@ def _cuts_classes(layout: Layout) -> bool:
 
 
 def _rounds_parts(scenario: Scenario) -> bool:
-    """In float32 the last place of a gradient now and then changes what whole matrices are rounded to, in float64 never."""
     training = scenario.training
+    # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
     if training.precision is not Precision.FLOAT64:
         return bool(training.optimizer.rounds_to)
     return any(rounds_parts(training, layout) for layout in scenario.layouts)
 
 
 def _num_addends(scenario: Scenario) -> int:
-    """Taken from as many parts of the rows, of all data ranks at least: a microbatch is split into equal parts."""
     optimizer = scenario.training.optimizer
     if optimizer.implementation not in optimizer.scales_addends:
         return 1
@@ -166,6 +163,7 @@ def _num_addends(scenario: Scenario) -> int:
 
 
 def _num_parts(training: Training, layout: Layout) -> int:
+    # Microbatches are split into equal parts. If their rows do not divide by all ranks, they are split by data ranks.
     are_even = all(rows % layout.mesh.num_ranks == 0 for rows in training.data.microbatches)
     return layout.mesh.num_ranks if are_even else layout.num_data_ranks
 
@@ -203,7 +201,6 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
 
 
 def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
-    """Of what the ranks compute otherwise than one device."""
     if run.num_addends > 1:
         yield from addend_traces(run.training, run.num_addends)
     if run.by_logarithms:
@@ -214,7 +211,6 @@ def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
 
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:
-    """A run with the noise floor that its copies show, and other runs of the same training."""
     eps = None if rounding is None else unit_of(training, rounding)
     found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
     return Reference(found, doubt_about(found, limit, copies), limit, training.optimizer.takes_signs)
@@ -222,15 +218,15 @@ def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTra
 
 @contextmanager
 def _computing(rounding: Rounding | None) -> Iterator[None]:
-    """Compute with one thread; where something is rounded, without torch's remarks on types that meet under autocast."""
+    # Autocast warns about the element types that meet in it.
     with one_thread(), nullcontext() if rounding is None else warnings.catch_warnings(action="ignore"):
         yield
 
 
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
-    """The share of a tensor's kind below which a difference is less than half of the digits: the square root of eps.
+    """Noise, relative to the largest tensor of the same kind, that takes half the digits: the square root of eps.
 
-    Digits are those of the coarsest element type that the training passes through.
+    eps is that of the coarsest element type in the training.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

@@ -1,8 +1,8 @@
-"""The reference of a layout that rounds: one device that computes each rank's part and rounds where that rank does.
+"""The reference of a low-precision layout: one device computes each rank's part with the rank's casts.
 
-Parameters are kept in the training's precision and cast anew at every step. Each part of a microbatch goes through the same
-casts, and the parts' gradients are added up in the element type and divided in the way of the layout. What is left to differ is
-the order of that sum and arithmetic in the training's own precision.
+Parameters stay in the training's precision and are cast at every step. Each microbatch part goes through the same casts. The
+parts' gradients are added in the layout's element type and divided as the layout divides. Correct ranks can then differ only by
+that sum's order and by arithmetic in the training's own precision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from equivcheck.training.single_device import single_device
 def rounded_setup(
     training: Training, rounding: Rounding, parameters: Mapping[str, torch.Tensor] | None = None, jitter: Jitter | None = None
 ) -> Setup:
-    """The setup of one device that rounds as a layout does; `jitter` says where it may as well round otherwise."""
+    """Set up one device that rounds like a layout. `jitter` may change summation orders and single roundings."""
     setup = single_device(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
     setup.module, setup.compute = twin, twin.compute
@@ -46,7 +46,7 @@ def _autocast(kind: LowPrecision) -> Callable[[], AbstractContextManager[object]
 
 
 class MixedPrecisionModel(nn.Module):
-    """The model with parameters as they are computed with, and how its gradients become those of the model itself."""
+    """The model with cast parameters. Its gradients are reduced to the original model's."""
 
     def __init__(self, training: Training, rounding: Rounding, jitter: Jitter) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class MixedPrecisionModel(nn.Module):
         return self.jitter.rounded(outputs, outputs.to(_dtype(self.rounding.output)))
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
-        """Leave the gradients of a step as a layout leaves them; returns the mean of the parts' losses."""
+        """Compute a step's gradients like the layout, and return the parts' mean loss."""
         self.jitter.begin(index)
         masters = dict(setup.model.named_parameters())
         self._load(masters)
@@ -100,14 +100,12 @@ class MixedPrecisionModel(nn.Module):
         return total / self.rounding.num_parts
 
     def _load(self, masters: Mapping[str, torch.Tensor]) -> None:
-        """Cast the model's parameters as they are now."""
         with torch.no_grad():
             for name, cast in self.cast.items():
                 cast.copy_(masters[name])
             self.jitter.flip(self.cast, masters)
 
     def _accumulated(self, masters: Mapping[str, torch.Tensor]) -> AccumulatedGradients:
-        """The gradients that there are already, the same for each part."""
         rounding = self.rounding
         kept = {name: master.grad for name, master in masters.items() if master.grad is not None}
         self.were_reduced = set(kept)
@@ -120,7 +118,6 @@ class MixedPrecisionModel(nn.Module):
         )
 
     def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
-        """Add the gradients of a part of a microbatch; returns its loss."""
         loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
         backward(setup, loss)
         gradients.add(part, {name: self._left(cast.grad) for name, cast in self.cast.items() if cast.grad is not None})
@@ -129,22 +126,17 @@ class MixedPrecisionModel(nn.Module):
         return scalar(loss)
 
     def _accept(self, gradients: AccumulatedGradients, part: int, *, reduces: bool) -> None:
-        """Say in which element type backward leaves gradients.
-
-        Where the reduction's type is wider, that which comes out of backward is right for a gradient that is reduced at once or
-        added to a waiting one (`FSDPParamGroup._set_unsharded_grad_dtypes`).
-        """
         for name, cast in self.cast.items():
+            # As `FSDPParamGroup._set_unsharded_grad_dtypes` does. A gradient that is reduced at once, or added to a waiting one,
+            # needs no cast to the wider type.
             as_computed = self.widens and (reduces or gradients.waits(part, name))
             cast.grad_dtype = None if as_computed else self.reduced
 
     def _left(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient that backward has left; where it has been rounded, as the rounding comes out."""
         rounded = self.rounding.grad_dtype and not self.widens
         return self.jitter.rounded(gradient.to(self.dtype), gradient) if rounded else gradient
 
     def _rounded(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient in the element type in which gradients are added up."""
         if self.reduced is None:
             return gradient
         return self.jitter.rounded(gradient, gradient.to(self.reduced, copy=True))
@@ -152,7 +144,6 @@ class MixedPrecisionModel(nn.Module):
     def _reduced(
         self, masters: Mapping[str, torch.Tensor], kept: dict[str, list[torch.Tensor]], waiting: list[Gradients], last: bool
     ) -> list[Gradients]:
-        """The mean of the parts' gradients, the same for each part; `kept` are sums that wait for the last microbatch."""
         means = Gradients()
         for name, master in masters.items():
             parts = [self._rounded(gradients[name]) for gradients in waiting if name in gradients]

@@ -1,4 +1,7 @@
-"""The noise floor of a reference that rounds: copies of it in turn, as batched products in low precision round otherwise."""
+"""The noise floor for references that round.
+
+Copies run one by one, because batched products in low precision round differently.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from equivcheck.worlds.trace.trace import Trace
 
 
 def unit_of(training: Training, rounding: Rounding) -> float:
-    """The unit of rounding that honest runs differ by: of the training's precision, or of float32 where that computes.
+    """Rounding unit between correct runs: the training precision's, or float32's if the layout computes in float32.
 
-    A product of float32 comes out otherwise where its operands lie otherwise in memory. Products of lower precision add up in
-    float32 and are then rounded: on the same rows they come out bit for bit the same.
+    A float32 product changes with its operands' memory layout. Products in lower precision add up in float32 and are rounded
+    afterwards, so they are bit for bit the same on the same rows.
     """
     kind = ElementType.FLOAT32 if rounding.compute is ElementType.FLOAT32 else training.precision
     return max(eps_of(kind.value), eps_of(training.precision.value))
@@ -33,9 +36,9 @@ def unit_of(training: Training, rounding: Rounding) -> float:
 def rounded_copies(
     training: Training, rounding: Rounding, trace: Trace, num_copies: int, *, flips: bool = False
 ) -> EnsembleTrace:
-    """What copies of the reference leave: `trace`, which is the reference's own, then `num_copies` perturbed ones.
+    """Train reference copies: `trace`, which is its own run, then `num_copies` perturbed ones.
 
-    They add up gradients in random order, and with `flips` round a value the other way here and there.
+    The copies add gradients in other orders. With `flips`, they also flip single roundings.
     """
     parameters, steps = perturbed_material(training, num_copies, unit_of(training, rounding))
     generator = np.random.default_rng((training.seed, num_copies))
@@ -51,7 +54,7 @@ def rounded_copies(
 
 
 def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:
-    """The reference with sums in another order, and the norm over all gradients as one tensor; and with a norm summed widely."""
+    """Reference runs with another summation order and one norm over all gradients, and with a norm in the widest type."""
     reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
     reordered.clip_norm = clip_flat
     widely_clipped = rounded_setup(training, rounding)

@@ -1,4 +1,4 @@
-"""The same training on one device, summed in other ways: what the order of arithmetic alone can do."""
+"""Single-device runs that sum in other orders."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Trace
 
 SCALES = (3.0, 5.0)
-"""By which losses are multiplied whatever the number of parts: multiplied by a power of two, nothing is rounded otherwise."""
+"""Loss scales besides the number of parts. A power of two would not change any rounding."""
 
 
 def split_traces(training: Training, num_parts: int) -> tuple[Trace, ...]:
-    """`split_trace` with parts that count as many times as there are parts, and with parts that count otherwise."""
+    """Runs by `split_trace` with the number of parts as scale, and with `SCALES`."""
     return tuple(split_trace(training, num_parts, scale) for scale in (float(num_parts), *SCALES))
 
 
 def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
-    """The reference as data parallelism sums: each microbatch in equal parts, the norm over all gradients as one tensor.
+    """Reference run that sums like data parallelism: microbatches in equal parts, and one norm over all gradients.
 
-    Losses are multiplied by a scale, and gradients divided by it: all that is multiplied on the way back is rounded otherwise.
-    What cancels there moves with that and not with the inputs, such as what softmax subtracts in attention, or the norm of
-    features of which dropout has left one.
+    Losses are multiplied by a scale and gradients divided by it, so the backward rounds differently. This moves gradients with
+    cancellation inside an operation, which other inputs do not move, such as in softmax, or in a norm over features if dropout
+    left one.
     """
     setup = single_device(training)
     setup.clip_norm = clip_flat
@@ -40,7 +40,7 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
 
 
 def split_steps(training: Training, num_parts: int) -> list[list[Batch]]:
-    """The microbatches of each step in equal parts."""
+    """Each step's microbatches, split into equal parts."""
     looks = training.model.balances
     return [[part for batch in step for part in _parts(batch, num_parts, looks=looks)] for step in material(training).steps]
 
@@ -53,7 +53,7 @@ def _divide(divisor: float, optimizer: torch.optim.Optimizer, _step: int) -> Non
 
 
 def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm of all gradients as one tensor; returns the norm before."""
+    """Clip by one norm over all gradients, and return the norm before clipping."""
     gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gradients), float(clipping.norm_type.value))
     nn.utils.clip_grads_with_norm_(parameters, clipping.max_norm, norm)
@@ -61,9 +61,9 @@ def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: Clip
 
 
 def widely_clipped_trace(training: Training) -> Trace:
-    """The reference with the norm of all gradients summed in the widest floating point there is.
+    """Reference run that sums the gradient norm in the widest floating-point type.
 
-    How far its own norm is off shows in nothing else: many gradients are alike, and a sum of alike terms errs always to one side.
+    Only this shows the error of the reference's own norm: a sum over many equal terms errs always to one side.
     """
     setup = single_device(training)
     setup.clip_norm = clip_widely
@@ -71,7 +71,7 @@ def widely_clipped_trace(training: Training) -> Trace:
 
 
 def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-    """Clip by the norm of all gradients, summed in the widest floating point there is; returns the norm before."""
+    """Clip by a norm that is summed in the widest floating-point type, and return the norm before clipping."""
     gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
     values = np.concatenate([gradient.double().numpy().ravel() for gradient in gradients]).astype(np.longdouble)
     exact = np.linalg.norm(values, float(clipping.norm_type.value))
@@ -81,7 +81,6 @@ def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: Cl
 
 
 def _parts(batch: Batch, num_parts: int, *, looks: bool) -> Iterator[Batch]:
-    """Equal parts; `looks` says whether a loss looks at all of the microbatch."""
     inputs, targets = (values.chunk(num_parts, batch.batch_dim) for values in (batch.inputs, batch.targets))
     for part, rows in enumerate(inputs):
         masks = tuple(None if mask is None else mask.chunk(num_parts)[part] for mask in batch.masks)
