@@ -119,7 +119,7 @@ def _issue(issue: object, smallest: object | None) -> str:
         f"- **Versions**: {_versions(issue)}",
         f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
         f"- **Upstream**: {_upstream(issue.link or 'not reported')}",
-        *([f"- **Avoided where**: {_avoided_where(issue)}"] if issue.without else []),
+        *([f"- **Avoided if**: {_avoided_where(issue)}"] if issue.without else []),
     ]
     parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(f"{issue.title}."), _prose(explanation), "\n".join(facts)]
     if smallest is not None:

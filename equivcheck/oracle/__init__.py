@@ -1,1 +1,1 @@
-"""The judge: runs a scenario and its reference, compares, and gives a verdict."""
+"""Run a scenario and its single-device reference, compare them, and return a verdict."""

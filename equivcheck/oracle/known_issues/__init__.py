@@ -1,1 +1,1 @@
-"""Upstream issues on file: failures of torch that a check meets again and again, each with how it is recognised."""
+"""Known issues of torch, and the evidence by which a failing check is recognised as one."""

@@ -1,4 +1,4 @@
-"""Which upstream issues on file could show in a scenario, and the scenario next to it in which none can."""
+"""Find known issues that a scenario could show, and a similar scenario without them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from equivcheck.scenario import Scenario
 
 
 def could_show(scenario: Scenario) -> tuple[KnownIssue, ...]:
-    """The issues of the installed torch that have in a scenario what they need."""
+    """Known issues of the installed torch whose needs a scenario meets."""
     return tuple(issue for issue in known_issues() if issue.could_show(scenario))
 
 
 def avoiding(scenario: Scenario) -> Scenario | None:
-    """The scenario with the workarounds of all that could show; None where one has none that can run."""
+    """A similar scenario that can show no known issue. None if no workaround leads to a scenario that can run."""
     found: Scenario | None = scenario
     for _ in range(MAX_REPAIRS):
         issues = could_show(found) if found is not None else ()

@@ -1,4 +1,4 @@
-"""What issues on file may ask of a scenario that is compiled."""
+"""Predicates that known issues need: compiled scenarios."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from equivcheck.scenario.mesh import TP
 
 @need
 def compiled_original_parameters(scenario: Scenario) -> bool:
-    """FSDP1, which keeps the parameters of the model, of a compiled forward."""
+    """FSDP1 with `use_orig_params`, and a compiled forward."""
     keeps = any(parallelism.use_orig_params for parallelism in scenario.layout.of(FSDP1))
     return keeps and scenario.layout.execution.compile is not Compile.NONE
 
 
 @need
 def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
-    """A later pass is another one while gradients are there: of another size, or at a step that starts from zeros."""
+    """A forward is recompiled while gradients exist: for another microbatch size, or at a step that starts from zeros."""
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
     return len(set(training.data.microbatches)) > 1 or (alternates and training.zero_grad is ZeroGrad.ZERO)
@@ -46,13 +46,13 @@ def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
 
 @need
 def compiled_by_inductor(scenario: Scenario) -> bool:
-    """A forward, and with it its backward, whose compiled code is kept on disk."""
+    """Inductor compiles the forward, so the compiled code is cached on disk."""
     return scenario.layout.execution.compile is Compile.INDUCTOR
 
 
 @need
 def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
-    """FSDP1 units of single layers, which keep the model's parameters, of several layers with DTensors under one compiler."""
+    """One compiler for several DTensor layers, each an FSDP1 unit with `use_orig_params`."""
     layout = scenario.layout
     has_units = any(
         parallelism.use_orig_params and parallelism.wrapping is Wrapping.PER_LAYER for parallelism in layout.of(FSDP1)
@@ -62,7 +62,7 @@ def compiled_units_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Units of single layers, of any kind of FSDP, of several layers with DTensors under one compiler."""
+    """One compiler for several DTensor layers, each a unit of FSDP1, FSDP2 or `replicate`."""
     layout = scenario.layout
     wrapped = any(
         isinstance(each, FSDP1 | FSDP2 | Replicate) and each.wrapping is Wrapping.PER_LAYER for each in layout.parallelisms
@@ -72,7 +72,7 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 
 @need
 def shares_out_heads_of_any_width(scenario: Scenario) -> bool:
-    """Heads whose width is a symbol are shared out over ranks, and the gradient of a weight asks for the size of all of them."""
+    """Heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.WITHIN and not layer.frozen and (layer.fused or layer.heads > layer.kv_heads)
         for layer, split in _heads_of_any_width(scenario)
@@ -81,7 +81,7 @@ def shares_out_heads_of_any_width(scenario: Scenario) -> bool:
 
 @need
 def transposes_heads_of_any_width(scenario: Scenario) -> bool:
-    """DTensors get gradients that lie transposed, with the width of heads, which is a symbol, among their strides."""
+    """DTensors get transposed gradients whose strides contain the symbolic width of heads."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.WITHIN) or (split is not Split.OUTSIDE and not layer.fused and not layer.rotary)
@@ -90,9 +90,10 @@ def transposes_heads_of_any_width(scenario: Scenario) -> bool:
 
 
 def _heads_of_any_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]:
-    """Attentions that are compiled for any width of heads, as another unit has had another one, and how a plan splits them.
+    """Attention layers that are compiled with a symbolic head width, and their split in the plan.
 
-    Numbers that a module holds are constants to Dynamo, but not those of a unit of FSDP; 1 always is.
+    Dynamo treats numbers in a module as constants, except in an FSDP unit. There, the width becomes symbolic once another unit
+    had another width. A width of 1 stays constant.
     """
     layout, training = scenario.layout, scenario.training
     if not (_compiles_whole(layout) and any(map(_makes_units, layout.parallelisms))):
@@ -107,7 +108,6 @@ def _heads_of_any_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]
 
 
 def _makes_units(parallelism: Parallelism) -> bool:
-    """Whether Dynamo meets each layer as a unit of FSDP."""
     if not isinstance(parallelism, FSDP1 | FSDP2) or parallelism.wrapping is not Wrapping.PER_LAYER:
         return False
     return isinstance(parallelism, FSDP2) or parallelism.use_orig_params
@@ -115,14 +115,14 @@ def _makes_units(parallelism: Parallelism) -> bool:
 
 @need
 def compiled_embedding_over_tensor_parallel(scenario: Scenario) -> bool:
-    """Tokens are embedded by DTensors, under one compiler with the layers."""
+    """DTensors embed tokens, under one compiler with the layers."""
     is_spread = any(plan.source is not Split.OUTSIDE for plan in scenario.layout.of(TensorParallel))
     return _compiles_whole(scenario.layout) and scenario.training.model.source is not None and is_spread
 
 
 @need
 def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
-    """A compiled layer that attends by `scaled_dot_product_attention` is computed once more in the backward pass."""
+    """A compiled layer with `scaled_dot_product_attention` is recomputed in backward."""
     execution, layers = scenario.layout.execution, scenario.training.model.layers
     is_compiled = execution.compile is not Compile.NONE and execution.checkpointing is not Recompute.NONE
     return is_compiled and any(isinstance(layer, Attention) and layer.fused for layer in layers)
@@ -130,7 +130,7 @@ def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
 
 @need
 def compiled_for_several_sizes(scenario: Scenario) -> bool:
-    """A compiled forward of all layers meets microbatches of several sizes."""
+    """The compiled forward over all layers gets several microbatch sizes."""
     return len(set(scenario.training.data.microbatches)) > 1 and _compiles_whole(scenario.layout)
 
 
@@ -140,7 +140,7 @@ def _compiles_whole(layout: Layout) -> bool:
 
 @need
 def compiled_like_shards(scenario: Scenario) -> bool:
-    """Compiled layers which tensor parallelism cuts along dims of several sizes, of which some rank has shards of one size."""
+    """Tensor parallelism splits compiled layers along dims of several sizes, and some rank's shards have the same size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE
@@ -149,7 +149,7 @@ def compiled_like_shards(scenario: Scenario) -> bool:
 
 @need
 def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
-    """Layers compiled one by one, whose parameters DDP holds as local tensors between passes."""
+    """DDP over tensor parallelism, with layers that are compiled one by one."""
     layout = scenario.layout
     swaps = layout.has(DDP) or any(each.implementation is Replicator.DDP for each in layout.of(Replicate))
     compiles = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
@@ -158,12 +158,11 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def several_steps_of_layers_among_others(scenario: Scenario) -> bool:
-    """Some layer is computed again after an update, with another layer or activation checkpointing around it."""
+    """A layer runs again after an update, next to another layer or inside activation checkpointing."""
     among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Recompute.NONE
     return scenario.training.steps > 1 and among
 
 
 def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:
-    """Whether some rank has as much of a dim of one size as of another."""
     first, second = (chunk_sizes(size, ranks) for size in sizes)
     return any(one == other for one, other in zip(first, second, strict=True))

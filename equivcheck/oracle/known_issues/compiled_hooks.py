@@ -1,7 +1,7 @@
-"""What issues on file ask of plans of tensor parallelism whose hooks are compiled, each by itself.
+"""Predicates that known issues need: tensor-parallel hooks that are compiled one by one.
 
-Dynamo looks into no module of an FSDP1 without original parameters. What it compiles there are the functions by which
-`parallelize_module` prepares the inputs and outputs of modules; and nothing in a layer that activation checkpointing runs.
+Dynamo skips all modules in FSDP1 without `use_orig_params`. It compiles only the hooks by which `parallelize_module` prepares
+inputs and outputs, and no hook in a layer with activation checkpointing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 @need
 def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
-    """A compiled forward under FSDP1 without original parameters, over a plan of tensor parallelism."""
+    """A compiled forward with FSDP1 without `use_orig_params`, over tensor parallelism."""
     layout = scenario.layout
     looks_into_hooks = any(not parallelism.use_orig_params for parallelism in layout.of(FSDP1))
     return looks_into_hooks and layout.execution.compile is not Compile.NONE and layout.has(TensorParallel)
@@ -44,20 +44,19 @@ def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hooked:
-    """A linear of a plan whose hooks are compiled."""
+    """A linear whose hooks are compiled."""
 
     inputs: int
-    """How many features of its input the last of two ranks has."""
+    """Input features on the last of two ranks."""
     is_cut: bool
-    """Whether its input has all features, which a hook then cuts."""
+    """True if a hook splits the input, which has all features."""
     outputs: int
-    """Features that it gives, over all ranks."""
+    """Output features over all ranks."""
     has_bias: bool
-    """Whether it adds a bias, so that what it gives of sequences is a view of rows and positions as one dim."""
+    """True if it adds a bias. Its output for sequences is then a view, with rows and positions in one dim."""
 
 
 def _hooked(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_Hooked]:
-    """All of them, in the order of forward."""
     shapes = {parameter.full_name: parameter.shape for parameter in parameters_of(model)}
     for index, (layer, entry, sharding) in enumerate(zip(model.layers, plan.plan, inputs_of(model, plan), strict=False)):
         if entry.split is Split.OUTSIDE or execution.checkpoints(index):
@@ -82,21 +81,20 @@ def _linear(told: Passage, inputs: int, outputs: int, *, has_bias: bool) -> _Hoo
 
 
 def _hooked_as_one(scenario: Scenario) -> list[_Hooked]:
-    """Those of a forward that is compiled as a whole: layers that are compiled by themselves have no sizes that are symbols."""
     layout, model = scenario.layout, scenario.training.model
+    # Layers that are compiled one by one have no symbolic sizes.
     if layout.execution.per_layer:
         return []
     return [each for plan in layout.of(TensorParallel) for each in _hooked(model, plan, layout.execution)]
 
 
 def _rows(scenario: Scenario) -> list[int]:
-    """Those of each microbatch on one rank."""
     return [rows // scenario.layout.num_data_ranks for rows in scenario.training.data.microbatches]
 
 
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
-    """The input of a linear is cut from two features to one, after a hook was compiled for another number of them."""
+    """A compiled hook splits two input features into one per rank, after a hook was compiled for another number."""
     found, recompiled = _hooked_as_one(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
         each.is_cut and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
@@ -106,9 +104,9 @@ def two_features_cut_after_others(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
-    """A compiled hook takes sequences from a linear with a bias after others of another number of rows.
+    """A compiled hook takes sequences from a linear with a bias, after sequences with another number of rows.
 
-    A length of one, or of as many positions as rows or features, has the symbol of those.
+    A length that equals one, the rows or the features shares their symbol, and does not count.
     """
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
@@ -118,9 +116,9 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 
 @need
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
-    """The first hook that is compiled for features of another number takes sequences from a linear with a bias, before others.
+    """A compiled hook for a second number of features takes sequences from a linear with a bias, and other features follow.
 
-    The first hook of all takes no such view, or those features are as many as rows or positions, and have the symbol of these.
+    The first compiled hook takes no such view, or the features share the symbol of rows or positions.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _hooked_as_one(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -134,13 +132,13 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
 @need
 def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
-    """A layer that is computed once more in backward returns a sum still to be waited for, and a compiled hook takes it."""
+    """A recomputed layer returns an asynchronous sum, and a compiled hook takes it."""
     return _last_pending(scenario) is not None
 
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is of a layer that returns such a sum, or of what comes before; only units of single layers have no gradient."""
+    """The tensor is in or before a layer that returns such a sum. Gradients are missing only with a unit per layer."""
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))
     if last is None or (divergence.difference is Difference.MISSING and not has_units):
@@ -149,7 +147,6 @@ def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
 
 
 def _last_pending(scenario: Scenario) -> int | None:
-    """Index of the last layer whose sum a compiled hook takes; None where there is none."""
     model, plan, execution = scenario.training.model, plan_over_ranks(scenario.layout), scenario.layout.execution
     if plan is None:
         return None
@@ -164,6 +161,5 @@ def _last_pending(scenario: Scenario) -> int | None:
 
 
 def _ends_in_sum(layer: AnyLayer) -> bool:
-    """Whether nothing but a view is made of what its last linear gives."""
     seen = layer.having(shape_op=None) if layer.shape_op in ENDS_IN_VIEW else layer
     return seen.ends_in_linear and seen.auxiliary is None

@@ -1,4 +1,4 @@
-"""Upstream issues on file: failures of torch itself that a check meets again and again."""
+"""Known issues of torch, read from known.toml."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 
 class InvalidKnownIssue(EquivCheckError, ValueError):
-    """An entry of known.toml does not describe an issue."""
+    """An entry in known.toml is not valid."""
 
 
 class Kind(Choice):
-    """What an upstream issue does."""
+    """Effect of a known issue."""
 
     WRONG_NUMBERS = "wrong_numbers"
     CRASH = "crash"
@@ -44,43 +44,43 @@ _OUTCOMES = {
     Kind.HANG: (Outcome.HUNG,),
     Kind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
 }
-"""How an issue of a kind can end a check; a rank that raises may leave the others waiting."""
+"""Outcomes that a kind of issue can cause. If one rank raises, the others may hang."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownIssue:
-    """One upstream issue, and how it is recognised."""
+    """A known issue of torch, with the evidence by which it is recognised."""
 
     id: str
-    """Short, unique name, also of its script."""
+    """Short unique name. Its script has the same name."""
     title: str
-    """What torch does wrong, in one sentence without a full stop. The sentence says "silently" if nothing is raised."""
+    """One sentence without a full stop that says what torch does wrong. It contains "silently" if nothing is raised."""
     link: str = ""
-    """Where it is reported or documented. Empty if it is not reported."""
+    """URL of the report or of the documentation. Empty if the issue is not reported."""
     torch: str
-    """Versions of torch that have it, as a PEP 440 specifier."""
+    """Versions of torch with the issue, as a PEP 440 specifier."""
     kind: Kind
-    """What it does."""
+    """Effect of the issue."""
     layouts: tuple[str, ...]
-    """Tags of parallelisms in which it shows; empty where no scenario gets there."""
+    """Tags of parallelisms that can show it. Empty if no scenario can."""
     ranks: int = 2
-    """Ranks that its script runs on."""
+    """Number of ranks that its script needs."""
     needs: tuple[str, ...]
-    """Names of predicates that the scenario must satisfy, all of them; see `NEEDS`."""
+    """Names of predicates in `NEEDS` that a scenario must all meet."""
     error: str = ""
-    """Of anything but wrong numbers: regular expression found in the verdict's reason or in what a rank raised."""
+    """Regular expression for the verdict's reason or a rank's error. Empty for wrong numbers."""
     phases: tuple[Phase, ...] = ()
-    """Of wrong numbers: in which phases the first divergence may be; what comes before it in the step must then be right."""
+    """Phases in which the first divergence can be. Empty unless numbers are wrong."""
     differences: tuple[Difference, ...] = ()
-    """Of wrong numbers: in which ways the first tensor may differ."""
+    """Kinds of the first difference. Empty unless numbers are wrong."""
     shows: tuple[str, ...] = ()
-    """Of wrong numbers: names of predicates that the first divergence must satisfy, all of them; see `SHOWS`."""
+    """Names of predicates in `SHOWS` that the first divergence must all meet."""
     without: str = ""
-    """Name of a change by which the issue is avoided; see `WITHOUT`. Empty where no scenario within limits shows it."""
+    """Name of a function in `WITHOUT` that avoids the issue. Empty if there is none."""
     tried_without: bool = False
-    """Whether the evidence alone does not tell the issue: what the change leaves is run as well, and must not be wrong."""
+    """True if the evidence is ambiguous. The scenario then also runs without the issue, and must be right there."""
     on_resume: bool = False
-    """Whether it is what a checkpoint between two layouts holds: a wrong number then shows in the first step after it."""
+    """True if a checkpoint between two layouts causes it. Wrong numbers then show in the first step after it."""
 
     def __post_init__(self) -> None:
         wrong = self.kind is Kind.WRONG_NUMBERS
@@ -98,15 +98,15 @@ class KnownIssue:
 
     @property
     def summary(self) -> str:
-        """Title, and where the issue is reported."""
+        """Title and link."""
         return f"{self.title} ({self.link or 'not reported'})"
 
     def is_in(self, version: str) -> bool:
-        """Whether it shows in a version of torch, such as ``2.13.0+cpu``; a nightly build counts as the release it leads to."""
+        """True if a version of torch, such as ``2.13.0+cpu``, has the issue. A nightly build counts as the next release."""
         return SpecifierSet(self.torch).contains(Version(version).base_version)
 
     def explains(self, verdict: Verdict) -> bool:
-        """Whether a failing verdict is this issue."""
+        """True if the issue explains a failing verdict."""
         scenario = verdict.scenario
         return (
             verdict.outcome in _OUTCOMES[self.kind]
@@ -115,17 +115,16 @@ class KnownIssue:
         )
 
     def could_show(self, scenario: Scenario) -> bool:
-        """Whether a scenario has what the issue needs, so that a check of it may end as this issue."""
+        """True if a scenario meets all needs, so that its check can end as this issue."""
         if scenario.resume is None:
             return not self.on_resume and self._is_met(scenario)
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoided(self, scenario: Scenario) -> Scenario | None:
-        """The nearest scenario that can run and cannot show the issue; None if nobody knows one."""
+        """A similar scenario that can run and cannot show the issue. None if there is none."""
         return fitted(WITHOUT[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
-        """Whether a scenario of one layout has what the issue needs."""
         tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
         return not tags.isdisjoint(self.layouts) and all(NEEDS[name](scenario) for name in self.needs)
 
@@ -139,13 +138,13 @@ class KnownIssue:
 
 
 def known_issue(verdict: Verdict) -> KnownIssue | None:
-    """The issue on file that explains a failing verdict, if there is one."""
+    """Known issue that explains a failing verdict. None if no issue does."""
+    # A checkpoint between two layouts can show an issue of either layout, or of the checkpoint itself.
     views = {on_resume: tuple(_views(verdict, on_resume)) for on_resume in (False, True)}
     return next((issue for issue in known_issues() if any(map(issue.explains, views[issue.on_resume]))), None)
 
 
 def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
-    """The verdict as it would be of one layout alone, for each that may have caused it, by its checkpoint or without one."""
     resume = verdict.scenario.resume
     if resume is None:
         yield from () if on_resume else (verdict,)
@@ -157,28 +156,27 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
     elif not on_resume and divergence.step < resume.steps:
         yield of_first
     elif not on_resume:
-        yield replace(of_second, divergence=replace(divergence, step=divergence.step - resume.steps))  # they count anew
+        yield replace(of_second, divergence=replace(divergence, step=divergence.step - resume.steps))  # steps count from 0
 
 
 def _of_one_layout(scenario: Scenario) -> tuple[Scenario, ...]:
-    """The scenario under each of its layouts alone, in the order in which they run."""
     return tuple(replace(scenario, layout=layout, resume=None) for layout in scenario.layouts)
 
 
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
-    """The issues on file that apply to the installed torch. Raises `InvalidKnownIssue`."""
+    """Known issues of the installed torch. Raises `InvalidKnownIssue`."""
     return tuple(issue for issue in issues_on_file() if torch_in(issue.torch))
 
 
 @cache
 def issues_on_file() -> tuple[KnownIssue, ...]:
-    """The issues on file, of every torch. Raises `InvalidKnownIssue`."""
+    """Known issues of all torch versions. Raises `InvalidKnownIssue`."""
     return read_issues(files("equivcheck.oracle.known_issues").joinpath("known.toml").read_text("utf-8"))
 
 
 def read_issues(text: str) -> tuple[KnownIssue, ...]:
-    """Every issue of a file such as known.toml. Raises `InvalidKnownIssue` for one that is not well-formed."""
+    """Read the text of a file such as known.toml. Raises `InvalidKnownIssue` if an entry is not valid."""
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 

@@ -1,4 +1,4 @@
-"""Every predicate that an entry of known.toml may name."""
+"""Tables of all predicates that known.toml can name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of torch have a known issue: the result of its script on each version, in shows.toml."""
+"""Results of known issues' scripts on each version of torch, in shows.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What issues on file ask of trainings, however spread."""
+"""Predicates that known issues need: properties of the training."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def shared_weights(scenario: Scenario) -> bool:
 
 @need
 def several_microbatches_or_steps(scenario: Scenario) -> bool:
-    """The model computes more than once."""
+    """The model runs more than once."""
     training = scenario.training
     return training.steps > 1 or len(training.data.microbatches) > 1
 
 
 @need
 def rms_norm_after_a_layer(scenario: Scenario) -> bool:
-    """An RMSNorm gets what a linear computed, or what tokens were embedded as."""
+    """An RMSNorm follows a linear or an embedding."""
     model = scenario.training.model
     of_layers = any(layer.norm is Norm.RMS for layer in model.layers[0 if model.source else 1 :])
     return of_layers or (model.head is not None and model.head.norm is Norm.RMS)
@@ -53,19 +53,19 @@ def mean_squared_error(scenario: Scenario) -> bool:
 
 @need
 def mean_of_outputs(scenario: Scenario) -> bool:
-    """The loss is the mean of outputs less targets."""
+    """The loss is the mean of outputs minus targets."""
     return scenario.training.loss is Loss.LINEAR_MEAN
 
 
 @need
 def full_tensors_are_read(scenario: Scenario) -> bool:
-    """What `full_tensor()` gives of parameters and gradients is read at the last step."""
+    """The last step calls `full_tensor()` on parameters and gradients."""
     return asks_full_tensors(scenario)
 
 
 @need
 def rows_along_second_dim(scenario: Scenario) -> bool:
-    """Rows of inputs lie along dim 1, so that the first layer gets a transposed tensor."""
+    """Rows are dim 1 in the inputs, so the first layer gets a transposed tensor."""
     return scenario.training.data.batch_dim == 1
 
 
@@ -77,33 +77,33 @@ def repeats(scenario: Scenario) -> bool:
 
 @need
 def inf_norm(scenario: Scenario) -> bool:
-    """Gradients are clipped by their largest element."""
+    """Gradients are clipped by the infinity norm."""
     clipping = scenario.training.clipping
     return isinstance(clipping, ClipNorm) and clipping.norm_type is NormType.INF
 
 
 @need
 def adafactor(scenario: Scenario) -> bool:
-    """The optimizer divides by the number of a parameter's elements."""
+    """The optimizer is Adafactor, which divides by a parameter's number of elements."""
     return isinstance(scenario.training.optimizer, Adafactor)
 
 
 @need
 def muon(scenario: Scenario) -> bool:
-    """The optimizer divides the rows of a matrix by its columns."""
+    """The optimizer is Muon, which divides a matrix's rows by its columns."""
     return isinstance(scenario.training.optimizer, Muon)
 
 
 @need
 def fused_adam(scenario: Scenario) -> bool:
-    """The optimizer is Adam or AdamW in its fused implementation."""
+    """The optimizer is fused Adam or AdamW."""
     optimizer = scenario.training.optimizer
     return isinstance(optimizer, Adam) and optimizer.implementation is Implementation.FUSED
 
 
 @need
 def clipping_by_value(scenario: Scenario) -> bool:
-    """Gradients are clipped element by element."""
+    """Gradients are clipped by value."""
     return isinstance(scenario.training.clipping, ClipValue)
 
 
@@ -121,56 +121,56 @@ def double_precision(scenario: Scenario) -> bool:
 
 @need
 def several_data_ranks(scenario: Scenario) -> bool:
-    """The batch is spread over more than one rank."""
+    """Several ranks share the batch."""
     return scenario.layout.num_data_ranks > 1
 
 
 @need
 def backward_is_compiled(scenario: Scenario) -> bool:
-    """The backward of the loss is compiled, by compiled autograd."""
+    """Compiled autograd runs the backward."""
     return scenario.layout.execution.compiled_autograd
 
 
 @need
 def sequences_computed_twice(scenario: Scenario) -> bool:
-    """Layers that take sequences are computed once more in the backward pass."""
+    """Layers on sequences are recomputed in backward."""
     return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Recompute.NONE
 
 
 @need
 def backward_is_traced(scenario: Scenario) -> bool:
-    """The backward of the loss is traced: with a whole step, or by compiled autograd."""
+    """The backward is traced, as part of a whole step or by compiled autograd."""
     execution = scenario.layout.execution
     return execution.whole_step or execution.compiled_autograd
 
 
 @need
 def adafactor_of_shards(scenario: Scenario) -> bool:
-    """Adafactor updates DTensors of which several ranks hold different parts."""
+    """Adafactor updates DTensors that are sharded over several ranks."""
     return is_adafactor_of_cuts(scenario.training, scenario.layout)
 
 
 @show
 def times_data_ranks(scenario: Scenario, divergence: Divergence) -> bool:
-    """The value is the expected one times the number of data ranks, to 5 % of what it is off by."""
+    """The value is the expected one times the number of data ranks, within 5 % of the error."""
     expected, actual = float(divergence.expected), float(divergence.actual)
     return abs(actual - scenario.layout.num_data_ranks * expected) <= 0.05 * abs(actual - expected)
 
 
 @show
 def of_a_matrix(_scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor has two dims, so that it can be laid out in more than one way."""
+    """The tensor has two dims, so it can have several memory layouts."""
     return len(divergence.index) == 2
 
 
 @show
 def of_a_shared_weight(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a weight that several layers have, by the name of any of them."""
+    """The tensor is a weight that several layers share."""
     pairs = [(index, layer.shares) for index, layer in enumerate(scenario.training.model.layers) if layer.shares is not None]
     return divergence.tensor in {f"layers.{index}.linear.weight" for pair in pairs for index in pair}
 
 
 @show
 def norm_of_an_earlier_step(_scenario: Scenario, divergence: Divergence) -> bool:
-    """The norm, right at the first step, is too large at a later one."""
+    """The norm is too large at a step after the first."""
     return divergence.step > 0 and divergence.tensor == "norm" and float(divergence.actual) > float(divergence.expected)

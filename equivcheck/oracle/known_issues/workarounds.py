@@ -1,4 +1,7 @@
-"""How upstream issues on file are avoided: what is wrong without one as well is not that one."""
+"""Changes to a scenario that avoid a known issue.
+
+If the changed scenario fails as well, the known issue is not the reason.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 Workaround = Callable[[Scenario], Scenario]
 
 WITHOUT: dict[str, Workaround] = {}
-"""Changes of a scenario, by name: the issue cannot show in what they leave, and all else is as it was."""
+"""Changes by name. Each returns a similar scenario that cannot show the issue."""
 
 
 def _workaround(change: Workaround) -> Workaround:
@@ -54,7 +57,7 @@ def _workaround(change: Workaround) -> Workaround:
 
 
 def _in_layouts(scenario: Scenario, change: Callable[[Layout], Layout]) -> Scenario:
-    """Every layout changed, that of the first steps as well."""
+    # The layout of the first steps, before a checkpoint, changes as well.
     resume = scenario.resume and replace(scenario.resume, layout=change(scenario.resume.layout))
     return replace(scenario, layout=change(scenario.layout), resume=resume)
 
@@ -65,7 +68,7 @@ def _in_training(scenario: Scenario, change: Callable[[Training], Training]) -> 
 
 @_workaround
 def plain_implementation(scenario: Scenario) -> Scenario:
-    """The optimizer updates one parameter after the other, an operation at a time; not in a graph, which may not hold that."""
+    """The optimizer updates one parameter after another, and no whole step is compiled."""
     optimizer = replace(scenario.training.optimizer, implementation=Implementation.FOR_LOOP)
     scenario = _in_training(scenario, lambda training: replace(training, optimizer=optimizer))
     return _in_layouts(scenario, lambda layout: with_execution(layout, whole_step=False))
@@ -73,7 +76,7 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 
 @_workaround
 def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
-    """What Inductor would compile stays with Dynamo and AOTAutograd, in memory."""
+    """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
     return _in_layouts(scenario, _without_inductor)
 
 
@@ -91,19 +94,19 @@ def forward_not_compiled(scenario: Scenario) -> Scenario:
 
 @_workaround
 def nothing_recomputed(scenario: Scenario) -> Scenario:
-    """What layers have computed is kept for the backward pass."""
+    """Activation checkpointing is off."""
     return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Recompute.NONE))
 
 
 @_workaround
 def summed_outputs(scenario: Scenario) -> Scenario:
-    """The loss is the sum of outputs less targets where it is their mean."""
+    """The loss is the sum of outputs minus targets instead of their mean."""
     return _in_training(scenario, lambda training: replace(training, loss=Loss.LINEAR_SUM))
 
 
 @_workaround
 def summed_squares(scenario: Scenario) -> Scenario:
-    """The loss is the sum of squared errors where it is their mean, at a lower learning rate."""
+    """The loss is the sum of squared errors instead of their mean, with a lower learning rate."""
     return _in_training(scenario, with_summed_squares)
 
 
@@ -115,7 +118,7 @@ def all_trained(scenario: Scenario) -> Scenario:
 
 @_workaround
 def own_weights(scenario: Scenario) -> Scenario:
-    """No weight has two uses."""
+    """No weight is shared."""
     return _in_training(scenario, without_ties)
 
 
@@ -127,7 +130,7 @@ def all_labels_count(scenario: Scenario) -> Scenario:
 
 @_workaround
 def labels_as_they_are(scenario: Scenario) -> Scenario:
-    """No share of the target is spread over all classes."""
+    """Label smoothing is off."""
     return _in_training(scenario, lambda training: with_loss(training, label_smoothing=0.0))
 
 
@@ -139,7 +142,7 @@ def not_clipped(scenario: Scenario) -> Scenario:
 
 @_workaround
 def clipped_by_squares(scenario: Scenario) -> Scenario:
-    """Gradients are clipped by the root of the sum of their squares."""
+    """Gradients are clipped by the 2-norm."""
     clipping = scenario.training.clipping
     largest = clipping.clip_value if isinstance(clipping, ClipValue) else clipping.max_norm if clipping else ClipNorm().max_norm
     return _in_training(scenario, lambda training: replace(training, clipping=ClipNorm(max_norm=largest)))
@@ -147,7 +150,7 @@ def clipped_by_squares(scenario: Scenario) -> Scenario:
 
 @_workaround
 def layer_norms(scenario: Scenario) -> Scenario:
-    """Norms are LayerNorm."""
+    """All norms are LayerNorm."""
 
     def changed(training: Training) -> Training:
         head = training.model.head
@@ -159,7 +162,7 @@ def layer_norms(scenario: Scenario) -> Scenario:
 
 @_workaround
 def no_views(scenario: Scenario) -> Scenario:
-    """No layer's output ends as a view of another tensor."""
+    """No layer returns a view."""
 
     def changed(training: Training) -> Training:
         model = training.model
@@ -176,13 +179,13 @@ def no_views(scenario: Scenario) -> Scenario:
 
 @_workaround
 def rows_first(scenario: Scenario) -> Scenario:
-    """Rows of inputs lie along dim 0."""
+    """Rows are dim 0 in the inputs."""
     return _in_training(scenario, lambda training: replace(training, data=replace(training.data, batch_dim=0)))
 
 
 @_workaround
 def nothing_of_one(scenario: Scenario) -> Scenario:
-    """Features, widths and rows of one are two."""
+    """No feature, width or number of rows is one."""
 
     def changed(training: Training) -> Training:
         training = with_model(training, **_wider(training))
@@ -193,7 +196,6 @@ def nothing_of_one(scenario: Scenario) -> Scenario:
 
 
 def _wider(training: Training) -> dict[str, object]:
-    """Features and layers of at least two, so that those that are alike stay alike."""
     model = training.model
     layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
     return {"features": max(model.features, 2), "layers": layers}
@@ -201,25 +203,24 @@ def _wider(training: Training) -> dict[str, object]:
 
 @_workaround
 def cut_evenly(scenario: Scenario) -> Scenario:
-    """Features and widths are multiples of the ranks that cut them."""
+    """Features and widths are multiples of the ranks that split them."""
     parts = math.lcm(*map(_parts, scenario.layouts))
     return _in_training(scenario, lambda training: with_widths(training, parts))
 
 
 def _parts(layout: Layout) -> int:
-    """Into how many parts tensor parallelism cuts a dim, and FSDP2 each of those."""
     return layout.mesh.size(TP) * (layout.mesh.size(DP, SHARD) if layout.has(FSDP2) else 1)
 
 
 @_workaround
 def gradients_as_parameters(scenario: Scenario) -> Scenario:
-    """DTensor SPMD leaves gradients as their parameters lie."""
+    """DTensor SPMD redistributes gradients to the placements of their parameters."""
     return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
 
 
 @_workaround
 def whole_parameters(scenario: Scenario) -> Scenario:
-    """DTensor SPMD replicates parameters, so that propagation cuts nothing but rows."""
+    """DTensor SPMD replicates parameters, so propagation shards only rows."""
     return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, distribution=Distribution.REPLICATE))
 
 
@@ -231,13 +232,13 @@ def each_backward_synced(scenario: Scenario) -> Scenario:
 
 @_workaround
 def original_parameters(scenario: Scenario) -> Scenario:
-    """FSDP1 keeps the parameters of the model."""
+    """FSDP1 has `use_orig_params=True`."""
     return _in_layouts(scenario, lambda layout: with_options(layout, FSDP1, use_orig_params=True))
 
 
 @_workaround
 def shards_for_replicas(scenario: Scenario) -> Scenario:
-    """FSDP1 over replicas of one shard has one replica of several shards."""
+    """FSDP1 has one replica with several shards, instead of several replicas with one shard."""
 
     def changed(layout: Layout) -> Layout:
         if not replicas_of_one_shard(replace(scenario, layout=layout, resume=None)):
@@ -251,13 +252,13 @@ def shards_for_replicas(scenario: Scenario) -> Scenario:
 
 @_workaround
 def cut_along_rows(scenario: Scenario) -> Scenario:
-    """FSDP2 cuts parameters along their first dim."""
+    """FSDP2 shards parameters along their first dim."""
     return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, shard_last_dim=False))
 
 
 @_workaround
 def divided_by_ranks(scenario: Scenario) -> Scenario:
-    """FSDP2 divides sums of gradients by the number of ranks, and has no units with a divide factor of their own."""
+    """FSDP2 divides gradient sums by the number of ranks, also for experts."""
 
     def changed(layout: Layout) -> Layout:
         divided = with_options(layout, FSDP2, gradient_divide_factor=None)
@@ -268,5 +269,5 @@ def divided_by_ranks(scenario: Scenario) -> Scenario:
 
 @_workaround
 def plain_experts(scenario: Scenario) -> Scenario:
-    """Each rank keeps its experts as plain tensors."""
+    """Each rank stores its experts as plain tensors."""
     return _in_layouts(scenario, lambda layout: with_options(layout, ExpertParallel, storage=ExpertStorage.PLAIN))

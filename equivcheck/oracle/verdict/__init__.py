@@ -1,1 +1,1 @@
-"""The outcome of a check with its evidence, in words and as data."""
+"""Verdicts: outcome and evidence, as text and as data."""

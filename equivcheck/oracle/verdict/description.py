@@ -1,4 +1,4 @@
-"""The parts of a verdict in words, the same for every face."""
+"""Parts of a verdict as text. Console, reports and exceptions share them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 MAX_GROUPS = 4
-"""Lines on ranks, or groups of tensors that differ as well, before the rest is counted."""
+"""Most lines about ranks, and most groups of further tensors. The rest is counted."""
 LONGEST = 300
-"""Characters of what a rank raised."""
+"""Most characters of an error text."""
 
 
 def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
-    """Where it is, both values, and which other tensors follow."""
+    """Lines with the first divergence's place, both values, and the tensors that differ as well."""
     lines = [
         f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
         f"  expected {first.expected}",
@@ -29,14 +29,13 @@ def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: in
 
 
 def how_far(first: Divergence) -> str:
-    """The error in units of tolerance; of a difference that is none of values, its kind."""
+    """Error relative to tolerance. The kind if the difference is not numeric."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))
 
 
 def _grouped(followers: tuple[str, ...]) -> str:
-    """Tensors that differ as well, by moment: ``step 0 gradient of 3 more tensors, step 0 update of 4``."""
     groups: dict[str, list[str]] = defaultdict(list)
     for follower in followers:
         step, number, phase, tensor = follower.split(" ", 3)
@@ -50,7 +49,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
 
 
 def of_ranks(failure: Failure) -> list[str]:
-    """Where each rank was, those in the same place in one line."""
+    """One line for each group of ranks in the same place."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:
         places[shortened(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
@@ -60,11 +59,11 @@ def of_ranks(failure: Failure) -> list[str]:
 
 
 def shortened(text: str) -> str:
-    """In one line, of no more than `LONGEST` characters."""
+    """Put a text on one line and cut it to `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def failed(what: str, error: Exception) -> str:
-    """``diagnosis failed: TypeError: ...``, in one line."""
+    """One line such as ``diagnosis failed: TypeError: ...``."""
     return shortened(f"{what} failed: {type(error).__name__}: {error}")

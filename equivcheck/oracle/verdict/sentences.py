@@ -1,4 +1,4 @@
-"""A divergence in words."""
+"""Text for a divergence."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from equivcheck.worlds.trace.differences import Difference, Divergence
 
 
 def place(divergence: Divergence) -> str:
-    """Where it is: ``step 0 gradient layers.0.linear.weight``."""
+    """Step, phase and tensor, such as ``step 0 gradient layers.0.linear.weight``."""
     return f"step {divergence.step} {divergence.phase.value} {divergence.tensor}"
 
 
 def sentence(divergence: Divergence) -> str:
-    """Where it is, on which rank, both values and the error."""
+    """One sentence with place, ranks, both values and the error."""
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
     if divergence.difference is Difference.FULL_TENSOR:
         return (
@@ -24,7 +24,7 @@ def sentence(divergence: Divergence) -> str:
 
 
 def whose(divergence: Divergence) -> str:
-    """Which ranks have it: ``on rank 1``, ``on ranks 0, 1 alike``, or the mean of all."""
+    """Ranks with the value: ``on rank 1``, ``on ranks 0, 1 alike``, or ``averaged over ranks``."""
     if divergence.rank < 0:
         return "averaged over ranks"
     if len(divergence.ranks) > 1:

@@ -1,4 +1,4 @@
-"""The outcome of a check, with its evidence."""
+"""Verdicts: the outcome of a check, with its evidence."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     Alter = Callable[[Setup], None]
 
 CODE_WIDTH = 100
-"""Characters of a line of code."""
+"""Characters per line of code."""
 AGAIN = "again: the case below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
 
 
 class Outcome(Choice):
-    """What a check found."""
+    """Result of a check."""
 
     EQUIVALENT = "equivalent"
     DIVERGED = "diverged"
@@ -41,40 +41,40 @@ class Outcome(Choice):
 
     @property
     def is_finding(self) -> bool:
-        """Whether it is something new and wrong, to be kept and looked at."""
+        """True for a new problem: DIVERGED, CRASHED or HUNG."""
         return self in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a judge says of any case: of a scenario, or of a training that a user brings."""
+    """Result for any case: a scenario, a tensor program, or a user's training."""
 
     outcome: Outcome
-    """What was found."""
+    """The result."""
     world: str
-    """Where the ranks ran."""
+    """World in which the ranks ran."""
     reason: str = ""
-    """One sentence for people; empty when equivalent."""
+    """One sentence for people. Empty if equivalent."""
     divergence: Divergence | None = None
-    """The first divergence; None unless diverged."""
+    """The first divergence. None unless values or calls differ."""
     followers: tuple[str, ...] = ()
-    """Other tensors that differ, as ``step 0 gradient layers.0.linear.weight``, in order, at most 20."""
+    """Up to 20 further tensors that differ, such as ``step 0 gradient layers.0.linear.weight``, in order."""
     num_unnamed: int = 0
-    """Tensors that differ besides the first and those in `followers`."""
+    """Number of differing tensors that neither `divergence` nor `followers` names."""
     failure: Failure | None = None
-    """What happened to the ranks; None unless crashed or hung."""
+    """State of the ranks. None unless they crashed or hung."""
     worst_error: float = 0.0
-    """The largest error over all tensors in units of tolerance; below 1 when equivalent at every step."""
+    """Largest error relative to tolerance, over all tensors. Below 1 if equivalent at every step."""
     seconds: float = 0.0
-    """Time of the whole check."""
+    """Duration of the whole check."""
 
     def assert_equivalent(self) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT: also where nothing could be established."""
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT, including INCONCLUSIVE and UNSUPPORTED."""
         if self.outcome is not Outcome.EQUIVALENT:
             raise NotEquivalent(self.describe())
 
     def assert_no_finding(self) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG; what could not be established passes."""
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Other outcomes pass."""
         if self.outcome.is_finding:
             raise NotEquivalent(self.describe())
 
@@ -82,45 +82,44 @@ class Judgement:
         return self.describe()
 
     def describe(self) -> str:
-        """The outcome and its evidence as text; `print(verdict)` shows it."""
+        """Outcome and evidence as text. `print(verdict)` shows it."""
         return f"{self.outcome.value.upper()}: {self._in_short()}"
 
     def _in_short(self) -> str:
-        """The reason; where there is none, how close it was."""
         return self.reason or f"the largest error is {self.worst_error:.2g} of its tolerance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseVerdict(Judgement):
-    """What is said of a case of any kind: all that campaigns, stores and reports know of one."""
+    """Verdict on a scenario or a tensor program. Campaigns, stores and reports work with it."""
 
     known: str = ""
-    """Identifier of the known upstream issue; empty unless known."""
+    """Id of the known issue. Empty unless the outcome is KNOWN."""
     confirmed: str = ""
-    """Whether another world finds the same, in words; empty if nobody has asked."""
+    """Text that says if another world finds the same. Empty if no other world ran."""
     unfinished: str = ""
-    """What of the work on a finding failed, as its diagnosis, and with what; empty where nothing did."""
+    """Part of the work on a finding that failed, such as its diagnosis, with the error. Empty if nothing failed."""
     diagnosis: Diagnosis | None = None
-    """Why, if a known fault reproduces it; None when none does, or nobody has asked (`explained`)."""
+    """Fault that reproduces the finding. None if no fault does, or if nobody asked (`explained`)."""
     drift: str = ""
-    """Where it starts, found by giving the ranks the reference's values at the start of each step; empty if nobody has asked."""
+    """First place that differs if each step starts from the reference's values. Empty if nobody asked."""
     beyond: str = ""
-    """The limit of torch that the case is beyond; empty where it is within all limits, or was not to be run beyond any."""
+    """The limit of torch that the case ignores. Empty if the case is within all limits."""
     undecided: str = ""
-    """Why later steps of what is equivalent say nothing, and from which on; empty where every step does."""
+    """Why an equivalent case proves nothing from some step on, and the step. Empty if every step is decided."""
 
     @property
     def case(self) -> Case:
-        """What was checked."""
+        """The scenario or tensor program."""
         raise NotImplementedError
 
     def without(self, what: str, error: Exception) -> Self:
-        """The verdict, and that a part of the work on it failed: that costs no more than this text."""
+        """The verdict with a note that a part of the work on it failed."""
         return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failed(what, error)))))
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is equivalent, and at every step."""
+        """True if the outcome is EQUIVALENT and every step is decided."""
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:
@@ -129,7 +128,7 @@ class CaseVerdict(Judgement):
         return "\n".join([*lines, self.code()])
 
     def code(self) -> str:
-        """The case as code, broken over lines as a formatter would."""
+        """The case as formatted code."""
         from rich.pretty import pretty_repr
 
         try:
@@ -138,11 +137,11 @@ class CaseVerdict(Judgement):
             return repr(self.case)
 
     def heading(self) -> str:
-        """What was checked where: ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
+        """Case and world, such as ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
         return f"{in_words(self.case)}, in {self.world}"
 
     def evidence(self) -> list[str]:
-        """What was found, a line each: without the outcome, and without the case as code."""
+        """Lines of evidence, without the outcome and the code."""
         try:
             lines = self._evidence()
         except Exception as error:
@@ -181,16 +180,16 @@ class CaseVerdict(Judgement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(CaseVerdict):
-    """What `check` returns of a scenario."""
+    """Verdict on a scenario, as `check` returns it."""
 
     scenario: Scenario
-    """What was checked."""
+    """The scenario."""
     unmodelled: str = ""
-    """Why the ranks' calls were not compared with the expected ones; empty where they were, or where nothing was compared."""
+    """Why the ranks' calls were not compared with expected calls. Empty if they were, or if nothing was compared."""
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Per rank, its calls in the order of issue; empty in a world that does not see them, or where the ranks failed."""
+    """Calls in order of issue, per rank. Empty if the world does not see calls, or if the ranks failed."""
     signature: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """What the ranks did (`equivcheck.worlds.signature`); empty as `calls`."""
+    """Fingerprints of the ranks' work (`equivcheck.worlds.signature`). Empty if `calls` is empty."""
 
     @property
     def case(self) -> Scenario:
@@ -198,15 +197,15 @@ class Verdict(CaseVerdict):
         return self.scenario
 
     def assert_equivalent(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` unless the outcome is EQUIVALENT; `alter` is as for `assert_no_finding`."""
+        """Raise `NotEquivalent` unless the outcome is EQUIVALENT. See `assert_no_finding` for `alter`."""
         if self.outcome is not Outcome.EQUIVALENT:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def assert_no_finding(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if something new and wrong was found: DIVERGED, CRASHED or HUNG; for generated scenarios.
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. For generated scenarios.
 
-        Its text has a diagnosis, worked out when it is asked for: where many are raised, as while Hypothesis shrinks, few are
-        read. The ranks run again for it, with `alter` if that is what the verdict was found with.
+        The exception computes a diagnosis when its text is read, because Hypothesis raises many while it shrinks and reads few.
+        The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.
         """
         if self.outcome.is_finding:
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
@@ -220,6 +219,6 @@ _explain: Callable[[Verdict, Alter | None], Verdict] | None = None
 
 
 def explain_by(explain: Callable[[Verdict, Alter | None], Verdict]) -> None:
-    """Let errors ask for a diagnosis when their text is read; the judge says of whom, as it knows the diagnosis."""
+    """Set the function that computes a diagnosis for an exception's text."""
     global _explain  # noqa: PLW0603 - set once, when the judge is imported
     _explain = explain
