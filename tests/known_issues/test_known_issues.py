@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from equivcheck.export.forked import launched
 from equivcheck.oracle.known_issues.issue_script import SCRIPTS, write_issue_script
-from equivcheck.oracle.known_issues.known import Kind, KnownIssue, issues_on_file, known_issues
+from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, issues_on_file, known_issues
 from equivcheck.oracle.known_issues.showing import Shows, measured, read_table, showing, table_path, written_table
 from equivcheck.system.torch_version import OLDEST
 
@@ -58,7 +58,7 @@ def test_the_table_is_what_the_command_writes() -> None:
 @pytest.mark.slow
 def test_torchrun_shows_it_too(tmp_path: Path) -> None:
     """The torchrun command in the scripts works. The other tests start processes by themselves because that is faster."""
-    issue = next(issue for issue in HERE if issue.kind is Kind.WRONG_NUMBERS)
+    issue = next(issue for issue in HERE if issue.kind is IssueKind.WRONG_NUMBERS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(issue.ranks)]
 
     script = write_issue_script(issue, tmp_path)

@@ -10,7 +10,7 @@ import textwrap
 from importlib.resources import files
 from pathlib import Path
 
-from equivcheck.oracle.known_issues.known import Kind, KnownIssue
+from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue
 
 SCRIPTS = Path(str(files("equivcheck.oracle.known_issues").joinpath("scripts")))
 """Folder with one file for each known issue, named after its id."""
@@ -39,7 +39,7 @@ def issue_script(issue: KnownIssue) -> str:
     """Text of a script that exits with 1 if the installed torch has a known issue. It prints the difference, or raises."""
     text = (SCRIPTS / f"{issue.id}.py").read_text("utf-8")
     _, explanation, code = text.split('"""', maxsplit=2)
-    code, is_wrong = code.lstrip(), issue.kind is Kind.WRONG_NUMBERS
+    code, is_wrong = code.lstrip(), issue.kind is IssueKind.WRONG_NUMBERS
     has_group = "torch.distributed" in code or "DistributedDataParallel" in code
     rank = "rank {dist.get_rank()}: " if has_group else ""
     call = _DIFFERENCE.format(rank=rank) if is_wrong else "    is_seen = main()\n"
@@ -59,7 +59,7 @@ def _docstring(issue: KnownIssue, explanation: str) -> str:
     reported = f"Reported as {issue.link}." if issue.link else "Not reported."
     paragraphs = [f"{issue.title}.", textwrap.fill(" ".join(explanation.split()), _WIDTH, break_on_hyphens=False), reported]
     paragraphs.append(f"    torchrun --standalone --nproc-per-node {issue.ranks} {issue.id}.py")
-    shows = "the difference shows" if issue.kind is Kind.WRONG_NUMBERS else "it raises"
+    shows = "the difference shows" if issue.kind is IssueKind.WRONG_NUMBERS else "it raises"
     paragraphs.append(f"Exit code 1 if {shows}. Seen on torch {issue.torch}, CPU.\n")
     return "\n\n".join(paragraphs)
 

@@ -29,7 +29,7 @@ class InvalidKnownIssue(EquivCheckError, ValueError):
     """An entry in known.toml is not valid."""
 
 
-class Kind(Choice):
+class IssueKind(Choice):
     """Effect of a known issue."""
 
     WRONG_NUMBERS = "wrong_numbers"
@@ -39,10 +39,10 @@ class Kind(Choice):
 
 
 _OUTCOMES = {
-    Kind.WRONG_NUMBERS: (Outcome.DIVERGED,),
-    Kind.CRASH: (Outcome.CRASHED, Outcome.HUNG),
-    Kind.HANG: (Outcome.HUNG,),
-    Kind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
+    IssueKind.WRONG_NUMBERS: (Outcome.DIVERGED,),
+    IssueKind.CRASH: (Outcome.CRASHED, Outcome.HUNG),
+    IssueKind.HANG: (Outcome.HUNG,),
+    IssueKind.LIMITATION: (Outcome.CRASHED, Outcome.HUNG),
 }
 """Outcomes that a kind of issue can cause. If one rank raises, the others may hang."""
 
@@ -59,7 +59,7 @@ class KnownIssue:
     """URL of the report or of the documentation. Empty if the issue is not reported."""
     torch: str
     """Versions of torch with the issue, as a PEP 440 specifier."""
-    kind: Kind
+    kind: IssueKind
     """Effect of the issue."""
     layouts: tuple[str, ...]
     """Tags of parallelisms that can show it. Empty if no scenario can."""
@@ -83,7 +83,7 @@ class KnownIssue:
     """True if a checkpoint between two layouts causes it. Wrong numbers then show in the first step after it."""
 
     def __post_init__(self) -> None:
-        wrong = self.kind is Kind.WRONG_NUMBERS
+        wrong = self.kind is IssueKind.WRONG_NUMBERS
         has_first = bool(self.phases) and bool(self.differences)
         if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
             raise _refuse(
@@ -180,7 +180,7 @@ def read_issues(text: str) -> tuple[KnownIssue, ...]:
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 
-_CHOICES: dict[str, type[Choice]] = {"kind": Kind, "phases": Phase, "differences": Difference}
+_CHOICES: dict[str, type[Choice]] = {"kind": IssueKind, "phases": Phase, "differences": Difference}
 
 
 def _issue(row: dict[str, Any]) -> KnownIssue:

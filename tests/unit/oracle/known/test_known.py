@@ -9,7 +9,7 @@ import pytest
 from equivcheck import Outcome, Scenario, Verdict, check
 from equivcheck.layouts.base.limits.repairs import with_options
 from equivcheck.mutants.registry import mutant
-from equivcheck.oracle.known_issues.known import Kind, KnownIssue, issues_on_file, known_issue, known_issues
+from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, issues_on_file, known_issue, known_issues
 from equivcheck.oracle.known_issues.predicates import NEEDS
 from equivcheck.scenario import DDP, FSDP1, Layer, Wrapping
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
@@ -106,7 +106,7 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
 def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) -> None:
     """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
     shown, healthy = SHOWN[name]
-    outcome = Outcome.HUNG if ISSUES[name].kind is Kind.HANG else Outcome.CRASHED
+    outcome = Outcome.HUNG if ISSUES[name].kind is IssueKind.HANG else Outcome.CRASHED
     failure = checked(shown).failure
     assert failure is not None
     errors = [report.error for report in failure.reports if report.error] or [failure.summary]
