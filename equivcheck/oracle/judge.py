@@ -69,7 +69,7 @@ def _turned_signs(reference: Reference, confirming: Reference, found: Comparison
     first = [one for one in found.divergences if one.step == step and one.phase is not Phase.STATE]
     if not first or not all(one.phase is Phase.UPDATE and one.tensor in tensors for one in first):
         return None
-    return Doubt(reason=f"rounding may turn signs of gradient {first[0].tensor} at step {step}", step=step)
+    return Doubt(reason=f"rounding may turn the sign of gradient {first[0].tensor} at step {step}", step=step)
 
 
 def judge_coarsely(verdict: V, coarse: Reference, result: RanksResult, calls: tuple[Divergence, ...]) -> V | None:

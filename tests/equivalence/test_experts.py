@@ -124,7 +124,7 @@ def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPat
     verdict = check(replace(scenario, training=replace(scenario.training, seed=12345)), alter=last_of_equals if altered else None)
     material.material.cache_clear()
     assert verdict.outcome is Outcome.INCONCLUSIVE
-    assert "rounding alone chooses other experts at step 0" in verdict.reason
+    assert "rounding changes the chosen experts at step 0" in verdict.reason
 
 
 @pytest.mark.parametrize(

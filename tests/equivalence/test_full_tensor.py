@@ -85,7 +85,7 @@ def test_a_tensor_that_is_read_otherwise_has_diverged(monkeypatch: pytest.Monkey
     assert verdict.divergence is not None
     assert (verdict.divergence.step, verdict.divergence.phase, verdict.divergence.rank) == (1, Phase.GRADIENT, 2)
     assert verdict.divergence.difference is Difference.FULL_TENSOR
-    assert "by full_tensor() on rank 2, where shards hold" in verdict.reason
+    assert "on rank 2: full_tensor() returns" in verdict.reason
     told = explained(verdict)
     assert told.diagnosis is not None
     assert told.diagnosis.cause is Cause.READ_BY_TORCH

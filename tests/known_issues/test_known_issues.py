@@ -1,4 +1,4 @@
-"""Tests for the known issues of torch: the script of each shows it with torch only."""
+"""Tests for the known issues: each script shows its issue with torch only."""
 
 import os
 import subprocess

@@ -11,7 +11,7 @@ from equivcheck.oracle.reference.noise import Expected
 from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.worlds.trace.differences import Phase
 
-NO_GRADIENT = "every gradient of the reference is zero"
+NO_GRADIENT = "all gradients of the single-device run are zero"
 """Reason for a doubt: any ranks would agree with zero gradients."""
 
 
@@ -84,7 +84,7 @@ def _turning(moment: Expected) -> Iterator[str]:
 
 def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
     step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
-    return None if step is None else Doubt(reason=f"rounding alone chooses other experts at step {step}", step=step)
+    return None if step is None else Doubt(reason=f"rounding changes the chosen experts at step {step}", step=step)
 
 
 def _why_lost(moment: Expected, limit: float) -> str:
@@ -93,9 +93,9 @@ def _why_lost(moment: Expected, limit: float) -> str:
 
 def _not_finite(moment: Expected) -> str:
     if not np.isfinite(moment.norms).all():
-        return f"the reference has values that are not finite {_when(moment)}"
+        return f"the single-device run has values that are not finite {_when(moment)}"
     if not np.isfinite(moment.tolerances).all():
-        return f"rounding alone makes values that are not finite {_when(moment)}"
+        return f"rounding makes values of the single-device run infinite or NaN {_when(moment)}"
     return ""
 
 
@@ -106,8 +106,8 @@ def _noise(moment: Expected, limit: float) -> str:
         return ""
     name, tolerance, scale = moment.table.names[noisy[0]], moment.tolerances[noisy[0]], moment.scales[noisy[0]]
     if scale == 0.0:
-        return f"{name} and all such tensors are zero but for rounding {_when(moment)}"
-    return f"rounding noise in {name} is {100 * tolerance / scale:.1g} % of the largest such tensor {_when(moment)}"
+        return f"{name} and all tensors of its kind are zero except for rounding {_when(moment)}"
+    return f"rounding noise in {name} is {100 * tolerance / scale:.1g} % of the largest tensor of its kind {_when(moment)}"
 
 
 def _disagreement(moment: Expected) -> str:

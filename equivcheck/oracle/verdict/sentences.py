@@ -15,7 +15,7 @@ def sentence(divergence: Divergence) -> str:
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
     if divergence.difference is Difference.FULL_TENSOR:
         return (
-            f"{where} is {divergence.actual} by full_tensor() on rank {divergence.rank}, where shards hold {divergence.expected}"
+            f"{where} on rank {divergence.rank}: full_tensor() returns {divergence.actual}, but the shards hold {divergence.expected}"
         )
     how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
     if divergence.elsewhere:
@@ -24,9 +24,9 @@ def sentence(divergence: Divergence) -> str:
 
 
 def whose(divergence: Divergence) -> str:
-    """Ranks with the value: ``on rank 1``, ``on ranks 0, 1 alike``, or ``averaged over ranks``."""
+    """Ranks with the value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
     if divergence.rank < 0:
         return "averaged over ranks"
     if len(divergence.ranks) > 1:
-        return f"on ranks {', '.join(map(str, divergence.ranks))} alike"
+        return f"on ranks {', '.join(map(str, divergence.ranks))}"
     return f"on rank {divergence.rank}"

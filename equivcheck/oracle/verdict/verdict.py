@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CODE_WIDTH = 100
 """Characters per line of code."""
-AGAIN = "again: the case below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"
+AGAIN = "again: run the case below in @example(...), or as JSON with `equivcheck check FILE`"
 
 
 class Outcome(Choice):
@@ -145,7 +145,7 @@ class CaseVerdict(Judgement):
         try:
             lines = self._evidence()
         except Exception as error:
-            lines = [f"what: {shortened(self.reason)}", f"note:  {failed('telling more', error)}", AGAIN]
+            lines = [f"what: {shortened(self.reason)}", f"note:  {failed('describing more', error)}", AGAIN]
         return [printable(line) for line in lines]
 
     def _evidence(self) -> list[str]:
@@ -166,7 +166,7 @@ class CaseVerdict(Judgement):
         lines = [self._in_short()]
         if self.undecided:
             lines.append(self.undecided)
-        return [*lines, f"on file as {self.known}"] if self.known else lines
+        return [*lines, f"known issue of torch: {self.known}"] if self.known else lines
 
     def _why(self) -> list[str]:
         if self.diagnosis is not None:

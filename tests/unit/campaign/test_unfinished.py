@@ -133,7 +133,7 @@ def test_an_error_of_a_test_is_that_of_the_finding(monkeypatch: pytest.MonkeyPat
         FOUND.assert_no_finding()
     text = str(caught.value)
     assert "what: layers.0.linear.weight differs" in text
-    assert "telling more failed: TypeError: the catalogue is torn" in text
+    assert "describing more failed: TypeError: the catalogue is torn" in text
     assert "Scenario(" in text
 
 

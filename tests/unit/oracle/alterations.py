@@ -1,4 +1,4 @@
-"""What is done to the setup of a rank; in a module of its own, as processes import it by name."""
+"""Functions that break a rank's setup. They are in a module because processes import them by name."""
 
 import os
 import signal
@@ -9,31 +9,31 @@ from equivcheck.training.setup import Setup
 
 
 def double_the_gradients(setup: Setup) -> None:
-    """Make every rank's gradients twice as large."""
+    """Double every rank's gradients."""
     setup.loss_scale *= 2
     setup.before_update.append(lambda optimizer, step: _scale(setup, 2.0))
 
 
 def raise_on_rank_one(setup: Setup) -> None:
-    """Raise on one rank before it communicates."""
+    """Raise on rank 1 before it communicates."""
     if dist.get_rank() == 1:
         raise RuntimeError("out of cheese")
 
 
 def kill_rank_one(setup: Setup) -> None:
-    """Kill the process of one rank before it communicates."""
+    """Kill rank 1's process before it communicates."""
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def spin_on_rank_one(setup: Setup) -> None:
-    """Let one rank wait for what nobody sends."""
+    """Let rank 1 wait for a message that nobody sends."""
     if dist.get_rank() == 1:
         dist.barrier()
 
 
 def nudge_the_gradients(setup: Setup) -> None:
-    """Change every rank's gradients in the tenth digit."""
+    """Change the tenth digit in every rank's gradients."""
     setup.before_update.append(lambda optimizer, step: _scale(setup, 1 + 1e-10))
 
 

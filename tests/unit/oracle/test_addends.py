@@ -1,4 +1,4 @@
-"""The noise floor of optimizers that scale the addends of a gradient before their sum."""
+"""The noise floor for optimizers that scale a gradient's partial sums."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ TRAINING = Training(
     steps=2,
     seed=173,
 )
-"""Tanh saturates: a gradient of 4e-8 is the difference of two addends of 0.02, and no input moves it."""
+"""Tanh saturates: a gradient of 4e-8 is the difference between two partial sums of 0.02, and no input moves it."""
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(SPMD(redistribute_gradients=False),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
 
@@ -50,7 +50,7 @@ WEIGHT = "layers.2.linear.weight"
 
 
 def off_by(share: float) -> Callable[[Setup], None]:
-    """Let ranks leave a weight that is off by a share of it after each update."""
+    """Let ranks add an error to a weight, relative to it, after each update."""
 
     def off(setup: Setup) -> None:
         update = setup.update
@@ -66,7 +66,7 @@ def off_by(share: float) -> Callable[[Setup], None]:
 
 
 def accepted_share() -> float:
-    """Share of the weight that it may be off by after the only update."""
+    """Relative error in the weight that is accepted after the only update."""
     found = ReferenceRun.of(ONE_STEP).confirming_reference()
     update = next(moment for moment in found.moments if moment.phase is Phase.UPDATE)
     row = update.table.rows[WEIGHT]
@@ -74,12 +74,12 @@ def accepted_share() -> float:
 
 
 def test_addends_that_nearly_cancel_are_within_the_floor() -> None:
-    """Ranks are honest that divide each addend before the sum."""
+    """Correct ranks that divide each partial sum before the reduction pass."""
     assert check(SCENARIO).outcome is Outcome.EQUIVALENT
 
 
 def test_a_floor_from_moved_inputs_alone_does_not_know_of_addends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error between both floors is accepted, and found if addends do not count."""
+    """An error between both floors passes, but is found if partial sums are ignored."""
     wide = accepted_share()
     with monkeypatch.context() as patch:
         patch.setattr(module, "_num_addends", lambda _scenario: 1)
@@ -92,7 +92,7 @@ def test_a_floor_from_moved_inputs_alone_does_not_know_of_addends(monkeypatch: p
 
 
 def test_what_is_larger_than_their_rounding_is_found() -> None:
-    """An update that is off by a thousand units in the last place of the addends is no rounding."""
+    """An error a thousand times larger than the partial sums' rounding is found."""
     assert check(SCENARIO, alter=off_by(1e-8)).outcome is Outcome.DIVERGED
 
 
@@ -106,14 +106,14 @@ def test_what_is_larger_than_their_rounding_is_found() -> None:
     ],
 )
 def test_only_optimizers_that_scale_addends_count_them(optimizer: Optimizer, redistributes: bool, expected: int) -> None:
-    """Other optimizers, and layouts that redistribute gradients, have no more than the rounding that inputs show."""
+    """Other optimizers, and layouts that redistribute gradients, need no extra noise."""
     layout = replace(LAYOUT, parallelisms=(SPMD(redistribute_gradients=redistributes),))
     scenario = Scenario(training=replace(TRAINING, optimizer=optimizer), layout=layout)
     assert ReferenceRun.of(scenario).num_addends == expected
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None:
-    """Parts of other sizes would be another training."""
+    """Parts with unequal sizes would be another training."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(redistribute_gradients=False),))
     for rows, expected in ((2, 2), (3, 1)):
         training = replace(TRAINING, data=Data(microbatches=(rows,)))
@@ -121,7 +121,7 @@ def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None
 
 
 def test_gradients_stay_as_they_are() -> None:
-    """What rounding of addends moves is the update, by no more than one unit in their last place."""
+    """Only the update moves, by at most one unit in the last place of the partial sums."""
     split, moved = split_trace(TRAINING, 2, 2.0), addend_traces(TRAINING, 2)
     for trace in moved:
         assert (trace.steps[0].gradients.values == split.steps[0].gradients.values).all()

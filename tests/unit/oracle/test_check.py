@@ -1,4 +1,4 @@
-"""Tests for `check`: each outcome, from the simplest scenario that gives it."""
+"""Tests for `check`: each outcome, from the simplest scenario with that outcome."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,11 +30,11 @@ LOST_AT_STEP_ONE = replace(
     SCENARIO,
     training=replace(TRAINING, model=Model(features=2, layers=(Layer(width=2),) * 3), optimizer=SGD(lr=1e100)),
 )
-"""Its first update is large, its second forward overflows."""
+"""The first update is large, so the second forward overflows."""
 
 
 def test_a_right_training_is_equivalent() -> None:
-    """The verdict of a scenario that computes the same says so, with how close it was and how long it took."""
+    """The verdict has the largest error and the duration."""
     verdict = check(SCENARIO)
 
     assert verdict.outcome is Outcome.EQUIVALENT
@@ -45,7 +45,10 @@ def test_a_right_training_is_equivalent() -> None:
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_two_assertions_say_what_they_pass(outcome: Outcome) -> None:
-    """One passes what is equivalent and nothing else, the other all that is no finding; verdicts of users' trainings alike."""
+    """`assert_equivalent` passes EQUIVALENT only, `assert_no_finding` everything but findings.
+
+    Verdicts on users' trainings behave alike.
+    """
     for verdict in (
         Verdict(outcome=outcome, scenario=SCENARIO, world="sim"),
         UserVerdict(outcome=outcome, mesh=(("dp", 2),), world="sim", precision="float64"),
@@ -59,7 +62,7 @@ def test_two_assertions_say_what_they_pass(outcome: Outcome) -> None:
 
 
 def test_a_wrong_training_has_diverged() -> None:
-    """The first divergence is named with both values, and `assert_equivalent` raises it with a scenario to paste."""
+    """The first divergence has both values, and `assert_equivalent` raises it with a scenario to paste."""
     verdict = check(SCENARIO, alter=double_the_gradients)
 
     assert verdict.outcome is Outcome.DIVERGED
@@ -73,7 +76,7 @@ def test_a_wrong_training_has_diverged() -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_rank_that_raises_is_a_crash(world: str) -> None:
-    """The verdict has the error of the rank that raised, and the same ranks are right again in the next check."""
+    """The verdict has the rank's error, and the same ranks work in the next check."""
     verdict = check(SCENARIO, world=world, alter=raise_on_rank_one)
 
     assert verdict.outcome is Outcome.CRASHED
@@ -84,7 +87,7 @@ def test_a_rank_that_raises_is_a_crash(world: str) -> None:
 
 
 def test_a_killed_rank_costs_one_verdict() -> None:
-    """A process that is killed mid-check is a crash that names the signal; the next check runs on fresh ranks."""
+    """A process killed during a check is a crash that names the signal. The next check has fresh ranks."""
     assert check(SCENARIO, world="gloo").outcome is Outcome.EQUIVALENT
 
     verdict = check(SCENARIO, world="gloo", alter=kill_rank_one)
@@ -98,7 +101,7 @@ def test_a_killed_rank_costs_one_verdict() -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_ranks_that_wait_for_each_other_are_a_hang(world: str) -> None:
-    """One rank in a collective that the others never enter is a hang, at once in sim and at the deadline elsewhere."""
+    """A collective that other ranks never enter is a hang: at once in sim, at the deadline in other worlds."""
     verdict = check(SCENARIO, world=world, alter=spin_on_rank_one, deadline=2.0)
 
     assert verdict.outcome is Outcome.HUNG
@@ -108,7 +111,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang(world: str) -> None:
 
 
 def test_what_a_layout_cannot_run_is_unsupported() -> None:
-    """A scenario beyond a declared limit is not run, and the reason is given."""
+    """A scenario beyond a declared limit does not run, and the verdict has the reason."""
     odd = replace(SCENARIO, training=replace(TRAINING, data=Data(microbatches=(3,))))
 
     verdict = check(odd)
@@ -118,25 +121,25 @@ def test_what_a_layout_cannot_run_is_unsupported() -> None:
 
 
 def test_a_reference_in_doubt_is_inconclusive() -> None:
-    """Agreement with a reference that proves nothing is no pass."""
+    """Agreement with a reference that proves nothing does not pass."""
     overflowing = replace(SCENARIO, training=replace(TRAINING, optimizer=SGD(lr=1e300)))
 
     assert check(overflowing).outcome is Outcome.INCONCLUSIVE
 
 
 def test_steps_before_a_doubt_are_decided() -> None:
-    """A reference that is lost later tells the steps before, and the verdict says from which on it does not."""
+    """A reference that fails later decides the steps before, and the verdict names the first undecided step."""
     verdict = check(LOST_AT_STEP_ONE)
 
     assert verdict.outcome is Outcome.EQUIVALENT
     assert not verdict.is_clear
-    assert verdict.undecided.startswith("not decided from step 1 on: the reference has values that are not finite")
+    assert verdict.undecided.startswith("not decided from step 1 on: the single-device run has values that are not finite")
     assert verdict.undecided in verdict.describe()
     assert check(SCENARIO).is_clear
 
 
 def test_a_small_fault_before_a_doubt_is_found() -> None:
-    """What is lost later hides nothing of the steps before, however small."""
+    """A later doubt does not hide a small fault in an earlier step."""
     verdict = check(LOST_AT_STEP_ONE, alter=nudge_the_gradients)
 
     assert verdict.outcome is Outcome.DIVERGED
@@ -145,7 +148,7 @@ def test_a_small_fault_before_a_doubt_is_found() -> None:
 
 
 def test_a_doubt_before_a_checkpoint_leaves_nothing_of_what_follows() -> None:
-    """Steps of the first layout alone say nothing of the second."""
+    """If only the first layout's steps are decided, the second layout is not."""
     resume = Resume(layout=LAYOUT, steps=1)
 
     assert check(replace(LOST_AT_STEP_ONE, resume=resume)).outcome is Outcome.INCONCLUSIVE
@@ -153,13 +156,13 @@ def test_a_doubt_before_a_checkpoint_leaves_nothing_of_what_follows() -> None:
 
 
 def test_a_world_that_does_not_exist_is_refused() -> None:
-    """The error lists the worlds that do."""
+    """The error lists the worlds."""
     with pytest.raises(UsageError, match="'moon' does not exist; allowed: sim, gloo"):
         check(SCENARIO, world="moon")
 
 
 def test_verdicts_are_tallied() -> None:
-    """Each check is counted under its layout, world and outcome, for the summary of a test run."""
+    """Each check counts under its layout, world and outcome in a test run's summary."""
     before = take()
     check(SCENARIO)
     after = take()
@@ -169,7 +172,7 @@ def test_verdicts_are_tallied() -> None:
 
 
 def test_what_is_decided_in_part_is_tallied_as_such() -> None:
-    """A summary of a test run does not take it for what is equivalent at every step."""
+    """A test run's summary counts it separately from equivalence at every step."""
     take()
     check(LOST_AT_STEP_ONE)
 
@@ -177,7 +180,7 @@ def test_what_is_decided_in_part_is_tallied_as_such() -> None:
 
 
 def test_sim_repeats_itself_bit_for_bit() -> None:
-    """The same scenario leaves the same bits on every rank, time after time and with other seeds of the schedule."""
+    """A scenario leaves the same bits on every rank, in each run and with each schedule seed."""
 
     def bits(seed: int) -> list[bytes]:
         traces: tuple[Trace, ...] = ranks("sim", 2).run(rank_program, SCENARIO, schedule_seed=seed).values

@@ -1,4 +1,4 @@
-"""The coarse judgement: the same verdict on large differences for less, and the full one on all others."""
+"""The coarse judgement finds large differences cheaply, and leaves all others to the full one."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SCENARIO = Scenario(
 
 @pytest.fixture
 def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let perturbed runs of a reference fail, and none be kept from before."""
+    """Let perturbed runs fail, and clear cached ones."""
 
     def fail(*_arguments: object) -> None:
         raise AssertionError("a perturbed run")
@@ -31,7 +31,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_copies")
 def test_a_large_difference_needs_no_perturbed_run() -> None:
-    """The verdict names what the full judgement names, but for the unit of the error."""
+    """The verdict equals the full judgement's, except for the error's unit."""
     verdict = check(SCENARIO, alter=double_the_gradients, coarse=True)
 
     assert verdict.outcome is Outcome.DIVERGED
@@ -42,7 +42,7 @@ def test_a_large_difference_needs_no_perturbed_run() -> None:
 
 
 def test_a_small_difference_is_judged_in_full() -> None:
-    """A wrong tenth digit is no noise, though it is far below what the coarse judgement sees."""
+    """A wrong tenth digit is found, although the coarse judgement cannot see it."""
     verdict = check(SCENARIO, alter=nudge_the_gradients, coarse=True)
 
     assert verdict.outcome is Outcome.DIVERGED
@@ -50,7 +50,7 @@ def test_a_small_difference_is_judged_in_full() -> None:
 
 
 def test_a_reference_in_doubt_stays_in_doubt() -> None:
-    """What is not finite is not beyond any line."""
+    """Infinite or NaN values exceed no tolerance."""
     overflowing = replace(SCENARIO, training=replace(TRAINING, optimizer=SGD(lr=1e300)))
 
     assert check(overflowing, coarse=True).outcome is check(overflowing).outcome is Outcome.INCONCLUSIVE
@@ -59,7 +59,7 @@ def test_a_reference_in_doubt_stays_in_doubt() -> None:
 @settings(max_examples=max(8, settings().max_examples // 12), suppress_health_check=list(HealthCheck), deadline=None)
 @given(scenarios(layouts=("ddp", "fsdp1", "tensor_parallel"), max_ranks=2))
 def test_the_full_judgement_passes_nothing_that_the_coarse_one_finds(scenario: Scenario) -> None:
-    """Where the coarse one finds a divergence, the full one finds it too, or the reference is in doubt."""
+    """If the coarse judgement finds a divergence, the full one finds it too, or the reference is in doubt."""
     for alter in (None, double_the_gradients):
         coarse = check(scenario, alter=alter, coarse=True)
         full = check(scenario, alter=alter)

@@ -1,4 +1,4 @@
-"""What ranks communicate is held against what was expected, even where every number is right."""
+"""Communication is compared with the expected calls, even if every number is right."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def reduce_once_more(setup: Setup) -> None:
 
 
 def reduce_once_more_on_rank_one(setup: Setup) -> None:
-    """Let rank 1 tell itself something in step 1."""
+    """Let rank 1 reduce over itself in step 1."""
     alone = dist.new_group([1])
 
     def tell(_optimizer: object, step: int) -> None:
@@ -65,7 +65,7 @@ def reduce_once_more_on_rank_one(setup: Setup) -> None:
 
 
 def reduce_by_parameter(setup: Setup) -> None:
-    """Average gradients right, but outside DDP's buckets: each by itself, none in a bucket."""
+    """Average gradients correctly, but one by one instead of in DDP's buckets."""
     assert isinstance(setup.module, DistributedDataParallel)
     module = setup.module
     setup.accumulation = lambda _last: module.no_sync()
@@ -78,7 +78,7 @@ def reduce_by_parameter(setup: Setup) -> None:
 
 
 def reduce_in_double(setup: Setup) -> None:
-    """Average float32 gradients in float64, which is right and costs twice the bytes."""
+    """Average float32 gradients in float64: right, but with twice the bytes."""
     assert isinstance(setup.module, DistributedDataParallel)
     group = setup.module.process_group
 
@@ -91,7 +91,7 @@ def reduce_in_double(setup: Setup) -> None:
 
 
 def gather_again(setup: Setup) -> None:
-    """Let FSDP2 free all layers after forward, which the layout told it not to."""
+    """Let FSDP2 free all layers after forward, against the layout's option."""
     setup.model.set_reshard_after_forward(True)  # type: ignore[operator]
 
 
@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[Scenario, Callable[[Setup], None], str, str, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_right_numbers_by_other_calls_have_diverged(fault: str) -> None:
-    """An extra, a missing, a wider and a repeated call are divergences of communication, with what was expected and what came."""
+    """An extra, a missing, a wider or a repeated call is a divergence with expected and actual calls."""
     plan, alter, tensor, expected, actual = FAULTS[fault]
     honest = check(plan)
     require_mended(honest)
@@ -137,7 +137,7 @@ def test_right_numbers_by_other_calls_have_diverged(fault: str) -> None:
 
 @pytest.mark.torch(">=2.10", "earlier versions communicate on one rank where others do not, which is not compared")
 def test_every_rank_is_heard() -> None:
-    """A call that one rank alone issues, at the last step alone, is found there."""
+    """A call on one rank only, at the last step only, is found."""
     found = check(scenario(DDP()), alter=reduce_once_more_on_rank_one).divergence
 
     assert isinstance(found, Divergence)
@@ -145,7 +145,7 @@ def test_every_rank_is_heard() -> None:
 
 
 def test_numbers_come_before_calls() -> None:
-    """Where both differ in a step, the first divergence is a number."""
+    """If both differ in a step, the first divergence is a number."""
 
     def both(setup: Setup) -> None:
         reduce_once_more(setup)
@@ -159,7 +159,7 @@ def test_numbers_come_before_calls() -> None:
 
 
 def test_what_is_not_compared_is_said() -> None:
-    """A world that sees no calls, and a layout that leaves communication to propagation, give the reason."""
+    """A world that sees no calls gives a reason, and so does a layout whose communication propagation decides."""
     assert check(scenario(DDP())).unmodelled == ""
     assert check(scenario(DDP()), world="gloo").unmodelled == "world gloo does not see calls"
     propagated = scenario(SPMD(distribution=Distribution.FULLY_SHARD), replace(TRAINING, loss=Loss.LINEAR_SUM))
@@ -167,7 +167,7 @@ def test_what_is_not_compared_is_said() -> None:
 
 
 def test_a_verdict_has_the_calls() -> None:
-    """Each rank's calls, in the order of issue, are in the verdict."""
+    """The verdict has each rank's calls, in order of issue."""
     verdict = check(scenario(FSDP1(), SINGLE))
 
     assert [len(calls) for calls in verdict.calls] == [len(verdict.calls[0])] * 2
@@ -176,7 +176,7 @@ def test_a_verdict_has_the_calls() -> None:
 
 
 def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
-    """Gradients of two kinds are clipped by two norms, but where one kind has no gradient there is one, as is expected."""
+    """Plain and DTensor gradients are clipped by two norms, unless one kind has no gradient."""
     training = Training(
         model=Model(features=4, layers=(Layer(width=4, frozen=True), Layer(width=4))),
         data=Data(microbatches=(2,)),

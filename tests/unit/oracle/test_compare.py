@@ -1,4 +1,4 @@
-"""Tests for the comparison of traces."""
+"""Tests for the comparison between traces and a reference."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,44 +27,44 @@ RUN = ReferenceRun(TRAINING)
 
 @pytest.fixture
 def trace() -> Trace:
-    """What one device leaves."""
+    """A single-device run's trace."""
     with one_thread():
         return train(single_device(TRAINING))
 
 
 def with_step(trace: Trace, index: int, **changes: object) -> Trace:
-    """A trace with something else in one step."""
+    """Replace fields in one step."""
     steps = list(trace.steps)
     steps[index] = replace(steps[index], **changes)  # type: ignore[arg-type]
     return replace(trace, steps=tuple(steps))
 
 
 def moved(snapshot: Snapshot, position: int, factor: float) -> Snapshot:
-    """A snapshot with one value multiplied."""
+    """Multiply one value in a snapshot."""
     values = snapshot.values.copy()
     values[position] *= factor
     return replace(snapshot, values=values)
 
 
 def only(comparison: Comparison) -> tuple[int, Phase, str, Difference, int]:
-    """What identifies the one divergence of a comparison."""
+    """Identify the only divergence."""
     (divergence,) = comparison.divergences
     return divergence.step, divergence.phase, divergence.tensor, divergence.difference, divergence.rank
 
 
 def test_equal_traces_do_not_differ(trace: Trace) -> None:
-    """The reference agrees with itself on two ranks, without any error."""
+    """The reference agrees with itself on two ranks, with error zero."""
     assert compare(RUN.reference(), [trace] * 2) == Comparison(divergences=(), worst_error=0.0, largest_share=0.0)
 
 
 def split(trace: Trace, steps: int) -> tuple[Trace, Trace]:
-    """What is left by ranks that run so many steps and then stop, and by those that go on."""
+    """Traces from ranks that stop after some steps, and from ranks that go on."""
     none = moved(trace.state, 0, 2.0)
     return replace(trace, steps=trace.steps[:steps], state=none), replace(trace, steps=trace.steps[steps:])
 
 
 def test_steps_may_be_left_by_different_ranks(trace: Trace) -> None:
-    """The first steps are those of other, and other many, ranks; their state is nobody's concern."""
+    """Another number of ranks can run the first steps. Their final state is not compared."""
     before, after = split(trace, 1)
     assert compare(RUN.reference(), [after] * 2, [before] * 3).divergences == ()
     wrong = with_step(before, 0, parameters=moved(before.steps[0].parameters, 0, 2.0))
@@ -74,7 +74,7 @@ def test_steps_may_be_left_by_different_ranks(trace: Trace) -> None:
 
 
 def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
-    """An error of one unit in the last place is not a divergence, but is measured."""
+    """An error by one unit in the last place is no divergence, but is measured."""
     nudged = with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, 1 + 2e-16))
 
     comparison = compare(RUN.reference(), [nudged, nudged])
@@ -84,7 +84,7 @@ def test_a_change_of_a_few_roundings_is_within_tolerance(trace: Trace) -> None:
 
 
 def test_the_share_of_a_difference_is_in_units_of_its_kind(trace: Trace) -> None:
-    """What is other than zero where a whole kind is zero is larger than any noise."""
+    """If a whole kind is zero, any other value is larger than noise."""
     found = RUN.reference()
     row = next(index for index, moment in enumerate(found.moments) if moment.phase is Phase.GRADIENT)
     gradients = found.moments[row]
@@ -110,7 +110,7 @@ def test_the_share_of_a_difference_is_in_units_of_its_kind(trace: Trace) -> None
 def test_every_phase_is_compared(
     trace: Trace, change: Callable[..., dict[str, object]], expected: tuple[Phase, str, int]
 ) -> None:
-    """A relative change of 1e-10 in any phase is found where it was made, and nowhere else."""
+    """A relative change by 1e-10 is found in its phase, and in no other."""
     changed = with_step(trace, 1, **change(trace.steps[1]))
 
     step, phase, tensor, difference, rank = only(compare(RUN.reference(), [changed, changed]))
@@ -120,7 +120,7 @@ def test_every_phase_is_compared(
 
 
 def test_state_and_buffers_are_compared(trace: Trace) -> None:
-    """Optimizer state and buffers at the end count like any tensor."""
+    """Final optimizer state and buffers count like any tensor."""
     changed = replace(trace, state=moved(trace.state, -1, 2.0), buffers=moved(trace.buffers, 0, 2.0))
 
     divergences = compare(RUN.reference(), [changed]).divergences
@@ -132,7 +132,7 @@ def test_state_and_buffers_are_compared(trace: Trace) -> None:
 
 
 def test_ranks_that_disagree_are_found_on_the_one_that_is_off(trace: Trace) -> None:
-    """Replicas agree bit for bit, so a single last bit on one rank is a divergence there."""
+    """Replicas must agree bit for bit, so one wrong bit on one rank is a divergence on that rank."""
     values = trace.steps[0].parameters.values.copy()
     values[2] = np.nextafter(values[2], np.inf)
     off = with_step(trace, 0, parameters=replace(trace.steps[0].parameters, values=values))
@@ -143,7 +143,7 @@ def test_ranks_that_disagree_are_found_on_the_one_that_is_off(trace: Trace) -> N
 
 
 def placed(snapshot: Snapshot, start: int) -> Snapshot:
-    """A snapshot whose first piece shares a local tensor with others, of which it begins at `start`."""
+    """A snapshot whose first piece begins at `start` in a local tensor that holds several."""
     first, *others = snapshot.pieces
     return replace(snapshot, pieces=(replace(first, place=(start, 100)), *others))
 
@@ -160,7 +160,7 @@ def placed(snapshot: Snapshot, start: int) -> Snapshot:
     ids=["alike", "elsewhere", "elsewhere and far off", "beside one alike", "beside one elsewhere"],
 )
 def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, row: int, factor: float, place: int, differs: bool) -> None:
-    """Kernels round by where an element lies: what is computed with some that lie elsewhere agrees within tolerance."""
+    """Kernels round by memory position, so replicas at other positions must agree within tolerance only."""
     parameters = trace.steps[0].parameters
     first = with_step(trace, 0, parameters=placed(parameters, 0))
     other = with_step(trace, 0, parameters=placed(moved(parameters, row, factor), place))
@@ -169,7 +169,7 @@ def test_replicas_that_lie_alike_agree_bit_for_bit(trace: Trace, row: int, facto
 
 
 def without(snapshot: Snapshot, row: int) -> Snapshot:
-    """A snapshot in which one tensor is None."""
+    """Set one tensor in a snapshot to None."""
     start = sum(piece.numel for piece, there in zip(snapshot.pieces[:row], snapshot.present[:row], strict=True) if there)
     values = np.delete(snapshot.values, slice(start, start + snapshot.pieces[row].numel))
     flags = tuple(there and index != row for index, there in enumerate(snapshot.present))
@@ -177,14 +177,14 @@ def without(snapshot: Snapshot, row: int) -> Snapshot:
 
 
 def test_a_gradient_that_is_none_on_one_rank_is_missing(trace: Trace) -> None:
-    """None where the reference has a tensor is a divergence on that rank, even if other ranks have it."""
+    """None instead of a tensor is a divergence on that rank, even if other ranks have the tensor."""
     off = with_step(trace, 0, gradients=without(trace.steps[0].gradients, 1))
 
     assert only(compare(RUN.reference(), [trace, off])) == (0, Phase.GRADIENT, "layers.0.linear.bias", Difference.MISSING, 1)
 
 
 def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
-    """A parameter that no rank has is a divergence rather than skipped."""
+    """A parameter that no rank holds is a divergence."""
     pieces = trace.steps[0].parameters.pieces[:-1]
     flags = (True,) * len(pieces)
     short = replace(
@@ -201,7 +201,7 @@ def test_a_tensor_on_no_rank_is_missing(trace: Trace) -> None:
 
 
 def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
-    """A tensor where the reference has None is a divergence, whatever its value."""
+    """A tensor instead of None is a divergence, whatever its value."""
     gradients = trace.steps[0].gradients
     row = gradients.present.index(False)
     start = sum(piece.numel for piece, there in zip(gradients.pieces[:row], gradients.present[:row], strict=True) if there)
@@ -215,7 +215,7 @@ def test_a_gradient_where_the_reference_has_none_is_extra(trace: Trace) -> None:
 
 
 def test_another_element_type_is_a_difference(trace: Trace) -> None:
-    """Equal numbers in another precision are not equal."""
+    """Equal numbers in another precision differ."""
     parameters = trace.steps[0].parameters
     off = with_step(trace, 0, parameters=replace(parameters, dtypes=("float32", *parameters.dtypes[1:])))
 
@@ -223,7 +223,7 @@ def test_another_element_type_is_a_difference(trace: Trace) -> None:
 
 
 def test_nan_is_a_difference(trace: Trace) -> None:
-    """NaN where the reference has a number is found, and is infinitely far off."""
+    """NaN instead of a number is found, with an infinite error."""
     comparison = compare(RUN.reference(), [with_step(trace, 1, gradients=moved(trace.steps[1].gradients, 0, np.nan))])
 
     assert only(comparison)[3] is Difference.NAN
@@ -231,7 +231,7 @@ def test_nan_is_a_difference(trace: Trace) -> None:
 
 
 def test_comparison_never_stops_at_the_first_difference(trace: Trace) -> None:
-    """Everything that differs is listed, earliest step and phase first."""
+    """All differences are listed, earliest step and phase first."""
     off = with_step(trace, 0, parameters=moved(trace.steps[0].parameters, 0, 2.0))
     off = with_step(off, 1, gradients=moved(trace.steps[1].gradients, 0, 2.0), loss=7.0)
 
@@ -241,7 +241,7 @@ def test_comparison_never_stops_at_the_first_difference(trace: Trace) -> None:
 
 
 def test_the_worst_element_is_shown_with_both_values(trace: Trace) -> None:
-    """A divergence names the element that is furthest off and prints both values so that they read back exactly."""
+    """A divergence names the element with the largest error, and prints both values exactly."""
     gradients = trace.steps[1].gradients
     off = with_step(trace, 1, gradients=moved(gradients, 4, 3.0))
 
@@ -254,7 +254,7 @@ def test_the_worst_element_is_shown_with_both_values(trace: Trace) -> None:
 
 
 def test_a_rank_without_a_loss_has_no_say(trace: Trace) -> None:
-    """The loss is the mean over the ranks that have one; where none has, it is missing."""
+    """The loss is averaged over ranks that have one. If no rank has one, it is missing."""
     silent = with_step(trace, 0, loss=None)
 
     assert compare(RUN.reference(), [silent, trace]).divergences == ()

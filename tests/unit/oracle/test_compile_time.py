@@ -1,4 +1,4 @@
-"""How long ranks may compile."""
+"""Tests for the time that ranks may take to compile."""
 
 from dataclasses import replace
 from typing import Any
@@ -55,18 +55,18 @@ def training(*microbatches: int, steps: int = 2, auxiliary: AuxiliaryLinear | No
     ids=["one size", "two sizes", "even steps", "one step", "never", "both"],
 )
 def test_every_pass_that_differs_is_compiled(given: Training, expected: int) -> None:
-    """Sizes of microbatches and what runs at a step make another graph; repeated ones do not."""
+    """Another microbatch size, or another set of layers in a step, needs another graph. Repeated passes do not."""
     assert num_graphs(given, COMPILED.execution) == expected
 
 
 @pytest.mark.parametrize(("given", "expected"), [(training(4), 1), (training(4, 4), 2), (training(4, 2, 4), 4)], ids=repr)
 def test_a_backward_that_adds_to_gradients_is_compiled_as_another(given: Training, expected: int) -> None:
-    """Compiled autograd compiles once what makes gradients, and once what adds to them, for each size."""
+    """Compiled autograd compiles one graph that makes gradients and one that adds to them, for each size."""
     assert num_graphs(given, Execution(compiled_autograd=True)) == expected
 
 
 def test_time_is_given_to_each_layout_that_compiles() -> None:
-    """Layouts that compile nothing have none beyond the deadline."""
+    """Layouts without a compiler get no extra time."""
     compiled = Scenario(training=training(4, 2), layout=COMPILED)
 
     assert all_compile_seconds(replace(compiled, layout=LAYOUT)) == 0.0
@@ -76,7 +76,7 @@ def test_time_is_given_to_each_layout_that_compiles() -> None:
 
 
 def test_each_expert_takes_as_long_to_compile_as_its_linears() -> None:
-    """Ranks that compile many are not taken for ones that hang."""
+    """Ranks that compile many experts do not count as hanging."""
     execution = Execution(compiled_autograd=True, checkpointing=Recompute.EVERY_LAYER)
     few, many = (
         expected_compile_seconds(
@@ -91,7 +91,7 @@ def test_each_expert_takes_as_long_to_compile_as_its_linears() -> None:
 
 
 def test_slow_compilers_are_expected_to_take_longer() -> None:
-    """Inductor takes several times what others do; a graph more takes as long again; what is not compiled takes nothing."""
+    """Inductor takes several times longer, each further graph as long again, and eager execution no time."""
     usual = Scenario(training=training(4), layout=COMPILED)
     slow = replace(usual, layout=replace(LAYOUT, execution=Execution(compile=Compile.INDUCTOR)))
 
@@ -101,9 +101,9 @@ def test_slow_compilers_are_expected_to_take_longer() -> None:
 
 
 def test_compiled_backward_over_dtensors_is_slow() -> None:
-    """Compiled autograd alone is fast; gradients that are DTensors break its graph, and the more there are the longer it takes.
+    """Compiled autograd is fast, except if DTensor gradients break its graph: each one adds time.
 
-    A night may wait for it, and so a check that takes as long as expected is no hang.
+    A campaign may wait for it, so a check that takes the expected time is no hang.
     """
     backward = replace(COMPILED, execution=Execution(compiled_autograd=True))
     attended = Training(model=Model(features=1, length=2, layers=(Attention(), Layer(width=1))), data=Data(microbatches=(4,)))
@@ -125,7 +125,7 @@ def test_compiled_backward_over_dtensors_is_slow() -> None:
 
 
 def test_recomputed_layers_break_the_graph_of_a_compiled_backward() -> None:
-    """It takes longer to compile than without, and a forward that is compiled ahead of time does not."""
+    """Recomputation makes compiled autograd slower, but not a forward that is compiled ahead of time."""
 
     def expected(**how: Any) -> float:
         return expected_compile_seconds(Scenario(training=training(4), layout=replace(LAYOUT, execution=Execution(**how))))
@@ -136,7 +136,7 @@ def test_recomputed_layers_break_the_graph_of_a_compiled_backward() -> None:
 
 
 def test_a_compiled_backward_over_sequences_takes_the_square_of_its_linears() -> None:
-    """Ranks that compile one of several layers of attention are not taken for ones that hang; rows alone are quick."""
+    """Ranks that compile several attention layers do not count as hanging. Layers on rows are fast."""
 
     def backward(num_layers: int, length: int | None) -> float:
         layers = (Layer(width=1),) * num_layers

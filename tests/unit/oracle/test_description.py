@@ -1,4 +1,4 @@
-"""The text of a verdict: at most ten lines and the scenario, the same for every face."""
+"""A verdict's text has at most ten lines and the scenario, and is the same in every output."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 st
   why:   all gradients are the sum over the 2 dp ranks, not the mean
   where: in every step, also when it starts from the reference's values
   confirmed: diverged on gloo too
-  again: the case below, as @example(...) of a test, or as JSON for `equivcheck check FILE`"""
+  again: run the case below in @example(...), or as JSON with `equivcheck check FILE`"""
 
 
 def evaluated(code: str) -> object:
-    """A scenario from its code."""
+    """Evaluate a scenario's code."""
     return eval(code, {name: getattr(nouns, name) for name in nouns.__all__})
 
 
 def test_a_divergence_is_told_in_ten_lines() -> None:
-    """Scenario in words, first divergence, what follows, why, where, confirmed, how to see it again; then it as code."""
+    """Scenario in words, first divergence, followers, why, where, confirmed, how to run it again, code."""
     text, code = DIVERGED.describe().removesuffix(DIVERGED.code()), DIVERGED.code()
 
     assert text == f"{TEXT}\n"
@@ -73,7 +73,7 @@ def test_a_divergence_is_told_in_ten_lines() -> None:
 
 
 def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command line adds its time, the finding's README is the text as it is."""
+    """The command line adds the time, and the finding's README has the same text."""
     print_verdict(Console(width=80, no_color=True), DIVERGED)
     printed = capsys.readouterr().out
 
@@ -83,7 +83,7 @@ def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_that_nothing_explains_it_is_said_only_where_it_was_asked() -> None:
-    """A verdict that nobody has explained says nothing of why."""
+    """A verdict without a diagnosis run has no "why" line."""
     unexplained = replace(DIVERGED, diagnosis=None)
 
     assert "why:   unexplained: no known fault reproduces this" in unexplained.describe()
@@ -91,7 +91,7 @@ def test_that_nothing_explains_it_is_said_only_where_it_was_asked() -> None:
 
 
 def test_ranks_in_one_place_share_a_line() -> None:
-    """A hang of many ranks is told in ten lines, too."""
+    """A hang on many ranks fits in ten lines, too."""
     waiting = [RankReport(rank=rank, state=RankState.WAITING, pending=f"barrier {rank % 6}") for rank in range(8)]
     failure = Failure(kind=FailureKind.DEADLOCK, summary="no rank can go on", reports=tuple(waiting))
     verdict = Verdict(outcome=Outcome.HUNG, scenario=ON_DDP, world="sim", reason=failure.summary, failure=failure)
@@ -103,7 +103,7 @@ def test_ranks_in_one_place_share_a_line() -> None:
 
 
 def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hypothesis raises hundreds while it shrinks; only the one that is printed costs a diagnosis. It can be pickled."""
+    """Hypothesis raises hundreds while it shrinks, so only a printed one costs a diagnosis. It can be pickled."""
     asked: list[Scenario] = []
 
     def explain(verdict: Verdict, _alter: object) -> Verdict:
@@ -121,7 +121,7 @@ def test_an_error_is_explained_when_it_is_read_and_once(monkeypatch: pytest.Monk
 
 
 def test_a_diagnosis_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict stands, with what went wrong in its explanation."""
+    """The verdict stays, with the diagnosis's error as a note."""
 
     def explain(*_: object) -> Verdict:
         raise KeyError("no such cause")

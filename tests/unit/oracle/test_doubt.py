@@ -1,4 +1,4 @@
-"""Tests for what a reference cannot tell."""
+"""Tests for steps that a reference cannot decide."""
 
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ TRAINING = Training(
 
 
 def moments() -> tuple[Expected, ...]:
-    """Those of a training that leaves no doubt."""
+    """Moments from a training without doubt."""
     return ReferenceRun(TRAINING).reference().moments
 
 
 def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
-    """The doubt where rounding moves every tensor of one moment by the same share of its kind."""
+    """The doubt if rounding moves every tensor in one moment by the same share of its kind."""
     altered = tuple(
         replace(moment, tolerances=tolerance * moment.scales) if (moment.phase, moment.step) == (phase, step) else moment
         for moment in moments()
@@ -33,7 +33,7 @@ def with_tolerances(phase: Phase, step: int, tolerance: float) -> Doubt | None:
 
 
 def without_gradients(steps: int) -> tuple[Expected, ...]:
-    """Moments of which the gradients of the first steps are zero."""
+    """Moments whose gradients in the first steps are zero."""
     return tuple(
         replace(moment, norms=np.zeros_like(moment.norms)) if moment.phase is Phase.GRADIENT and moment.step < steps else moment
         for moment in moments()
@@ -41,13 +41,13 @@ def without_gradients(steps: int) -> tuple[Expected, ...]:
 
 
 def test_a_well_conditioned_training_leaves_no_doubt() -> None:
-    """Every step of it can be told."""
+    """Every step is decided."""
     assert doubt_about(moments(), noise_limit(TRAINING)) is None
 
 
 @pytest.mark.parametrize("lr", [1e300, 1e100])
 def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> None:
-    """What overflows in the update is lost at once, what overflows in the next forward a step later."""
+    """An overflow in the update is a doubt at once, an overflow in the next forward a step later."""
     training = replace(TRAINING, model=Model(features=4, layers=(Layer(width=3),) * 3), optimizer=SGD(lr=lr))
     found = ReferenceRun(training).reference().doubt
 
@@ -57,7 +57,7 @@ def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> Non
 
 
 def test_what_explodes_is_drowned_and_what_cancels_is_not() -> None:
-    """Noise is larger than all that is there in both; of what cancels it is small against what was there before."""
+    """Noise exceeds the values in both cases. With cancellation, it is small relative to earlier values."""
     limit, found = noise_limit(TRAINING), moments()
     assert drowned_from(found, limit) is None
 
@@ -75,7 +75,7 @@ def test_what_explodes_is_drowned_and_what_cancels_is_not() -> None:
 
 
 def test_a_dead_network_proves_nothing() -> None:
-    """All-zero gradients agree with any layout, so a reference with nothing else is in doubt."""
+    """Zero gradients agree with any layout, so a reference with no others is in doubt."""
     layer = Layer(width=1, bias=False, norm=Norm.LAYER, activation=Activation.RELU)
     often_dead = replace(TRAINING, model=Model(features=1, layers=(layer,)), steps=1)
 
@@ -87,35 +87,40 @@ def test_a_dead_network_proves_nothing() -> None:
 
 @pytest.mark.parametrize("step", [0, 1, 2])
 def test_a_floor_of_more_than_half_the_digits_proves_nothing_from_there_on(step: int) -> None:
-    """A tensor that rounding alone can move by more than sqrt(eps) of its kind is named with its step."""
+    """If rounding moves a tensor by more than sqrt(eps), relative to its kind, the doubt names the tensor and step."""
     found = with_tolerances(Phase.UPDATE, step, 1e-7)
 
     assert found is not None
     assert found.step == step
-    assert found.reason == f"rounding noise in layers.0.norm.weight is 1e-05 % of the largest such tensor at step {step} (update)"
+    assert (
+        found.reason
+        == f"rounding noise in layers.0.norm.weight is 1e-05 % of the largest tensor of its kind at step {step} (update)"
+    )
 
 
 def test_noise_has_no_share_of_zeros() -> None:
-    """Gradients of a step that cancel to zero on one device, and not in copies that rounding has moved."""
+    """Gradients can cancel to zero on one device, but not in perturbed copies."""
     cancelled = tuple(
         replace(one, norms=0.0 * one.norms, scales=0.0 * one.scales) if (one.phase, one.step) == (Phase.GRADIENT, 1) else one
         for one in moments()
     )
-    reason = "layers.0.norm.weight and all such tensors are zero but for rounding at step 1 (gradient)"
+    reason = "layers.0.norm.weight and all tensors of its kind are zero except for rounding at step 1 (gradient)"
     assert doubt_about(cancelled, noise_limit(TRAINING)) == Doubt(reason=reason, step=1)
 
 
 @pytest.mark.parametrize("tolerance", [float("nan"), float("inf")])
 @pytest.mark.parametrize("phase", [Phase.LOSS, Phase.UPDATE])
 def test_a_tolerance_without_bounds_proves_nothing(phase: Phase, tolerance: float) -> None:
-    """Where a copy that rounding has moved overflows nothing is beyond the tolerance, not even of a loss."""
+    """If a perturbed copy overflows, the tolerance is infinite, even for a loss."""
     found = with_tolerances(phase, 1, tolerance)
 
-    assert found == Doubt(reason=f"rounding alone makes values that are not finite at step 1 ({phase.value})", step=1)
+    assert found == Doubt(
+        reason=f"rounding makes values of the single-device run infinite or NaN at step 1 ({phase.value})", step=1
+    )
 
 
 def test_steps_before_any_gradient_do_not_count() -> None:
-    """Of a reference that is lost, steps whose gradients are all zero prove as little as what follows."""
+    """If the reference fails later, earlier steps with zero gradients prove nothing either."""
     lost = tuple(
         replace(moment, norms=moment.norms * np.inf) if moment.step == 2 else moment for moment in without_gradients(steps=2)
     )
@@ -128,7 +133,7 @@ def test_steps_before_any_gradient_do_not_count() -> None:
 
 
 def test_the_earlier_of_two_doubts_counts() -> None:
-    """It leaves fewer steps; no doubt leaves all."""
+    """The earlier doubt leaves fewer steps. No doubt leaves all."""
     one, other = Doubt(reason="one", step=1), Doubt(reason="other", step=2)
 
     assert earlier(one, other) is earlier(other, one) is one

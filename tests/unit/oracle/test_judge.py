@@ -1,4 +1,4 @@
-"""The judge's rules, on cases made up of one reference and what ranks might have left."""
+"""Tests for the judge's rules, on artificial cases."""
 
 from dataclasses import replace
 from typing import NoReturn
@@ -25,47 +25,47 @@ TRAINING = Training(model=Model(features=2, layers=(Layer(width=2), Layer(width=
 LAST = TRAINING.steps - 1
 UNJUDGED = Judgement(outcome=Outcome.EQUIVALENT, world="sim")
 SMALL, LARGE = 1 + 1e-12, 2.0
-"""Factors: beyond the tolerance, and far below half of the digits or far above."""
+"""Factors beyond the tolerance: far below half the digits, and far above."""
 LOST_AT_ONE = Doubt(reason="lost", step=1)
 
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    """What one device leaves."""
+    """A single-device run's trace."""
     with one_thread():
         return train(single_device(TRAINING))
 
 
 @pytest.fixture(scope="module")
 def sure() -> Reference:
-    """What one device computes, beyond doubt."""
+    """A reference without doubt."""
     return ReferenceRun(TRAINING).reference()
 
 
 def tolerant(reference: Reference) -> Reference:
-    """The same with so much noise that anything passes."""
+    """A reference with so much noise that anything passes."""
     return replace(reference, moments=tuple(replace(one, tolerances=np.full_like(one.norms, 1e9)) for one in reference.moments))
 
 
 def left(trace: Trace, step: int | None = None, factor: float = LARGE) -> RanksResult:
-    """What two ranks leave that agree with each other; with parameters multiplied at one step, where given."""
+    """Results on two ranks that agree, with parameters multiplied at one step if given."""
     if step is not None:
         trace = replace(trace, steps=tuple(multiplied(one, factor) if at == step else one for at, one in enumerate(trace.steps)))
     return RanksResult(run=Run(values=(trace, trace)))
 
 
 def multiplied(step: Step, factor: float) -> Step:
-    """A step that ends with other parameters."""
+    """A step with other final parameters."""
     return replace(step, parameters=replace(step.parameters, values=step.parameters.values * factor))
 
 
 def never() -> NoReturn:
-    """A reference that nobody should ask for."""
+    """A reference that must not be requested."""
     raise AssertionError("asked for a confirming reference")
 
 
 def case(first: Reference, confirming: Reference | None = None, required_steps: int = 1) -> Case:
-    """A case of two references; without the second it must not be asked for."""
+    """A case with two references. Without the second, the judge must not request it."""
     return Case(
         reference=lambda: first,
         confirming_reference=never if confirming is None else lambda: confirming,
@@ -74,19 +74,19 @@ def case(first: Reference, confirming: Reference | None = None, required_steps: 
 
 
 def call(step: int) -> Divergence:
-    """A call too many."""
+    """An extra call."""
     return Divergence(step=step, phase=Phase.COMMUNICATION, tensor="all_reduce", difference=Difference.CALLS, rank=0)
 
 
 def test_agreement_needs_no_confirmation(sure: Reference, trace: Trace) -> None:
-    """The many runs of a confirming reference are paid for by what differs alone."""
+    """Only a difference makes the judge request the confirming reference, which costs many runs."""
     verdict, doubt = judge(UNJUDGED, case(sure), left(trace))
 
     assert (verdict.outcome, doubt) == (Outcome.EQUIVALENT, None)
 
 
 def test_what_the_confirming_reference_tolerates_is_equivalent(sure: Reference, trace: Trace) -> None:
-    """A difference counts only if it is beyond both noise floors; the error is in units of the second."""
+    """A difference must exceed both noise floors. The error is relative to the second."""
     verdict, _ = judge(UNJUDGED, case(sure, tolerant(sure)), left(trace, LAST))
     confirmed, _ = judge(UNJUDGED, case(sure, sure), left(trace, LAST))
 
@@ -95,7 +95,7 @@ def test_what_the_confirming_reference_tolerates_is_equivalent(sure: Reference, 
 
 
 def test_a_divergence_has_its_first_tensor_and_those_that_follow(sure: Reference, trace: Trace) -> None:
-    """The first one in words is the reason; no more than so many others are named."""
+    """The first tensor is in the reason, and a limited number of followers is named."""
     found, doubt = judge(UNJUDGED, replace(case(sure, sure), calls=tuple(map(call, range(50)))), left(trace, 0))
 
     assert doubt is None
@@ -107,7 +107,7 @@ def test_a_divergence_has_its_first_tensor_and_those_that_follow(sure: Reference
 
 @pytest.mark.parametrize(("at", "first"), [(LAST, Phase.COMMUNICATION), (0, Phase.UPDATE)])
 def test_calls_come_by_step_and_after_all_values_of_a_step(sure: Reference, trace: Trace, at: int, first: Phase) -> None:
-    """A call too many in step 0 comes before a wrong number in the last step, and after one in step 0."""
+    """An extra call in step 0 comes before a wrong number in the last step, and after one in step 0."""
     found, _ = judge(UNJUDGED, replace(case(sure, sure), calls=(call(0),)), left(trace, at))
 
     assert found.divergence is not None
@@ -115,7 +115,7 @@ def test_calls_come_by_step_and_after_all_values_of_a_step(sure: Reference, trac
 
 
 def test_calls_alone_need_no_confirmation(sure: Reference, trace: Trace) -> None:
-    """No noise explains a call; where every value agrees, it is the divergence."""
+    """Noise explains no call, so an extra call is a divergence even if all values agree."""
     found, _ = judge(UNJUDGED, replace(case(sure), calls=(call(1),)), left(trace))
 
     assert (found.outcome, found.divergence) == (Outcome.DIVERGED, call(1))
@@ -125,7 +125,7 @@ def test_calls_alone_need_no_confirmation(sure: Reference, trace: Trace) -> None
     ("required_steps", "outcome"), [(1, Outcome.EQUIVALENT), (2, Outcome.INCONCLUSIVE), (LAST + 1, Outcome.INCONCLUSIVE)]
 )
 def test_a_doubt_counts_before_the_required_steps(sure: Reference, trace: Trace, required_steps: int, outcome: Outcome) -> None:
-    """A reference that is lost at step 1 tells one step: enough for a case that asks for one."""
+    """A reference that fails at step 1 decides one step, enough if one is required."""
     lost = replace(sure, doubt=LOST_AT_ONE)
 
     verdict, doubt = judge(UNJUDGED, case(lost, required_steps=required_steps), left(trace))
@@ -141,7 +141,7 @@ def test_a_doubt_counts_before_the_required_steps(sure: Reference, trace: Trace,
 def test_a_small_difference_after_a_doubt_is_no_finding(
     sure: Reference, trace: Trace, step: int, factor: float, outcome: Outcome
 ) -> None:
-    """From the step on at which both references are lost, only what no noise explains counts."""
+    """If both references fail at a step, later differences must exceed any noise."""
     lost = replace(sure, doubt=LOST_AT_ONE)
 
     verdict, _ = judge(UNJUDGED, case(lost, lost), left(trace, step, factor))
@@ -150,14 +150,14 @@ def test_a_small_difference_after_a_doubt_is_no_finding(
 
 
 def test_a_doubt_of_the_confirming_reference_alone_excuses_nothing(sure: Reference, trace: Trace) -> None:
-    """Its noise is larger by construction: where the first reference is sure, a small difference beyond both is a finding."""
+    """The confirming reference has more noise by construction. If the first reference has no doubt, a small difference beyond both is a finding."""
     verdict, doubt = judge(UNJUDGED, case(sure, replace(sure, doubt=LOST_AT_ONE)), left(trace, LAST, SMALL))
 
     assert (verdict.outcome, doubt) == (Outcome.DIVERGED, LOST_AT_ONE)
 
 
 def drowned(reference: Reference, step: int) -> Reference:
-    """The same with noise ten times as large as all that is there from a step on, and in doubt there."""
+    """The reference with noise ten times larger than all values from a step on, and in doubt there."""
 
     def noisy(moment: Expected) -> Expected:
         return replace(moment, tolerances=np.maximum(moment.tolerances, 10 * moment.scales))
@@ -167,7 +167,7 @@ def drowned(reference: Reference, step: int) -> Reference:
 
 
 def test_no_difference_counts_where_noise_is_larger_than_all_that_is_there(sure: Reference, trace: Trace) -> None:
-    """Of a training that explodes nothing can be told, however far ranks are off; the steps before count, and both references."""
+    """In a training that explodes, no difference counts from that step on. Both references must agree on the step."""
     lost = drowned(sure, LAST)
     huge = 1e6
     outcomes = [
@@ -179,7 +179,7 @@ def test_no_difference_counts_where_noise_is_larger_than_all_that_is_there(sure:
 
 
 def turning(reference: Reference, step: int) -> Reference:
-    """The same for an optimizer that goes by signs, each of which rounding may turn in one step."""
+    """The reference for an optimizer that updates by signs, with uncertain signs in one step."""
     moments = tuple(
         replace(one, tolerances=one.norms) if (one.phase, one.step) == (Phase.GRADIENT, step) else one
         for one in reference.moments
@@ -191,7 +191,7 @@ def turning(reference: Reference, step: int) -> Reference:
 def test_an_update_by_a_sign_that_rounding_may_turn_is_no_finding(
     sure: Reference, trace: Trace, step: int, outcome: Outcome
 ) -> None:
-    """Of both references, in the step that differs first; for an optimizer that goes by none it is one."""
+    """Both references must find it, in the first step that differs. For other optimizers it is a finding."""
     signs = turning(sure, LAST)
     verdict, doubt = judge(UNJUDGED, case(signs, signs), left(trace, step))
     others = [judge(UNJUDGED, case(*each), left(trace, LAST))[0].outcome for each in ((signs, sure), (sure, signs))]
@@ -203,7 +203,7 @@ def test_an_update_by_a_sign_that_rounding_may_turn_is_no_finding(
 
 
 def test_a_reference_without_moments_is_inconclusive(sure: Reference, trace: Trace) -> None:
-    """Where copies of the reference cannot be compared with each other, nothing is compared with them."""
+    """If the reference's copies cannot be compared, ranks are not compared with them."""
     nothing = Reference((), Doubt(reason="no two runs alike", step=0), sure.noise_limit)
 
     verdict, _ = judge(UNJUDGED, case(nothing), left(trace, 0))
@@ -212,7 +212,7 @@ def test_a_reference_without_moments_is_inconclusive(sure: Reference, trace: Tra
 
 
 def test_a_confirming_reference_without_moments_takes_nothing_back(sure: Reference, trace: Trace) -> None:
-    """What differs from a first reference beyond doubt stays a finding."""
+    """A difference from a first reference without doubt stays a finding."""
     nothing = Reference((), Doubt(reason="no two runs alike", step=0), sure.noise_limit)
 
     verdict, _ = judge(UNJUDGED, case(sure, nothing), left(trace, 0))
@@ -221,7 +221,7 @@ def test_a_confirming_reference_without_moments_takes_nothing_back(sure: Referen
 
 
 def test_a_coarse_judgement_leaves_a_loss_to_the_full_one(trace: Trace) -> None:
-    """A loss has no other of its kind to be large against; anything else that is far off is a divergence at once."""
+    """A loss has no other tensor of its kind to compare with. Any other large difference is a divergence at once."""
     coarse = ReferenceRun(TRAINING).coarse_reference()
     other_loss = replace(trace, steps=(replace(trace.steps[0], loss=1e6), *trace.steps[1:]))
 
@@ -234,7 +234,7 @@ def test_a_coarse_judgement_leaves_a_loss_to_the_full_one(trace: Trace) -> None:
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_a_failure_is_a_crash_or_a_hang(kind: FailureKind) -> None:
-    """Ranks that wait for each other hang, whatever else stops them is a crash; the verdict has the evidence."""
+    """Ranks that wait for each other hang. Any other end is a crash. The verdict has the evidence."""
     failure = Failure(kind=kind, summary="rank 1 is late", reports=())
 
     verdict = judge_failure(UNJUDGED, failure)

@@ -1,4 +1,4 @@
-"""The noise floor of softmaxes that ranks compute otherwise than one device: by logarithms of sums, or without."""
+"""The noise floor for softmaxes that ranks compute from logarithms, or one device does."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -44,7 +44,7 @@ from equivcheck.training.material import IGNORED
 from equivcheck.training.setup import Setup
 
 OFF = 1e-11
-"""Error that is planted in logarithms of about a thousand: a hundred units in the last place, whatever a processor rounds."""
+"""Error planted in logarithms near one thousand: a hundred units in the last place, more than any processor rounds."""
 TRAINING = Training(
     model=Model(
         features=1,
@@ -64,14 +64,14 @@ TRAINING = Training(
     clipping=ClipValue(),
     seed=12925630,
 )
-"""Scores of a thousand: gradients of 700 that are clipped to 0.1, beside some of 0.01 that a softmax nearly cancels."""
+"""Scores near one thousand: gradients near 700 that are clipped to 0.1, and some near 0.01 that a softmax nearly cancels."""
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(ContextParallel(exchange=Exchange.RING),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_kept() -> Iterator[None]:
-    """Compute all references in the test, because an error is planted in some, and keep none of them for other tests."""
+    """Compute all references in the test, because an error is planted in some, and cache none for other tests."""
     kept = (module._trace, module._reference, module._confirming_reference)
     for function in kept:
         function.cache_clear()
@@ -82,7 +82,7 @@ def nothing_is_kept() -> Iterator[None]:
 
 @pytest.fixture
 def logarithms_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant the same error in the logarithms of ranks and of the reference that imitates them."""
+    """Plant the same error in the ranks' logarithms and in the reference that imitates them."""
     exact = torch.Tensor.log
     monkeypatch.setattr(torch.Tensor, "log", lambda values: exact(values) + OFF)
 
@@ -90,7 +90,7 @@ def logarithms_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_the_floor_needs(
     trace: str, scenario: Scenario, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Setup], None] | None = None
 ) -> None:
-    """The planted error is within a floor that has this run of the reference, and far beyond one that lacks it."""
+    """The planted error is within a floor with this reference run, and far beyond a floor without it."""
     assert check(scenario, alter=alter).outcome is Outcome.EQUIVALENT
     module._confirming_reference.cache_clear()
     monkeypatch.setattr(module, trace, lambda training: module._trace(training, None))
@@ -100,27 +100,23 @@ def assert_the_floor_needs(
 
 
 class _Causal:
-    """Four heads that look back."""
+    """Four causal heads."""
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
-        """Each for itself."""
         return values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """What comes later."""
         return keys > queries[:, None]
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """As torch does."""
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
     def attend_from(self, *_values: object) -> torch.Tensor:
-        """Of parts of sequences alone."""
         raise AssertionError
 
 
 def test_it_is_attention() -> None:
-    """What is found, and gradients of queries, keys and values, are those of any attention."""
+    """Outputs and gradients for queries, keys and values equal those from torch's attention."""
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator)
@@ -131,19 +127,19 @@ def test_it_is_attention() -> None:
 
 
 def test_honest_ranks_of_a_ring_are_within_the_floor() -> None:
-    """Large scores are rounded, and with them the logarithms that ranks compute weights of."""
+    """Large scores are rounded, and so are the logarithms from which ranks compute weights."""
     assert check(SCENARIO).outcome is Outcome.EQUIVALENT
 
 
 @pytest.mark.usefixtures("logarithms_are_off")
 def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logarithms of large scores are off by more than moved inputs or other sums show."""
+    """Logarithms from large scores have larger errors than moved inputs or other summation orders show."""
     assert_the_floor_needs("logarithm_trace", SCENARIO, monkeypatch)
 
 
 @pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.ULYSSES])
 def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
-    """They need no such floor where attention is not fused, and have none."""
+    """They need no such floor if attention is not fused, and have none."""
     other = replace(SCENARIO, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),)))
     assert [module.ReferenceRun.of(each).by_logarithms for each in (SCENARIO, other)] == [True, False]
     assert check(other).outcome is Outcome.EQUIVALENT
@@ -166,34 +162,34 @@ FUSED = Training(
     steps=3,
     seed=699,
 )
-"""Scores of 700, and gradients of queries and keys that Adafactor divides by themselves."""
+"""Scores near 700, and gradients for queries and keys that Adafactor divides separately."""
 
 
 FUSED_SCENARIO = Scenario(training=FUSED, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=Exchange.ULYSSES),)))
 
 
 class _SeesAll(_Causal):
-    """Heads that look at all positions."""
+    """Heads without a mask."""
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> None:  # type: ignore[override]
         """No position."""
 
 
 def attend_by_logarithms(setup: Setup) -> None:
-    """Let the fused attention of ranks compute weights of logarithms, as a kernel may that rounds by strides."""
+    """Let the ranks' fused attention compute weights from logarithms, as a kernel may."""
     for each in setup.model.modules():
         if isinstance(each, AttentionModule) and each.layer.fused:
             each.attend = lambda *given: ByLogarithms().attended(_SeesAll(), *given)  # type: ignore[method-assign]
 
 
 def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
-    """Products of other strides are rounded otherwise."""
+    """Products over other strides round differently."""
     assert check(FUSED_SCENARIO).outcome is Outcome.EQUIVALENT
 
 
 @pytest.mark.usefixtures("logarithms_are_off")
 def test_fused_attention_of_some_heads_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that are off by units in the last place of large scores are no finding."""
+    """Weights with errors in the last place, due to large scores, are no finding."""
     assert_the_floor_needs("logarithm_trace", FUSED_SCENARIO, monkeypatch, alter=attend_by_logarithms)
 
 
@@ -223,11 +219,11 @@ EXPLODING = Training(
     loss=CrossEntropy(z_loss=0.01),
     seed=3265997,
 )
-"""Logits of hundreds, of which the largest is alone."""
+"""Logits in the hundreds, with one dominating."""
 
 
 def by_classes() -> Scenario:
-    """Two ranks that have half of the classes each."""
+    """Two vocabulary-parallel ranks."""
     plan = (LayerPlan(split=Split.OUTSIDE), *(LayerPlan(split=Split.WITHIN),) * 2, LayerPlan(), LayerPlan())
     parallelism = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLUMN, loss_parallel=True)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallelism,))
@@ -235,19 +231,19 @@ def by_classes() -> Scenario:
 
 
 def test_honest_ranks_that_have_some_classes_are_within_the_floor() -> None:
-    """They are exact, and one device is off by units in the last place of logits."""
+    """The ranks are exact, and the single device has errors in the logits' last place."""
     assert check(by_classes()).outcome is Outcome.EQUIVALENT
 
 
 def test_a_z_loss_over_large_logits_in_parts_is_within_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here it is one device in whose logarithms an error is planted."""
+    """The error is planted in the single device's logarithms."""
     exact = torch.Tensor.logsumexp
     monkeypatch.setattr(torch.Tensor, "logsumexp", lambda logits, dim: exact(logits, dim) * (1.0 + OFF))
     assert_the_floor_needs("summed_trace", by_classes(), monkeypatch)
 
 
 def test_it_is_cross_entropy() -> None:
-    """Loss and gradient are those of torch, but for rounding, padding and smoothing included."""
+    """Loss and gradient equal torch's except for rounding, with padding and label smoothing."""
     training = replace(EXPLODING, loss=CrossEntropy(z_loss=0.01, label_smoothing=0.1, class_weights=True))
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 2, 5, dtype=torch.float64, generator=generator, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Tests for copies of the reference under optimizers that mix elements, or round on their way."""
+"""Tests for reference copies under optimizers that mix elements or round inside."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ MUON = replace(TRAINING, optimizer=Muon())
 def test_copies_are_trained_at_once_only_where_they_do_not_mix(
     monkeypatch: pytest.MonkeyPatch, optimizer: Optimizer, expected: str
 ) -> None:
-    """A norm over all copies would be wrong for each, so an optimizer that takes norms trains them one by one."""
+    """A norm over all copies would be wrong, so optimizers with norms train copies one by one."""
     used = []
     for function in (train_ensemble, train_copies):
         monkeypatch.setattr(floor, function.__name__, lambda *arguments, function=function: used.append(function.__name__))
@@ -60,7 +60,7 @@ def test_copies_are_trained_at_once_only_where_they_do_not_mix(
 
 @pytest.mark.parametrize("optimizer", [Adafactor(), Muon()])
 def test_the_first_copy_is_the_reference(optimizer: Optimizer) -> None:
-    """What moves no input leaves the bits of the single-device run, also where the others are moved by rounding."""
+    """The first copy is bit for bit the single-device run, even if rounding moves the others."""
     training = replace(TRAINING, optimizer=optimizer)
     reference, copies = train(single_device(training)), perturbed(training, 3, rounding_setup(training))
     for ours, theirs in zip(copies.steps, reference.steps, strict=True):
@@ -69,7 +69,7 @@ def test_the_first_copy_is_the_reference(optimizer: Optimizer) -> None:
 
 
 def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
-    """Copies move as far as bfloat16 may move an update, but not the gradients before the first one."""
+    """Copies move as far as bfloat16 can move an update, but gradients before the first update do not."""
     exact, rounded = perturbed(MUON, 8), perturbed(MUON, 8, rounding_setup(MUON))
 
     def spread(values: np.ndarray) -> float:
@@ -81,7 +81,7 @@ def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
 
 
 def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
-    """Muon divides by a norm in bfloat16: of shards it rounds otherwise, and of elements moved each for itself it stays."""
+    """Muon divides by a norm in bfloat16. Shards round it differently, but elements that move independently do not."""
     norms, momenta = [], []
     for seed in range(20):
         parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
@@ -99,7 +99,7 @@ def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
 
 @pytest.mark.parametrize(("width", "seed"), [(30, 3), (30, 21), (30, 25), (30, 27), (26, 26)])
 def test_a_sum_over_a_matrix_moved_as_a_whole_is_no_finding(width: int, seed: int) -> None:
-    """A loss that adds up all outputs shows what a common factor does much more than what single elements do."""
+    """A loss that adds all outputs shows a common factor much more than single moved elements."""
     layer = Layer(width=width, bias=False, activation=Activation.SIGMOID)
     training = Training(
         model=Model(features=1, layers=(layer, layer)),
@@ -117,7 +117,7 @@ def test_a_sum_over_a_matrix_moved_as_a_whole_is_no_finding(width: int, seed: in
 @pytest.mark.parametrize("layout", [SPMD(distribution=Distribution.FULLY_SHARD), FSDP2()])
 @pytest.mark.parametrize("seed", [2270, 6, 8, 46])
 def test_products_and_norms_of_shards_that_are_rounded_are_no_finding(seed: int, layout: Parallelism) -> None:
-    """Where each rank rounds its part of a norm and of a Gram matrix, an update is off by more than one of moved gradients is."""
+    """If each rank rounds its part in a norm and a Gram matrix, an update moves farther than by moved gradients."""
     layers = tuple(
         Layer(width=2, bias=False, activation=kind) for kind in (Activation.TANH, Activation.IDENTITY, Activation.SILU)
     )
@@ -145,7 +145,7 @@ def test_products_and_norms_of_shards_that_are_rounded_are_no_finding(seed: int,
     ],
 )
 def test_whole_matrices_round_as_on_one_device(layout: Parallelism, precision: Precision, moves: bool) -> None:
-    """Of those no rounding is moved, but where the last place of what goes in is near that of bfloat16."""
+    """Full matrices round as on one device, except if an input is near a bfloat16 rounding boundary."""
     training = replace(MUON, precision=precision)
     mesh = Mesh(axes=(Axis(name="dp", size=2),))
     run = ReferenceRun.of(Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(layout,))))
@@ -154,7 +154,7 @@ def test_whole_matrices_round_as_on_one_device(layout: Parallelism, precision: P
 
 
 def test_what_an_optimizer_rounds_to_limits_the_noise() -> None:
-    """Half of the digits are those of the coarsest type that a step computes in."""
+    """Half the digits are those of the coarsest type in a step."""
     assert noise_limit(TRAINING) == pytest.approx(2.0**-26)
     assert noise_limit(replace(TRAINING, precision=Precision.FLOAT32)) == pytest.approx(2.0**-11.5)
     assert noise_limit(MUON) == pytest.approx(2.0**-3.5)

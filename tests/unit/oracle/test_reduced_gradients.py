@@ -1,4 +1,4 @@
-"""The gradients of ranks, accumulated and averaged by plain arithmetic, as both emulators of data parallelism do it."""
+"""Tests for accumulating and averaging gradients, as both emulators for data parallelism do."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averagin
 
 
 def parts(*values: float, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """One element a rank."""
+    """One element per rank."""
     return [torch.tensor([value], dtype=dtype) for value in values]
 
 
 def mean_of(values: list[torch.Tensor], division: Division, **options: Any) -> torch.Tensor:
-    """Their mean, or their sum by another divisor."""
+    """The mean, or the sum divided by another divisor."""
     return Averaging(division=division, **options).mean(values)
 
 
 def mean_of_all(gradients: list[Gradients], _last: bool) -> list[Gradients]:
-    """Each rank gets the mean over all."""
+    """Give each rank the mean."""
     mean = torch.stack([each["a"] for each in gradients]).mean(0)
     return [{"a": mean} for _ in gradients]
 
@@ -28,25 +28,25 @@ def mean_of_all(gradients: list[Gradients], _last: bool) -> list[Gradients]:
 @pytest.mark.parametrize("division", list(Division))
 @pytest.mark.parametrize("shards", [None, 2, 3])
 def test_every_division_gives_the_mean(division: Division, shards: int | None) -> None:
-    """In one stage or two, whenever it is divided."""
+    """One stage or two, and any point of division, give the mean."""
     assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=6, shards=shards).item() == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("division", list(Division))
 @pytest.mark.parametrize("shards", [None, 2, 3])
 def test_every_division_is_by_the_divisor(division: Division, shards: int | None) -> None:
-    """Another number than that of the parts is what their sum is divided by."""
+    """The sum is divided by the divisor, not by the number of parts."""
     assert mean_of(parts(1, 2, 3, 4, 5, 9), division, divisor=2.5, shards=shards).item() == pytest.approx(9.6)
 
 
 @pytest.mark.parametrize("division", list(Division))
 def test_ranks_without_a_gradient_count_as_zero(division: Division) -> None:
-    """Two of three ranks have one."""
+    """Two of three ranks have a gradient."""
     assert mean_of(parts(1, 5), division, divisor=3).item() == pytest.approx(2.0)
 
 
 def test_when_a_sum_is_divided_shows_in_a_low_precision() -> None:
-    """60000 twice is beyond float16, unless each is divided before."""
+    """Twice 60000 overflows float16, unless each is divided before."""
     large = parts(60000, 60000, dtype=torch.float16)
 
     assert mean_of(large, Division.BEFORE, divisor=2).item() == 60000
@@ -54,7 +54,7 @@ def test_when_a_sum_is_divided_shows_in_a_low_precision() -> None:
 
 
 def test_sums_over_shards_are_averages_where_the_rest_of_the_divisor_comes_after() -> None:
-    """Over four ranks 30000 each is beyond float16, unless each two are averaged before the sums are added up."""
+    """Four times 30000 overflows float16, unless pairs are averaged before the sums are added."""
     large = parts(*(30000,) * 4, dtype=torch.float16)
 
     assert mean_of(large, Division.AFTER, divisor=2, shards=2).item() == 60000
@@ -62,7 +62,7 @@ def test_sums_over_shards_are_averages_where_the_rest_of_the_divisor_comes_after
 
 
 def test_an_order_is_asked_for_at_each_stage() -> None:
-    """Two stages of shards, then the sums."""
+    """Two shard groups, then the sums."""
     asked: list[int] = []
 
     def ordered(values: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -76,7 +76,7 @@ def test_an_order_is_asked_for_at_each_stage() -> None:
 
 @pytest.mark.parametrize(("once", "whole"), [(False, False), (False, True), (True, False), (True, True)])
 def test_microbatches_are_averaged_whenever_they_are_reduced(*, once: bool, whole: bool) -> None:
-    """An average of sums is a sum of averages, also on top of what was there before."""
+    """Reducing often or once gives the same, also on top of earlier gradients."""
     before: list[Gradients] = [{"a": torch.tensor([10.0])}] * 2
     gradients = AccumulatedGradients(before, mean_of_all, when=WhenReduced(once=once, whole=whole))
     for number, values in enumerate([(1.0, 3.0), (5.0, 7.0)]):
@@ -89,7 +89,7 @@ def test_microbatches_are_averaged_whenever_they_are_reduced(*, once: bool, whol
 
 @pytest.mark.parametrize(("once", "whole", "times"), [(False, False, 2), (False, True, 2), (True, True, 1)])
 def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool, times: int) -> None:
-    """With a sum for a mean, what is reduced twice counts twice: the first microbatch, if ranks keep whole gradients."""
+    """If means are replaced by sums, a gradient that is reduced twice counts twice: with full gradients, the first microbatch."""
     seen: list[float] = []
 
     def summed(gradients: list[Gradients], _last: bool) -> list[Gradients]:
@@ -108,7 +108,7 @@ def test_how_often_and_of_what_gradients_are_reduced(*, once: bool, whole: bool,
 
 
 def test_what_waits_keeps_its_element_type() -> None:
-    """The first gradient that waits is rounded, and so is each sum with it."""
+    """The first waiting gradient is rounded, and so is each sum with it."""
     gradients = AccumulatedGradients(
         [{}], lambda waiting, _last: waiting, when=WhenReduced(once=True), waits_as=lambda gradient: gradient.bfloat16()
     )
@@ -121,7 +121,7 @@ def test_what_waits_keeps_its_element_type() -> None:
 
 
 def test_what_is_not_reduced_stays_with_its_rank() -> None:
-    """Added to the result of reductions."""
+    """An unreduced gradient is added to the result of reductions."""
     gradients = AccumulatedGradients([{}, {}], mean_of_all, when=EACH)
     gradients.add_unreduced(1, {"a": torch.tensor([5.0])})
 

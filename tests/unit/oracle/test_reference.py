@@ -17,13 +17,13 @@ TRAINING = Training(
 
 
 def test_a_reference_is_run_once() -> None:
-    """Equal trainings share one reference, however often they are looked up."""
+    """Equal trainings share one cached reference."""
     assert ReferenceRun(TRAINING).reference() is ReferenceRun(replace(TRAINING)).reference()
 
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None:
-    """Of a well-conditioned training, rounding moves every parameter by more than eps and less than a few thousand."""
+    """In a well-conditioned training, rounding moves every parameter by more than eps and less than a few thousand."""
     found = ReferenceRun(replace(TRAINING, precision=precision)).reference()
     eps = np.finfo(precision.value).eps
 
@@ -35,7 +35,7 @@ def test_tolerance_is_some_units_in_the_last_place(precision: Precision) -> None
 
 
 def test_more_perturbations_raise_the_floor_a_little() -> None:
-    """The many runs that confirm a divergence estimate the same spread as the few before them."""
+    """The many confirming runs estimate the same spread as the few first ones."""
     quick, sure = ReferenceRun(TRAINING).reference(), ReferenceRun(TRAINING, num_parts=2).confirming_reference()
 
     for few, many in zip(quick.moments, sure.moments, strict=True):

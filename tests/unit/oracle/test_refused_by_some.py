@@ -19,13 +19,13 @@ PROGRAM = TensorProgram(
 
 
 class _Refusing(DTensorTarget):
-    """All ranks refuse one operation, and some of them another, in some words."""
+    """All ranks refuse one operation, and some refuse another."""
 
     by_all, by_some, ranks = "exp", "softmax", (1,)
     other_words = False
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """What it refuses it says clearly."""
+        """Refuse operations with a clear error."""
         if statement.name == self.by_all or (statement.name == self.by_some and dist.get_rank() in self.ranks):
             raise NotImplementedError(f"{statement.name} is not supported")
         if statement.name == self.by_some and self.other_words:
@@ -34,7 +34,7 @@ class _Refusing(DTensorTarget):
 
 
 class _InOtherWords(_Refusing):
-    """The others refuse it as well, with an error of another type."""
+    """The other ranks refuse it as well, with another error type."""
 
     other_words = True
 
@@ -47,7 +47,7 @@ class _ByAll(_Refusing):
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_what_one_rank_refuses_has_crashed(world: str) -> None:
-    """Though the other rank waits for it in a collective, and though both had refused another statement before."""
+    """It is a crash although the other rank waits in a collective, and although both refused an earlier statement."""
     assert check_program(PROGRAM, world=world).outcome is Outcome.EQUIVALENT
     verdict = check_program(PROGRAM, target=_Refusing, world=world, deadline=20)
     assert verdict.outcome is Outcome.CRASHED
@@ -55,14 +55,14 @@ def test_what_one_rank_refuses_has_crashed(world: str) -> None:
 
 
 def test_what_ranks_refuse_with_different_errors_has_crashed() -> None:
-    """It is not the same refusal."""
+    """Different errors are not the same refusal."""
     verdict = check_program(PROGRAM, target=_InOtherWords)
     assert verdict.outcome is Outcome.CRASHED
     assert "or with another error" in verdict.reason
 
 
 def test_what_all_ranks_refuse_alike_goes_on() -> None:
-    """With what one device computes, as a constant."""
+    """The single-device value replaces the result, as a constant."""
     verdict = check_program(PROGRAM, target=_ByAll)
     assert verdict.outcome is Outcome.EQUIVALENT
     assert [each.statement for each in verdict.refusals] == [1, 2]

@@ -1,4 +1,4 @@
-"""The reference of a layout that rounds."""
+"""Tests for the reference of a low-precision layout."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ FP64 = ElementType.FLOAT64
 @pytest.mark.parametrize("once", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 def test_without_lower_precision_it_is_the_ordinary_reference(division: Division, once: bool, whole: bool) -> None:
-    """However parts are accumulated and averaged, in the training's own precision they give what whole microbatches give."""
+    """In the training's own precision, any way to accumulate and average parts gives the ordinary result."""
     when = WhenReduced(once=once, whole=whole)
     assert_ordinary(Rounding(replicas=2, shards=3, when=when, compute=FP64, reduce=FP64, division=division))
 
 
 @pytest.mark.parametrize("division", list(Division))
 def test_neither_another_divisor_nor_sums_that_wait_change_gradients(division: Division) -> None:
-    """The loss makes up for a divisor, and what replicas add up once is what they would add up twice."""
+    """The loss scale compensates a divisor, and replicas may reduce once or at each microbatch."""
     assert_ordinary(Rounding(replicas=2, shards=3, division=division, divisor=2.5, replicas_once=True))
 
 
 def assert_ordinary(rounding: Rounding) -> None:
-    """One device that rounds like this, in types that round nothing, leaves what any one does."""
+    """A device that rounds nothing gives the ordinary result."""
     ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device(TRAINING))
     for step, expected in zip(ours.steps, plain.steps, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=1e-12)
@@ -78,7 +78,7 @@ def assert_ordinary(rounding: Rounding) -> None:
 @pytest.mark.parametrize("bucket_view", [False, True])
 @pytest.mark.parametrize("compression", [Compression.NONE, Compression.FP16], ids=str)
 def test_ranks_of_ddp_leave_its_very_bits(compression: Compression, bucket_view: bool, zero_grad: ZeroGrad) -> None:
-    """Gradients over six ranks are scaled as they are copied to a bucket, and divided where they lie in one or are compressed."""
+    """DDP on six ranks is bit for bit equal: gradients are scaled when copied to a bucket, or divided in it."""
     ddp = DDP(autocast=LowPrecision.FLOAT16, compression=compression, gradient_as_bucket_view=bucket_view)
     layers = (Layer(width=12, activation=Activation.SILU), Layer(width=12))
     training = Training(
@@ -94,7 +94,7 @@ def test_ranks_of_ddp_leave_its_very_bits(compression: Compression, bucket_view:
 
 
 def test_compressed_gradients_are_halved_before_they_are_added() -> None:
-    """Of two ranks, each casts its gradient to float16 and divides it; the sum of both is in float16 as well."""
+    """Both ranks cast gradients to float16 and divide them, and the sum is in float16 as well."""
     rounding = Rounding(replicas=1, shards=2, when=WHOLE, reduce=ElementType.FLOAT16)
     drawn = material(LINEAR)
     weight, batch = drawn.parameters["layers.0.linear.weight"], drawn.steps[0][0]
@@ -112,7 +112,7 @@ def test_compressed_gradients_are_halved_before_they_are_added() -> None:
 @pytest.mark.torch(">=2.10", "no grad_dtype of tensors")
 @pytest.mark.parametrize("as_computed", [False, True])
 def test_gradients_may_be_reduced_as_backward_computes_them(as_computed: bool) -> None:
-    """Where a parameter accepts the reduction's type, no gradient is rounded to the parameter's first."""
+    """If a parameter accepts the reduction's type, gradients are not first rounded to the parameter's type."""
     training = Training(
         model=Model(features=3, layers=(Layer(width=4, norm=Norm.RMS),)),
         data=Data(microbatches=(4,)),
@@ -128,7 +128,7 @@ def test_gradients_may_be_reduced_as_backward_computes_them(as_computed: bool) -
 
 
 def test_it_is_run_once_for_each_rounding() -> None:
-    """Equal roundings share a reference; an ordinary one is another."""
+    """Equal roundings share a reference. The ordinary one is separate."""
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16)
     assert ReferenceRun(TRAINING, rounding).reference() is ReferenceRun(replace(TRAINING), replace(rounding)).reference()
     assert ReferenceRun(TRAINING, rounding).reference() is not ReferenceRun(TRAINING).reference()
@@ -136,14 +136,14 @@ def test_it_is_run_once_for_each_rounding() -> None:
 
 
 def test_half_of_the_digits_are_those_of_the_coarsest_type() -> None:
-    """Noise is judged by the type with the fewest digits on the way."""
+    """Noise is judged by the type with the fewest digits."""
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
     assert noise_limit(TRAINING, rounding) == pytest.approx(2**-3.5)
     assert noise_limit(TRAINING) == pytest.approx(2**-26)
 
 
 def test_before_a_divergence_is_believed_roundings_are_flipped() -> None:
-    """Two ranks leave no doubt at the first step; later a float32 parameter may be cast the other way."""
+    """Two ranks are exact at the first step. Later, a float32 parameter can round the other way."""
     training = replace(TRAINING, precision=Precision.FLOAT32, clipping=None)
     rounding = Rounding(replicas=1, shards=2, compute=ElementType.BFLOAT16, reduce=ElementType.FLOAT32)
     first, *_, last = [
@@ -155,7 +155,7 @@ def test_before_a_divergence_is_believed_roundings_are_flipped() -> None:
 
 
 def test_the_first_orders_are_those_of_a_ring() -> None:
-    """Ranks that add up around a ring start at any of them."""
+    """Ranks in a ring can start at any rank."""
     parts = [torch.tensor(float(part)) for part in range(4)]
     orders = [Shuffled(np.random.default_rng(0), copy).ordered(parts) for copy in range(1, 4)]
     assert [[int(part) for part in order] for order in orders] == [[1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2]]
@@ -163,7 +163,7 @@ def test_the_first_orders_are_those_of_a_ring() -> None:
 
 @pytest.mark.parametrize(("precision", "flips"), [("float32", 1), ("float64", 0)])
 def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> None:
-    """From float64 to bfloat16 no unit in the last place ever matters, from float32 it may."""
+    """One unit in the last place never matters in a cast from float64 to bfloat16. From float32 it can."""
     shaken = PerturbedRounding(np.random.default_rng(0), 1, precision, "bfloat16")
     exact = torch.linspace(1, 2, 50, dtype=getattr(torch, precision))
     rounded = exact.to(torch.bfloat16)
@@ -172,7 +172,7 @@ def test_a_rounding_is_flipped_where_one_may_be(precision: str, flips: int) -> N
 
 
 def test_a_rounding_is_flipped_wherever_a_tensor_lies() -> None:
-    """Outputs whose rows lie along another dim are no run of numbers in memory."""
+    """Outputs with rows along another dim are not contiguous in memory."""
     shaken = PerturbedRounding(np.random.default_rng(0), 1, "float64", "float32")
     exact = torch.ones(3, 2, 4, dtype=torch.float64).transpose(0, 1)
     rounded = exact.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Tests for the same training on one device, summed in other ways."""
+"""Tests for single-device runs that sum in other orders."""
 
 import math
 from collections.abc import Callable
@@ -53,11 +53,11 @@ ALIKE = Training(
     steps=2,
     seed=2781109,
 )
-"""Of a linear with a mean of its outputs every row of the weight has the same gradient."""
+"""With a linear and a mean over its outputs, all rows of the weight have the same gradient."""
 
 
 def alike(number: int) -> list[torch.Tensor]:
-    """Two parameters whose gradients are the same number everywhere."""
+    """Two parameters whose gradients have the same number everywhere."""
     parameters: list[torch.Tensor] = [nn.Parameter(torch.zeros(number, dtype=torch.float64)) for _ in range(2)]
     for parameter in parameters:
         parameter.grad = torch.full((number,), 0.1, dtype=torch.float64)
@@ -69,7 +69,7 @@ def alike(number: int) -> list[torch.Tensor]:
     [(NormType.ONE, math.fsum([0.1] * 2000)), (NormType.TWO, math.sqrt(math.fsum([0.1 * 0.1] * 2000))), (NormType.INF, 0.1)],
 )
 def test_a_norm_summed_widely_is_rounded_once(norm_type: NormType, exact: float) -> None:
-    """It is what the norm would be in exact arithmetic, and gradients are clipped by it."""
+    """The norm equals exact arithmetic, and gradients are clipped by it."""
     parameters = alike(1000)
 
     norm = clip_widely(nn.Module(), parameters, ClipNorm(max_norm=exact / 2, norm_type=norm_type))
@@ -81,14 +81,14 @@ def test_a_norm_summed_widely_is_rounded_once(norm_type: NormType, exact: float)
 
 @pytest.mark.parametrize("clip", [clip_flat, clip_widely])
 def test_clipping_goes_by_the_gradients_that_are_there(clip: Callable[..., torch.Tensor]) -> None:
-    """Parameters that took no part in a step have none."""
+    """Parameters without a gradient are skipped."""
     parameters = [*alike(3), nn.Parameter(torch.zeros(4, dtype=torch.float64))]
 
     assert float(clip(nn.Module(), parameters, ClipNorm(max_norm=1.0, norm_type=NormType.ONE))) == pytest.approx(0.6)
 
 
 def accepted_shares(run: ReferenceRun, phase: Phase) -> tuple[float, float]:
-    """Largest share of a tensor that it may be off by at the first step, at first and before a divergence is believed."""
+    """Largest accepted error relative to a tensor, at the first step: in the first comparison, and in the confirming one."""
     quick, sure = (
         next(moment for moment in found.moments if moment.phase is phase)
         for found in (run.reference(), run.confirming_reference())
@@ -97,7 +97,7 @@ def accepted_shares(run: ReferenceRun, phase: Phase) -> tuple[float, float]:
 
 
 def test_how_far_the_norm_of_the_reference_is_off_counts_as_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Perturbed copies sum in the same order, and of alike terms every rounding goes the same way: here a planted one."""
+    """Perturbed copies sum in the same order, and equal terms all round the same way. The error is planted."""
     off = 1e-12
     monkeypatch.setattr(summation, "clip_widely", lambda *given: clip_widely(*given) * (1.0 + off))
     quick, sure = accepted_shares(ReferenceRun(replace(ALIKE, seed=1)), Phase.CLIPPING)
@@ -134,16 +134,16 @@ CANCELLING = Scenario(
     ),
     layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=3),)), parallelisms=(DDP(),)),
 )
-"""The gradient of one row of a query is a difference of numbers some thousand times as large, alike whatever the inputs."""
+"""One row's gradient in a query is a difference between numbers a thousand times larger, for any inputs."""
 
 
 def test_ranks_that_scale_losses_of_which_gradients_cancel_are_no_finding() -> None:
-    """Ranks multiply losses by their number before they average: what is rounded on the way back is rounded otherwise."""
+    """Ranks multiply losses by their number before they average, so the backward rounds differently."""
     assert check(CANCELLING).outcome is Outcome.EQUIVALENT
 
 
 def test_what_is_rounded_on_the_way_back_moves_as_losses_are_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By scales that are no powers of two, and not with the inputs: here gradients of outputs have the digits of bfloat16."""
+    """Loss scales move it, but inputs do not. Output gradients have bfloat16's digits here."""
     exact = functional.mse_loss
 
     def rounded(outputs: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
@@ -183,19 +183,19 @@ ONE_FEATURE = Scenario(
         parallelisms=(TensorParallel(plan=(*(LayerPlan(),) * 4, LayerPlan(split=Split.COLUMN))),),
     ),
 )
-"""In step 1 dropout leaves the last norm one feature of two, so that nothing that trains depends on it but by rounding."""
+"""In step 1 dropout leaves one of two features to the last norm, so only rounding reaches the trained parameters."""
 
 
 @pytest.mark.torch(">=2.11", "earlier versions give a frozen linear that is split a gradient")
 def test_gradients_that_cancel_move_on_any_number_of_ranks() -> None:
-    """Of powers of two, as of one rank of data, the scale of losses rounds nothing."""
+    """With a power of two, or one data rank, the loss scale rounds nothing."""
     assert ReferenceRun.of(ONE_FEATURE).num_parts == 1
     assert check(ONE_FEATURE).outcome is Outcome.EQUIVALENT
 
 
 @pytest.mark.parametrize(("axes", "num_parts"), [({"dp": 2}, 2), ({"cp": 2}, 2), ({"dp": 2, "cp": 2}, 4)])
 def test_positions_of_ranks_are_parts_as_their_rows_are(axes: dict[str, int], num_parts: int) -> None:
-    """Each rank has an addend of every gradient: Adafactor divides what a few tokens add up to by itself, however small it is."""
+    """Each rank has a partial sum for every gradient. Adafactor divides a small sum over few tokens separately."""
     of_axes = {"dp": DDP(), "cp": ContextParallel()}
     layout = Layout(
         mesh=Mesh(axes=tuple(Axis(name=name, size=size) for name, size in axes.items())),

@@ -23,7 +23,7 @@ WHOLE = (Piece(name="a", shape=(2, 3)), Piece(name="b", shape=(4,)))
     ],
 )
 def test_a_piece_lies_where_its_region_says(piece: Piece, positions: list[int]) -> None:
-    """Positions in the flat vector follow from the region alone: whole, box or flat range."""
+    """Positions in the flat vector follow from the region: full, box or flat range."""
     found = table_of(WHOLE).positions(piece)
 
     assert found is not None
@@ -32,12 +32,12 @@ def test_a_piece_lies_where_its_region_says(piece: Piece, positions: list[int]) 
 
 @pytest.mark.parametrize("piece", [Piece(name="c", shape=(4,)), Piece(name="b", shape=(2, 2))])
 def test_a_tensor_of_another_name_or_shape_has_no_place(piece: Piece) -> None:
-    """What the reference lacks is not placed somewhere by chance."""
+    """A tensor that the reference lacks has no position."""
     assert table_of(WHOLE).positions(piece) is None
 
 
 def test_absent_tensors_are_zero_in_the_full_vector() -> None:
-    """The values of present tensors keep their places when another one is None, also in a stack of runs."""
+    """Other tensors keep their positions if one is None, also for several runs."""
     values = np.arange(1.0, 5.0)
 
     assert full_vector(table_of(WHOLE), (False, True), values).tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 4]
@@ -45,7 +45,7 @@ def test_absent_tensors_are_zero_in_the_full_vector() -> None:
 
 
 def test_norms_are_per_tensor() -> None:
-    """Each tensor has its own Frobenius norm, also in a stack of vectors."""
+    """Each tensor has its own Frobenius norm, also for several vectors."""
     vector = np.array([3.0, 0, 0, 0, 0, 4.0, 1, 1, 1, 1])
 
     assert norms(table_of(WHOLE), np.stack([vector, 2 * vector])).tolist() == [[5, 2], [10, 4]]

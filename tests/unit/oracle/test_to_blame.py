@@ -1,4 +1,4 @@
-"""Which statement is told where ranks raise, wait or differ."""
+"""Statement that a verdict names if ranks raise, hang or differ."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PROGRAM = TensorProgram(
 
 
 class _MovesOnOneRank(DTensorTarget):
-    """A rank that makes a collective of a redistribution that the other does not."""
+    """Rank 1 communicates in a redistribution, and rank 0 does not."""
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
-        """An all-reduce more on rank 1."""
+        """Add an all-reduce on rank 1."""
         if dist.get_rank() == 1:
             dist.all_reduce(torch.ones(1))
         return super().redistribute(value, placements)
 
 
 class _MovesInBackward(DTensorTarget):
-    """The same while gradients are read."""
+    """Rank 1 communicates while gradients are read."""
 
     def gradient(self, value: torch.Tensor) -> torch.Tensor | None:
-        """An all-reduce more on rank 1."""
+        """Add an all-reduce on rank 1."""
         if dist.get_rank() == 1 and value.grad is not None:
             dist.all_reduce(torch.ones(1))
         return super().gradient(value)
@@ -50,17 +50,17 @@ class _MovesInBackward(DTensorTarget):
     ("target", "where"), [(_MovesOnOneRank, "v2 redistribution of v1 exp: "), (_MovesInBackward, "backward: ")]
 )
 def test_a_hang_says_where_it_is(target: type[DTensorTarget], where: str) -> None:
-    """In the statement, or in the backward."""
+    """The verdict names the statement, or the backward."""
     verdict = check_program(PROGRAM, target=target)
     assert verdict.outcome is Outcome.HUNG
     assert verdict.reason.startswith(where)
 
 
 class _KeepsAll(DTensorTarget):
-    """An operation whose result says that it is cut, with the whole on each rank."""
+    """An operation whose result claims to be sharded but is full on each rank."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """What is read of it is right on rank 0, and reading it fails later."""
+        """Return values that are right on rank 0. Reading them fails later."""
         (found,) = super().call(statement, arguments)
         if statement.name != "exp":
             return (found,)
@@ -69,14 +69,14 @@ class _KeepsAll(DTensorTarget):
 
 
 def test_a_value_that_is_not_as_its_placements_say_is_to_blame() -> None:
-    """Not what raises because of it."""
+    """The verdict names this statement, not the one that raises because of it."""
     verdict = check_program(PROGRAM, target=_KeepsAll)
     assert verdict.outcome is Outcome.CRASHED
     assert "v1 exp: PartsDisagree: a part of a DTensor of shape (4,) has shape (4,), not (2,)" in verdict.reason
 
 
 def test_parts_that_differ_unread_are_told_before_what_is_computed_of_them() -> None:
-    """Read as a whole, a part where there should be none is left out; a sum takes it."""
+    """Reading ignores an extra part, but a sum includes it."""
     statements = (Leaf(shape=(1,), placements=("S(0)",)), Operation(name="exp"), Operation(name="sum"))
     verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_KeepsAll)
     assert verdict.outcome is Outcome.DIVERGED
@@ -86,16 +86,16 @@ def test_parts_that_differ_unread_are_told_before_what_is_computed_of_them() -> 
 
 
 class _Narrows(DTensorTarget):
-    """An operation whose result has fewer digits than it should."""
+    """An operation whose result has too few digits."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """As it should be, but for the dtype."""
+        """Return the right value with another dtype."""
         found = super().call(statement, arguments)
         return tuple(each.float() for each in found) if statement.name == "exp" else found
 
 
 def test_a_value_of_another_dtype_is_to_blame() -> None:
-    """Not the operation that raises as its arguments have two."""
+    """The verdict names this statement, not the one that raises on mixed dtypes."""
     statements = (Leaf(shape=(4,), placements=("S(0)",)), Operation(name="exp"), Operation(name="isclose", arguments=(1, 2)))
     verdict = check_program(TensorProgram(mesh=(2,), statements=statements), target=_Narrows)
     assert verdict.outcome is Outcome.CRASHED
@@ -106,22 +106,22 @@ class _RaisesInSum(DTensorTarget):
     """A sum that raises."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Every other operation as it should be."""
+        """Run every other operation."""
         if statement.name == "sum":
             raise ValueError("a sum that fails")
         return super().call(statement, arguments)
 
 
 class _DoublesAndRaises(_RaisesInSum):
-    """The same, and a value before that is wrong."""
+    """A sum that raises, after a wrong value."""
 
     def call(self, statement: Operation, arguments: list[torch.Tensor]) -> Outputs:
-        """Twice what it should be."""
+        """Double the value."""
         return tuple(2 * each for each in super().call(statement, arguments))
 
 
 def test_a_value_that_differs_before_a_statement_raises_is_to_blame() -> None:
-    """If no value differs, the statement that raises is."""
+    """If no value differs, the verdict names the statement that raises."""
     differs, raises = check_program(PROGRAM, target=_DoublesAndRaises), check_program(PROGRAM, target=_RaisesInSum)
     assert differs.outcome is Outcome.DIVERGED
     assert differs.divergence is not None

@@ -1,4 +1,4 @@
-"""The parts of which scenarios that show an upstream issue are made."""
+"""Building blocks for scenarios that show known issues."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
 def scenario(
     parallelism: Parallelism, *layers: AnyLayer, sizes: tuple[int, ...] = (2,), features: int = 1, **changes
 ) -> Scenario:
-    """A scenario with as many rows as ranks and a sum loss, unless something else is said."""
+    """A scenario with one row per rank and a sum loss by default."""
     names = next(names for names in parallelism.axes if len(names) == len(sizes))
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
     fields = {"data": Data(microbatches=(mesh.num_ranks,)), "loss": Loss.MSE_SUM} | changes
@@ -80,39 +80,39 @@ def scenario(
 
 
 def traced(scenario: Scenario) -> Scenario:
-    """The scenario with each step as one graph."""
+    """Trace each step as one graph."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(whole_step=True)))
 
 
 def scaled(scenario: Scenario) -> Scenario:
-    """The scenario with a scale of the model's outputs."""
+    """Scale the model's outputs."""
     model = replace(scenario.training.model, scale=True)
     return replace(scenario, training=replace(scenario.training, model=model))
 
 
 def compiled(scenario: Scenario, backend: Compile = Compile.AOT_EAGER) -> Scenario:
-    """The scenario with a compiled forward."""
+    """Compile the forward."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=backend)))
 
 
 def compiled_backward(scenario: Scenario) -> Scenario:
-    """The scenario with compiled backward passes."""
+    """Compile the backward."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compiled_autograd=True)))
 
 
 def compiled_layers(scenario: Scenario) -> Scenario:
-    """The same, each layer compiled by itself."""
+    """Compile each layer separately."""
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
 
 
 def with_checkpoints(scenario: Scenario, recompute: Recompute = Recompute.EVERY_LAYER) -> Scenario:
-    """The same, some layers computed once more in backward."""
+    """Recompute some layers in backward."""
     layout = scenario.layout
     return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=recompute)))
 
 
 def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split = Split.REPLICATED, **changes) -> Scenario:
-    """A scenario on two data ranks for each of `tp` tensor-parallel ones, all linears split alike."""
+    """A scenario on two data ranks times `tp` tensor-parallel ranks. All linears have the same split."""
     alone = scenario(parallelism, *layers, **changes)
     mesh = Mesh(axes=(*alone.layout.mesh.axes, Axis(name="tp", size=tp)))
     plan = TensorParallel(plan=(LayerPlan(split=split),) * len(layers))
@@ -122,7 +122,7 @@ def over_tp(parallelism: Parallelism, *layers: Layer, tp: int = 1, split: Split 
 def of_experts(
     layer: Experts, *around: Parallelism, ranks: int, storage: ExpertStorage = ExpertStorage.DTENSOR, **changes: object
 ) -> Scenario:
-    """A layer of experts over some ranks, inside data parallelism over one."""
+    """A layer with experts over some ranks, inside data parallelism over one."""
     parallelism = ExpertParallel(storage=storage)
     alone = scenario(parallelism, layer, Layer(width=4), features=4, sizes=(ranks,), **changes)
     axes = (*(Axis(name="dp", size=1) for _ in around), *alone.layout.mesh.axes)
@@ -132,7 +132,7 @@ def of_experts(
 def planned(
     fsdp: FSDP1, *layers: AnyLayer, splits: tuple[Split, ...] = (Split.COLUMN, Split.ROW), tp: int = 2, **changes
 ) -> Scenario:
-    """One data rank, and `tp` tensor-parallel ones that share layers out, each in a way of its own."""
+    """One data rank and `tp` tensor-parallel ranks, with a split per layer."""
     fields = {"data": Data(microbatches=(4,)), "features": 4} | changes
     alone = over_tp(fsdp, *layers, tp=tp, sizes=(1,), **fields)
     plan = TensorParallel(plan=tuple(LayerPlan(split=split) for split in splits))
@@ -140,7 +140,7 @@ def planned(
 
 
 def planned_sequences(*layers: AnyLayer, length: int = 2, rows: tuple[int, ...] = (3, 4), **changes) -> Scenario:
-    """Layers of a plan on one rank, given sequences in microbatches of so many."""
+    """Planned layers on one rank, with sequences in the given microbatch sizes."""
     fields = {"features": 2, "data": Data(microbatches=rows)} | changes
     alone = planned(WHOLE_FLAT, *layers, splits=(Split.REPLICATED,) * len(layers), tp=1, **fields)
     model = replace(alone.training.model, length=length)
@@ -148,14 +148,14 @@ def planned_sequences(*layers: AnyLayer, length: int = 2, rows: tuple[int, ...] 
 
 
 def left_by_rows(scenario: Scenario) -> Scenario:
-    """The scenario with the output of its first layer cut by rows."""
+    """Leave the first layer's output sharded by rows."""
     plan, *others = scenario.layout.parallelisms
     entries = (replace(plan.plan[0], output=ActivationSharding.ROWS), *plan.plan[1:])
     return replace(scenario, layout=replace(scenario.layout, parallelisms=(replace(plan, plan=entries), *others)))
 
 
 def with_head(scenario: Scenario) -> Scenario:
-    """The scenario with its layers between an embedding outside the plan and a head cut by columns of its weight."""
+    """Put the layers between an embedding outside the plan and a head that is sharded by its weight's columns."""
     training, (plan, *others) = scenario.training, scenario.layout.parallelisms
     model = replace(training.model, length=2, source=Tokens(vocabulary=4), head=Head())
     parallelisms = (replace(plan, source=Split.OUTSIDE, head=Split.ROW), *others)
@@ -167,7 +167,7 @@ def with_head(scenario: Scenario) -> Scenario:
 
 
 def around_plan(scenario: Scenario) -> Scenario:
-    """The scenario with its first layer outside the tensor-parallel plan."""
+    """Leave the first layer out of the tensor-parallel plan."""
     parallel, *others = scenario.layout.parallelisms
     assert isinstance(parallel, TensorParallel)
     plan = (LayerPlan(split=Split.OUTSIDE), *parallel.plan[1:])
@@ -177,7 +177,7 @@ def around_plan(scenario: Scenario) -> Scenario:
 def first_cut(
     layer: Layer, *around: Parallelism, split: Split = Split.COLUMN, second: Layer = TWO_OUTPUTS, **changes: object
 ) -> Scenario:
-    """Two tensor-parallel ranks that share the first of two layers."""
+    """Two tensor-parallel ranks that shard the first of two layers."""
     names = ("dp", "tp") if around else ("tp",)
     mesh = Mesh(axes=tuple(Axis(name=name, size=1 + (name == "tp")) for name in names))
     plan = TensorParallel(plan=(LayerPlan(split=split), LayerPlan(split=Split.OUTSIDE)))
@@ -186,29 +186,29 @@ def first_cut(
 
 
 def added_up(*rows: int, distribution: Distribution = Distribution.FULLY_SHARD, redistribute_gradients: bool = False) -> Scenario:
-    """One layer on two ranks whose gradients are those of microbatches of so many rows, which lie along dim 1."""
+    """One layer on two ranks that accumulates gradients over the given microbatch sizes. Rows are dim 1."""
     spmd = SPMD(distribution=distribution, redistribute_gradients=redistribute_gradients)
     return scenario(spmd, Layer(width=8, bias=False), features=1, data=Data(microbatches=rows, batch_dim=1), loss=Loss.MSE_SUM)
 
 
 def in_columns(dp: int) -> Layout:
-    """Two tensor-parallel ranks for each of `dp`: a weight is cut by columns, and its rows once more."""
+    """Two tensor-parallel ranks per data rank: both parallelisms shard a weight's rows."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=2)))
     return Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()))
 
 
 def over_columns(rows: int, *, tp: int, seed: int = 0) -> Scenario:
-    """Two ranks that cut the rows of a weight for each of `tp` that have cut it by columns."""
+    """Two FSDP2 ranks shard a weight's rows, and `tp` ranks its columns."""
     return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLUMN, loss=Loss.LINEAR_SUM, seed=seed)
 
 
 ASKING = 4
-"""A seed by which `full_tensor()` is read."""
+"""Seed that makes a check call `full_tensor()`."""
 ONE_RANK = Layout(mesh=Mesh(axes=(Axis(name="dp", size=1),)), parallelisms=(DDP(),))
 
 
 def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
-    """A checkpoint of one rank or others, loaded by six that cut a weight by columns and its rows once more."""
+    """A checkpoint from one rank or others, loaded by six ranks that shard a weight's rows twice."""
     training = Training(
         model=Model(features=1, layers=(Layer(width=rows),)), data=Data(microbatches=(12,)), loss=Loss.LINEAR_SUM, steps=2
     )
@@ -216,14 +216,14 @@ def into_columns(rows: int, *, first: Layout = ONE_RANK) -> Scenario:
 
 
 def of_sequences(parallelism: Parallelism, layer: AnyLayer = ONE_WEIGHT, length: int | None = 2, **changes) -> Scenario:
-    """A scenario on one rank of which each row is a sequence."""
+    """A scenario on one rank with sequences as rows."""
     alone = scenario(parallelism, sizes=(1,), **changes)
     model = replace(alone.training.model, length=length, layers=(layer,))
     return replace(alone, training=replace(alone.training, model=model))
 
 
 def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scenario:
-    """Tokens and positions embedded before a layer that tensor parallelism leaves whole, of one data-parallel rank."""
+    """Token and position embeddings before a layer outside the plan, on one data rank."""
     alone = over_tp(fsdp, Layer(width=2), tp=tp, sizes=(1,), data=Data(microbatches=(2,)))
     model = Model(features=2, length=3, source=Tokens(vocabulary=2, learned_positions=True), layers=(Layer(width=8),))
     plan = TensorParallel(plan=(LayerPlan(),), source=source)
@@ -233,13 +233,13 @@ def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scena
 def over_heads(
     fsdp: Parallelism, *layers: Attention, ranks: int = 1, tp: int = 2, split: Split = Split.WITHIN, rows: tuple[int, ...] = (2,)
 ) -> Scenario:
-    """Attentions over pairs of positions, all split alike over tensor-parallel ranks, of so many data-parallel ones."""
+    """Attention layers over two positions, with one split over tensor-parallel ranks and the given data ranks."""
     alone = over_tp(fsdp, *(ONE_WEIGHT,) * len(layers), tp=tp, split=split, sizes=(ranks,), data=Data(microbatches=rows))
     return replace(alone, training=replace(alone.training, model=Model(features=2, length=2, layers=layers)))
 
 
 def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool = True, steps: int = 2) -> Scenario:
-    """Two steps of a trained layer between an embedding and a head, which may be frozen and tied."""
+    """Two steps with a trained layer between an embedding and a head, which can be frozen and tied."""
     alone = scenario(fsdp, sizes=(ranks,), steps=steps)
     source, head = Tokens(vocabulary=2, frozen=frozen), Head(tied=tied)
     model = Model(features=1, length=1, source=source, layers=(ONE_WEIGHT,), head=head)
@@ -247,14 +247,14 @@ def frozen_tie(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, tied: bool =
 
 
 def saves_frozen(fsdp: FSDP1, *, ranks: int = 1, frozen: bool = True, head: Head | None = None) -> Scenario:
-    """A checkpoint of a trained layer after an embedding that may be frozen, loaded by the same layout."""
+    """A checkpoint from a trained layer after an embedding, which can be frozen, loaded by the same layout."""
     alone = scenario(fsdp, sizes=(ranks,), steps=2, data=Data(microbatches=(2,)))
     model = Model(features=2, length=1, source=Tokens(vocabulary=2, frozen=frozen), layers=(Layer(width=2),), head=head)
     return replace(alone, training=replace(alone.training, model=model), resume=Resume(layout=alone.layout, steps=1))
 
 
 def going_on(parallelism: Parallelism, *layers: Layer) -> Scenario:
-    """A checkpoint of one rank, loaded by another parallelism on one."""
+    """A checkpoint from one rank, loaded by another parallelism on one rank."""
     return replace(scenario(parallelism, *layers, sizes=(1,), steps=2), resume=Resume(layout=ONE_RANK, steps=1))
 
 
@@ -265,7 +265,7 @@ UNTIED = (Layer(width=2, bias=False), Layer(width=2, bias=False))
 AROUND = (Layer(width=2, bias=False), Layer(width=2, bias=False, norm=Norm.LAYER, shares=2))
 FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
 CROSSED = (Layer(width=3), Layer(width=8))
-"""Sharded by rows on two ranks, the gradient of the second weight comes back as a transposed product."""
+"""Sharded by rows on two ranks, the second weight's gradient comes back as a transposed product."""
 FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
 FALLING = {"clipping": INF, "precision": FLOAT32, "steps": 5}
 VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
@@ -282,7 +282,7 @@ SPLIT = Layer(width=4, shape_op=ShapeOp.VIEW)
 TURNED = {"data": Data(microbatches=(4,), batch_dim=1)}
 
 THAWED = Layer(width=1, frozen=True)
-"""Cut over two ranks the second has nothing of it, of which data parallelism makes something trainable."""
+"""Over two ranks, the second holds no element. Data parallelism makes the parameter trainable."""
 UNFLATTENED = FSDP1(use_orig_params=False)
 THREE = (Layer(width=4), Layer(width=4), Layer(width=4))
 BY_ROWS = (Split.OUTSIDE, Split.ROW, Split.ROW)
@@ -294,12 +294,12 @@ DIFFERENT = (Layer(width=4), Layer(width=2))
 BESIDE = Layer(width=4, auxiliary=AuxiliaryLinear.EVEN_STEPS)
 ALTERNATING = (Layer(width=2, auxiliary=AuxiliaryLinear.EVEN_STEPS, frozen=True), Layer(width=2))
 THRICE = {"features": 4, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM, "steps": 3}
-"""In the third step the first step's graph is compiled once more, for any step."""
+"""The third step recompiles the first step's graph for any step."""
 
 UNEVEN = {"sizes": (3,), "loss": Loss.MSE_MEAN, "data": Data(microbatches=(3,), batch_dim=1)}
 EVEN = UNEVEN | {"loss": Loss.LINEAR_MEAN}
 NO_OUTPUT = Layer(width=4)
-"""Cut over three ranks, two of them hold all."""
+"""Over three ranks, two hold all elements."""
 
 DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 
@@ -312,7 +312,7 @@ ALIKE = (Layer(width=3), Layer(width=3))
 TURNED_ROWS = {"features": 3, "data": Data(microbatches=(2,), batch_dim=1)}
 """The first layer gets a transposed tensor, and the second one by rows."""
 TURNED_TO_ONE_ROW = {"features": 2, "data": Data(microbatches=(4, 2), batch_dim=1), "loss": Loss.LINEAR_SUM}
-"""A rank has two rows of the first microbatch, beside those of others, and one of the second."""
+"""A rank has two rows in the first microbatch and one in the second."""
 REPEATED = Layer(width=2, shape_op=ShapeOp.REPEAT)
 TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINEAR_SUM}
 
@@ -322,4 +322,4 @@ WIDE = Attention(heads=2, kv_heads=2, head_width=4, fused=True)
 NARROW = replace(WIDE, head_width=1)
 BY_PRODUCTS = (replace(WIDE, head_width=2, fused=False), replace(WIDE, fused=False))
 MULTIPLIED = {"rows": (2, 4)}
-"""The first layer is compiled once more for the second microbatch."""
+"""The second microbatch recompiles the first layer."""

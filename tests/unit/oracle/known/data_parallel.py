@@ -1,4 +1,4 @@
-"""Issues of DistributedDataParallel and of both FSDPs."""
+"""Scenarios with known issues in DDP, FSDP1 and FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issues of DTensors, however they come about."""
+"""Scenarios with known issues in DTensor."""
 
 from __future__ import annotations
 

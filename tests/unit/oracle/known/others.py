@@ -1,4 +1,4 @@
-"""Other scenarios that show an issue on file, each in its own way."""
+"""Further scenarios that show known issues."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ from unit.oracle.known.builders import (
 
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
 ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
-"""Of what is trained, one bias is cut."""
+"""The only sharded trained parameter is a bias."""
 UNTIED_OR_OF_SHARD = "tensor_parallel_unties" if torch_in(UNFREEZES) else "adafactor_norm_of_shard"
-"""A copy of a frozen weight, which tensor parallelism leaves behind, is trained where it unfreezes."""
+"""Tensor parallelism unfreezes a weight and leaves a copy of it, which is trained."""
 FLAT_UNITS = replace(WHOLE_FLAT, wrapping=Wrapping.PER_LAYER)
 NARROWED = (Layer(width=4), Layer(width=2))
 
 PRODUCT_OR_STRIDES = "dtensor_symbolic_product" if torch_in("<2.14") else "dtensor_symbolic_strides_of_heads"
-"""What heads that are shared out run into first."""
+"""First error that sharded heads run into."""
 GROUPED = Attention(heads=4, kv_heads=2, head_width=4)
 
 ALSO_SHOWN = [
@@ -204,4 +204,4 @@ ALSO_SHOWN = [
     ("inf_norm_of_empty_shard", scenario(COLUMN, clipping=INF)),
     ("inf_norm_of_empty_shard", scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), clipping=INF)),
 ]
-"""Other ways into the same issues."""
+"""Further pairs of issue and scenario."""

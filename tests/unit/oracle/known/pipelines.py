@@ -1,4 +1,4 @@
-"""Issues of pipelines."""
+"""Scenarios with known issues in pipelines."""
 
 from __future__ import annotations
 

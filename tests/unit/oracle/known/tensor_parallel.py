@@ -1,4 +1,4 @@
-"""Issues of tensor parallelism."""
+"""Scenarios with known issues in tensor parallelism."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from unit.oracle.known.builders import (
 
 
 def of_labels(*, in_parts: bool = True, **loss: object) -> Scenario:
-    """A head that is cut by tokens, and the loss of its logits, in parts or gathered."""
+    """A vocabulary-parallel head, with a loss on sharded or gathered logits."""
     model = Model(features=2, source=Tokens(vocabulary=4), length=2, layers=(Layer(width=2),), head=Head())
     plan = TensorParallel(plan=(LayerPlan(),), head=Split.COLUMN, loss_parallel=in_parts)
     training = Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy(**loss))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tests for the upstream issues on file: each is recognised in the smallest scenario that shows it, and in nothing near it."""
+"""Each known issue is recognised in the smallest scenario that shows it, and in no similar scenario."""
 
 from dataclasses import replace
 from functools import cache
@@ -22,18 +22,17 @@ from unit.oracle.known.others import ALSO_SHOWN
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
 ISSUES = {issue.id: issue for issue in known_issues() if issue.layouts}
-"""Those of the installed torch that a scenario can show."""
+"""Known issues of the installed torch that a scenario can show."""
 SMALLEST = [(name, shown) for name, (shown, _) in SHOWN_ANYWHERE.items()]
 SHOWN = {name: examples for name, examples in SHOWN_ANYWHERE.items() if name in ISSUES}
 
 
 def _marks(example: Scenario) -> list[pytest.MarkDecorator]:
-    """Those of a test that checks an example: what is compiled takes seconds, and torch changes it, not we."""
+    """Compiled examples take seconds and only change with torch, so they run with the corpus."""
     return [pytest.mark.corpus] if example.layout.execution.is_compiled else []
 
 
 def _examples(*pairs: tuple[str, Scenario]) -> list[Any]:
-    """For each issue and scenario the values of a test."""
     return [
         pytest.param(name, example, marks=_marks(example), id=f"{name}-{number}")
         for number, (name, example) in enumerate(pairs)
@@ -43,13 +42,13 @@ def _examples(*pairs: tuple[str, Scenario]) -> list[Any]:
 
 @cache
 def checked(example: Scenario) -> Verdict:
-    """What torch makes of it, seen once: several rules are about the same example, and some are compiled."""
+    """Check an example once, because several tests use it and some examples are compiled."""
     require_supported(example)
     return check(example, beyond=True)
 
 
 def test_each_issue_has_a_scenario() -> None:
-    """Nothing is on file that no scenario is known to show."""
+    """Each issue with layouts has a scenario that shows it."""
     assert sorted(SHOWN_ANYWHERE) == sorted(issue.id for issue in issues_on_file() if issue.layouts)
 
 
@@ -61,7 +60,7 @@ def test_each_issue_has_a_scenario() -> None:
     ],
 )
 def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -> None:
-    """A check that runs into an upstream issue says which."""
+    """A check that runs into a known issue names it."""
     verdict = checked(example)
     assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
 
@@ -70,7 +69,7 @@ def test_an_issue_on_file_is_known_when_it_shows(name: str, example: Scenario) -
     ("name", "example"), _examples(*((name, each) for name, (_, healthy) in SHOWN.items() for each in healthy))
 )
 def test_what_is_near_an_issue_is_healthy(name: str, example: Scenario) -> None:
-    """Without one of the things that an issue needs, nothing is wrong, so each of them is needed."""
+    """If one of an issue's needs is missing, nothing is wrong, so each need is necessary."""
     verdict = checked(example)
     require_mended(verdict)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
@@ -78,7 +77,7 @@ def test_what_is_near_an_issue_is_healthy(name: str, example: Scenario) -> None:
 
 @pytest.mark.parametrize("issue", ISSUES.values(), ids=ISSUES)
 def test_an_issue_needs_something_that_what_is_near_it_lacks(issue: KnownIssue) -> None:
-    """Whatever goes wrong in a scenario that cannot show an issue, the issue does not explain it."""
+    """An issue explains no failure in a scenario that cannot show it."""
     shown, healthy = SHOWN[issue.id]
     healthy = [example for example in healthy if example.resume is not None or not issue.on_resume]
     tags = [{parallelism.tag for parallelism in example.layout.parallelisms} for example in healthy]
@@ -89,7 +88,7 @@ def test_an_issue_needs_something_that_what_is_near_it_lacks(issue: KnownIssue) 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: str) -> None:
-    """Where an issue could show, another wrong number or another error is a finding."""
+    """If a scenario can show an issue, another wrong number or error is still a finding."""
     example, _ = SHOWN[name]
     # What is avoided is checked without, so that any wrong loss there may be taken for it at first.
     phase = Phase.UPDATE if ISSUES[name].without and Phase.LOSS in ISSUES[name].phases else Phase.LOSS
@@ -104,7 +103,7 @@ def test_an_issue_explains_nothing_else_that_goes_wrong_in_its_scenario(name: st
     "name", [pytest.param(issue.id, marks=_marks(SHOWN[issue.id][0])) for issue in ISSUES.values() if issue.error]
 )
 def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) -> None:
-    """The text of an error alone explains nothing: the scenario must be one in which it comes up."""
+    """An error text is not enough: the scenario must meet the issue's needs."""
     shown, healthy = SHOWN[name]
     outcome = Outcome.HUNG if ISSUES[name].kind is IssueKind.HANG else Outcome.CRASHED
     failure = checked(shown).failure
@@ -116,7 +115,7 @@ def test_an_error_on_file_is_a_finding_where_the_issue_cannot_show(name: str) ->
 
 
 def test_the_error_of_any_rank_is_looked_at() -> None:
-    """A hang caused by a rank that raised is explained by what that rank raised."""
+    """If a rank raises and the others hang, its error explains the hang."""
     example, _ = SHOWN["inf_norm_of_empty_shard"]
     verdict = _crashed(example, "RuntimeError: Connection closed by peer", "RuntimeError: " + checked(example).reason)
     issue = known_issue(replace(verdict, outcome=Outcome.HUNG))
@@ -126,7 +125,7 @@ def test_the_error_of_any_rank_is_looked_at() -> None:
 
 @pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
 def test_gradients_too_large_by_another_factor_are_a_finding() -> None:
-    """The mean squared error explains gradients multiplied by the number of data ranks and no others."""
+    """The issue explains gradients that are multiplied by the number of data ranks, and no other factor."""
     example, _ = SHOWN["dtensor_mse_loss_mean"]
     right = Divergence(
         step=0,
@@ -144,7 +143,7 @@ def test_gradients_too_large_by_another_factor_are_a_finding() -> None:
 
 @pytest.mark.parametrize("changes", [{"step": 0}, {"actual": "0.5"}, {"tensor": "layers.0.linear.weight"}])
 def test_only_a_norm_that_is_too_large_at_a_later_step_is_an_earlier_one(changes: dict[str, object]) -> None:
-    """A norm that is wrong at once or too small, or wrongly clipped gradients, are findings."""
+    """A norm that is wrong at step 0 or too small, and wrongly clipped gradients, are findings."""
     example, _ = SHOWN["fsdp1_inf_norm_of_nothing"]
     earlier = Divergence(
         step=1, phase=Phase.CLIPPING, tensor="norm", difference=Difference.VALUE, rank=0, expected="1.0", actual="4.0"
@@ -155,7 +154,7 @@ def test_only_a_norm_that_is_too_large_at_a_later_step_is_an_earlier_one(changes
 
 @pytest.mark.parametrize("tensor", ["layers.0.norm.weight", "layers.1.linear.weight", "layers.2.norm.weight"])
 def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
-    """Sequence parallelism explains gradients of frozen norms whose input lies by rows, not of other parameters."""
+    """The issue explains gradients on frozen sequence-parallel norms, and on no other parameter."""
     example, _ = SHOWN["sequence_parallel_unfreezes"]
     extra = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.1.norm.bias", difference=Difference.EXTRA, rank=0)
     assert known_issue(_diverged(example, extra)) is not None
@@ -178,7 +177,7 @@ def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
 def test_a_lost_gradient_is_known_up_to_the_layer_whose_sum_is_awaited(
     wrapping: Wrapping, changes: dict[str, object], is_known: bool
 ) -> None:
-    """What comes after it has its graph; and a unit of all layers has a gradient, if it be of zeros."""
+    """Later layers keep their graph. With one unit for all layers, the gradient exists even if it is zero."""
     example, _ = SHOWN["compiled_hook_after_pending_checkpoint"]
     example = replace(example, layout=with_options(example.layout, FSDP1, wrapping=wrapping))
     lost = Divergence(step=0, phase=Phase.GRADIENT, tensor="layers.0.linear.weight", difference=Difference.VALUE, rank=0)
@@ -186,7 +185,7 @@ def test_a_lost_gradient_is_known_up_to_the_layer_whose_sum_is_awaited(
 
 
 def test_what_is_wrong_without_an_issue_as_well_is_a_finding() -> None:
-    """An update that goes wrong under fused Adam is its known issue only where plain Adam is right."""
+    """A wrong update under fused Adam is the known issue only if plain Adam is right."""
     shown, _ = SHOWN["fused_adam_strided_gradient"]
     healthy = over_tp(DDP(), Layer(width=2), Layer(width=2), optimizer=FUSED["optimizer"])
 

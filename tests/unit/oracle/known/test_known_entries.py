@@ -1,4 +1,4 @@
-"""Tests for the file of upstream issues: what an entry must have."""
+"""Tests for entries in known.toml."""
 
 import pytest
 
@@ -49,7 +49,7 @@ CRASH = {"id": "x", "title": "y", "kind": "crash", "layouts": ["ddp"], "needs": 
     ],
 )
 def test_an_entry_that_is_not_well_formed_is_refused_in_one_line(changes: dict[str, object], text: str) -> None:
-    """The text names the entry, what is wrong with it, and what is allowed."""
+    """The error names the entry, the mistake, and the allowed values."""
     entry = "\n".join(f"{key} = {value!r}" for key, value in (CRASH | changes).items())
     assert [issue.id for issue in read_issues("[[issue]]\n" + "\n".join(f"{key} = {value!r}" for key, value in CRASH.items()))]
     with pytest.raises(InvalidKnownIssue) as caught:

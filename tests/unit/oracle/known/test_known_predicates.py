@@ -1,4 +1,4 @@
-"""Tests for what an entry on file may ask of a scenario."""
+"""Tests for the predicates that known.toml uses."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ TRAINED_LAST = (Layer(width=2, frozen=True), Layer(width=2, bias=False))
     ],
 )
 def test_a_rank_without_gradients_is_one_that_does_not_reach_the_clipping(example: Scenario, expected: bool) -> None:
-    """The predicate says exactly on which layouts `clip_grad_value_` finds nothing to clip."""
+    """The predicate holds exactly for layouts on which `clip_grad_value_` gets no gradient on some rank."""
     assert NEEDS["rank_without_gradients"](example) is expected
     clipped = replace(example, training=replace(example.training, clipping=ClipValue()))
     assert (check(clipped).known == "clip_grad_value_of_nothing") is expected
@@ -70,7 +70,7 @@ def test_a_rank_without_gradients_is_one_that_does_not_reach_the_clipping(exampl
 
 @pytest.mark.parametrize("scales", [False, True])
 def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
-    """A pipeline's last rank, of frozen layers alone, finds nothing to clip unless the model's scale is there."""
+    """A pipeline's last rank with frozen layers has a gradient only if the model has an output scale."""
     plain = scenario(Pipeline(), Layer(width=1), Layer(width=1, frozen=True), clipping=ClipValue())
     example = scaled(plain) if scales else plain
     assert NEEDS["rank_without_gradients"](example) is not scales
@@ -99,7 +99,7 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
     ],
 )
 def test_an_empty_shard_is_what_the_infinity_norm_stumbles_over(example: Scenario, expected: bool) -> None:
-    """The predicate says exactly on which layouts a rank holds nothing of some gradient."""
+    """The predicate holds exactly for layouts with an empty gradient shard on some rank."""
     assert NEEDS["gradient_has_an_empty_shard"](example) is expected
     clipped = replace(example, training=replace(example.training, clipping=INF))
     require_supported(clipped)
@@ -108,14 +108,14 @@ def test_an_empty_shard_is_what_the_infinity_norm_stumbles_over(example: Scenari
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_each_need_holds_for_some_scenario_and_not_for_another(name: str) -> None:
-    """A predicate that always or never holds narrows nothing down."""
+    """No predicate always holds or never holds."""
     examples = [example for shown, healthy in SHOWN.values() for example in (shown, *healthy)]
     assert {NEEDS[name](example) for example in examples} == {True, False}
 
 
 @pytest.mark.parametrize("parallelism", [DDP(), Replicate()], ids=lambda each: each.tag)
 def test_what_tensor_parallelism_makes_trainable_may_take_no_part(parallelism: DDP | Replicate) -> None:
-    """DDP over it waits for parameters of a frozen layer that no step uses, and leaves gradients unreduced."""
+    """DDP waits for unfrozen parameters in a layer that no step uses, and leaves gradients unreduced."""
     frozen = Layer(width=1, frozen=True, auxiliary=AuxiliaryLinear.NEVER)
     example = over_tp(parallelism, Layer(width=2), frozen)
     assert NEEDS["unused_parameters_not_looked_for"](example)
@@ -135,7 +135,10 @@ SECOND_AT_SOME_STEPS = (
 )
 @pytest.mark.torch(">=2.12,<2.14", "other versions add them")
 def test_gradients_of_unlike_steps_are_added_where_they_are_kept(zero_grad: ZeroGrad, steps: int, expected: Outcome) -> None:
-    """Propagation leaves a gradient otherwise at steps at which a second linear runs: kept as zeros, it is added to that."""
+    """If a second linear runs in some steps only, gradients have other placements there.
+
+    Gradients kept as zeros are added to those.
+    """
     spmd = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
     example = scenario(spmd, *SECOND_AT_SOME_STEPS, features=3, sizes=(3,), loss=Loss.LINEAR_SUM)
     training = replace(example.training, zero_grad=zero_grad, steps=steps)
@@ -152,7 +155,7 @@ def test_gradients_of_unlike_steps_are_added_where_they_are_kept(zero_grad: Zero
     ],
 )
 def test_replicas_that_are_not_reduced_may_have_the_same_gradient(difference: Difference, actual: str, expected: bool) -> None:
-    """Then they agree, on a share of the sum: of whatever else is wrong with it another issue is the reason."""
+    """Replicas then agree on a part of the sum, so another issue explains any other difference."""
     found = Divergence(
         step=0, phase=Phase.GRADIENT, tensor="bias", difference=difference, rank=0, expected="1.0", actual=actual, error=1e9
     )

@@ -1,4 +1,4 @@
-"""Tests for upstream issues that show in one of the two layouts of a scenario that resumes from a checkpoint."""
+"""Known issues in one of two layouts, if a scenario resumes from a checkpoint."""
 
 from dataclasses import replace
 
@@ -13,12 +13,12 @@ TRAINING = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data
 
 
 def layout(parallelism: Parallelism) -> Layout:
-    """Two ranks."""
+    """A layout on two ranks."""
     return Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
 
 
 def too_large(first: Parallelism, second: Parallelism, step: int) -> Verdict:
-    """A gradient twice what it should be at some step, as SPMD's of a mean squared error is; the checkpoint is after two."""
+    """A doubled gradient at some step, such as SPMD's for the mean squared error. The checkpoint is after step 1."""
     found = Divergence(
         step=step,
         phase=Phase.GRADIENT,
@@ -45,13 +45,13 @@ def too_large(first: Parallelism, second: Parallelism, step: int) -> Verdict:
     ],
 )
 def test_an_issue_explains_what_its_layout_ran(first: Parallelism, second: Parallelism, step: int, known: bool) -> None:
-    """A wrong number is known where the layout that ran the step is known for it."""
+    """A wrong number is known only if the issue belongs to the layout that ran the step."""
     issue = known_issue(too_large(first, second, step))
     assert (issue.id if issue else "") == ("dtensor_mse_loss_mean" if known else "")
 
 
 def test_a_crash_is_explained_by_either_layout() -> None:
-    """What a rank raised does not say which of the two ran."""
+    """An error does not say which layout ran, so issues from both are considered."""
     reason = "rank 0 raised RuntimeError: expect_autograd_hooks_ INTERNAL ASSERT FAILED"
     two = replace(TRAINING, data=Data(microbatches=(2, 2)))
     static = DDP(static_graph=True, no_sync=True)

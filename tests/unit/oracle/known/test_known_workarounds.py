@@ -1,4 +1,4 @@
-"""What an issue on file cannot show in."""
+"""Tests for workarounds, which lead to scenarios that cannot show an issue."""
 
 from dataclasses import replace
 
@@ -18,12 +18,12 @@ from unit.oracle.known.examples import SHOWN
 
 EAGER = fakes.scenario(steps=2)
 WITHIN_LIMITS = [issue for issue in issues_on_file() if issue.layouts and why_unsupported(SHOWN[issue.id][0]) is None]
-"""Issues that a scenario shows which campaigns draw."""
+"""Issues that campaigns can draw, with a scenario."""
 
 
 @pytest.mark.parametrize("issue", WITHIN_LIMITS, ids=lambda issue: issue.id)
 def test_what_could_show_an_issue_has_one_next_to_it_that_cannot(issue: KnownIssue) -> None:
-    """Its workaround leaves a scenario that can run on as many ranks, and that lacks what the issue needs."""
+    """The workaround's scenario can run on the same number of ranks and does not meet the issue's needs."""
     shown, _ = SHOWN[issue.id]
     avoided = issue.avoided(shown)
     assert issue.could_show(shown)
@@ -35,7 +35,7 @@ def test_what_could_show_an_issue_has_one_next_to_it_that_cannot(issue: KnownIss
 
 @pytest.mark.parametrize("issue", [issue for issue in known_issues() if issue in WITHIN_LIMITS], ids=lambda issue: issue.id)
 def test_one_that_avoids_all_issues_is_found(issue: KnownIssue) -> None:
-    """Also where one workaround leads to what another issue needs."""
+    """A scenario without any issue is found even if one workaround leads to another issue."""
     avoided = avoiding(SHOWN[issue.id][0])
     assert avoided is not None
     assert not could_show(avoided)
@@ -43,7 +43,7 @@ def test_one_that_avoids_all_issues_is_found(issue: KnownIssue) -> None:
 
 @given(scenarios())
 def test_whatever_is_drawn_avoids_issues_only_if_some_could_show(scenario: Scenario) -> None:
-    """What comes out can run under layouts of the same names; a scenario that could show nothing is left as it is."""
+    """The result can run with the same parallelisms. A scenario that can show no issue stays unchanged."""
     avoided = avoiding(scenario)
     if avoided is not None:
         assert not could_show(avoided)
@@ -59,7 +59,7 @@ def both(*, whole_step: bool = False, compiler: Compile = Compile.NONE) -> Scena
 
 
 def test_inductor_is_left_out_of_every_layout() -> None:
-    """Before a checkpoint as well; other compilers stay."""
+    """The workaround changes the layout before a checkpoint as well, and keeps other compilers."""
     eager = both(compiler=Compile.AOT_EAGER)
 
     assert nothing_kept_on_disk(both(compiler=Compile.INDUCTOR)) == eager
@@ -68,14 +68,14 @@ def test_inductor_is_left_out_of_every_layout() -> None:
 
 
 def test_outputs_are_summed_and_all_else_stays() -> None:
-    """Whatever the loss was, so that its mean is not taken."""
+    """The workaround replaces any loss and changes nothing else."""
     mean = replace(EAGER, training=replace(EAGER.training, loss=Loss.LINEAR_MEAN))
 
     assert summed_outputs(mean) == replace(EAGER, training=replace(EAGER.training, loss=Loss.LINEAR_SUM))
 
 
 def test_a_plain_implementation_is_in_no_graph() -> None:
-    """A traced step may hold no loop over parameters, before a checkpoint either."""
+    """A traced step cannot contain a loop over parameters, so the workaround turns tracing off in both layouts."""
     training = replace(EAGER.training, optimizer=Adam(implementation=Implementation.FUSED))
 
     found = plain_implementation(replace(both(whole_step=True), training=training))

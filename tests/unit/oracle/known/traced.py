@@ -1,4 +1,4 @@
-"""Issues of what is traced or compiled."""
+"""Scenarios with known issues in traced or compiled code."""
 
 from __future__ import annotations
 
