@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from equivcheck.layouts.composition.running import RanksResult
-from equivcheck.oracle.comparison.compare import Comparison, apart_before, compare
+from equivcheck.oracle.comparison.compare import Comparison, compare, comparison_before
 from equivcheck.oracle.reference.coarse import is_large
 from equivcheck.oracle.reference.doubt import Doubt, earlier
 from equivcheck.oracle.reference.reference import Reference
@@ -52,20 +52,20 @@ def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]
         confirming = case.confirming_reference()
         found, doubt = _compared(confirming, result, found), earlier(reference.doubt, confirming.doubt)
         if reference.doubt and doubt and found.largest_share < reference.noise_limit:
-            found = apart_before(doubt.step, found)
-        elif reference.drowned is not None and confirming.drowned is not None:
-            found = apart_before(max(reference.drowned, confirming.drowned), found)
-        elif (turned := _turned_signs(reference, confirming, found)) is not None:
-            found, doubt = apart_before(turned.step, found), earlier(doubt, turned)
+            found = comparison_before(doubt.step, found)
+        elif reference.first_noisy_step is not None and confirming.first_noisy_step is not None:
+            found = comparison_before(max(reference.first_noisy_step, confirming.first_noisy_step), found)
+        elif (turned := _doubt_by_uncertain_signs(reference, confirming, found)) is not None:
+            found, doubt = comparison_before(turned.step, found), earlier(doubt, turned)
     verdict = _diverged(verdict, found, case.calls)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None and doubt.step < case.required_steps:
         verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason)
     return verdict, doubt
 
 
-def _turned_signs(reference: Reference, confirming: Reference, found: Comparison) -> Doubt | None:
+def _doubt_by_uncertain_signs(reference: Reference, confirming: Reference, found: Comparison) -> Doubt | None:
     step = min((one.step for one in found.divergences), default=0)
-    tensors = reference.turned_signs(step) & confirming.turned_signs(step)
+    tensors = reference.tensors_with_uncertain_signs(step) & confirming.tensors_with_uncertain_signs(step)
     first = [one for one in found.divergences if one.step == step and one.phase is not Phase.STATE]
     if not first or not all(one.phase is Phase.UPDATE and one.tensor in tensors for one in first):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.oracle.comparison.disagreement import Differing, Misfit, disagreements
+from equivcheck.oracle.comparison.disagreement import DifferingElements, Misfit, disagreements
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.worlds.trace.differences import Difference
 from equivcheck.worlds.trace.tensors import Flags, Positions, Table, Vector
@@ -68,7 +68,7 @@ class _Canvas:
             if misfit.distance > kept.distance:
                 self.misfits[misfit.name, misfit.difference] = misfit
 
-    def place(self, where: Positions, local: Vector) -> Differing:
+    def place(self, where: Positions, local: Vector) -> DifferingElements:
         """Add a rank's values. An element that an earlier rank holds is compared bit for bit."""
         if len(where) and where.min() < 0:
             where, local = where[where >= 0], local[where >= 0]
@@ -77,7 +77,7 @@ class _Canvas:
         differing = before & (held.view(np.int64) != local.view(np.int64))
         self.values[where[~before]] = local[~before]
         self.covered[where] = True
-        return Differing(where[differing], held[differing], local[differing])
+        return DifferingElements(where[differing], held[differing], local[differing])
 
 
 def _where(snapshot: Snapshot, located: list[Positions | None]) -> Positions:

@@ -9,7 +9,7 @@ import numpy as np
 
 from equivcheck.oracle.comparison.assemble import Assembled, Assembler
 from equivcheck.oracle.comparison.disagreement import Misfit, element
-from equivcheck.oracle.comparison.full_tensors import read_otherwise
+from equivcheck.oracle.comparison.full_tensors import full_tensor_divergences
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
@@ -47,14 +47,14 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
         if wrong.any() or assembled.misfits:
             divergences += _describe(expected, assembled, errors, wrong, snapshots)
             share = max(share, _share(expected, assembled, errors, wrong))
-        otherwise = read_otherwise(expected, assembled, [moment.full for moment in found])
+        otherwise = full_tensor_divergences(expected, assembled, [moment.full for moment in found])
         if otherwise:
             divergences += otherwise
             share = float("inf")
     return Comparison(divergences=tuple(divergences), worst_error=worst, largest_share=share)
 
 
-def apart_before(step: int, found: Comparison) -> Comparison:
+def comparison_before(step: int, found: Comparison) -> Comparison:
     """Keep the divergences before a step: the first step without a decision by the reference."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))

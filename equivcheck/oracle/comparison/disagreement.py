@@ -36,7 +36,7 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Differing:
+class DifferingElements:
     """Elements on which a rank has other bits than the first rank that holds them."""
 
     where: Positions
@@ -48,7 +48,7 @@ class Differing:
 
 
 def disagreements(
-    expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: Differing
+    expected: Expected, snapshots: Sequence[Snapshot], placed: Sequence[Positions], differing: DifferingElements
 ) -> list[Misfit]:
     """Tensors on which the last rank disagrees with the ranks before it.
 
@@ -57,7 +57,7 @@ def disagreements(
     exceed the tolerance.
     """
     table, found = expected.table, []
-    alike = _lie_alike(table, snapshots)
+    alike = _have_same_positions(table, snapshots)
     rows = np.searchsorted(table.offsets, differing.where, side="right") - 1
     for row in np.unique(rows):
         chosen = rows == row
@@ -69,7 +69,7 @@ def disagreements(
     return found
 
 
-def _misfit(expected: Expected, placed: Sequence[Positions], differing: Differing, worst: int, name: str) -> Misfit:
+def _misfit(expected: Expected, placed: Sequence[Positions], differing: DifferingElements, worst: int, name: str) -> Misfit:
     position = int(differing.where[worst])
     values = np.array([differing.local[worst], differing.held[worst]])
     ranks = len(placed) - 1, next(rank for rank, where in enumerate(placed) if position in where)
@@ -93,7 +93,7 @@ def _distances(values: Vector, others: Vector) -> Vector:
         return np.abs(np.nan_to_num(values - others, nan=np.inf))
 
 
-def _lie_alike(table: Table, snapshots: Sequence[Snapshot]) -> bool:
+def _have_same_positions(table: Table, snapshots: Sequence[Snapshot]) -> bool:
     *before, last = (frozenset(snapshot.pieces) for snapshot in snapshots)
     held = np.zeros(table.total, dtype=np.bool_)
     for piece in last:

@@ -14,7 +14,7 @@ from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 
-def read_otherwise(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
+def full_tensor_divergences(expected: Expected, assembled: Assembled, full: Sequence[Snapshot | None]) -> list[Divergence]:
     """Tensors for which some rank's `full_tensor()` differs, each at the first such rank.
 
     `full` holds a snapshot per rank, or None if the rank did not call `full_tensor()`.

@@ -37,7 +37,7 @@ def compiled_original_parameters(scenario: Scenario) -> bool:
 
 
 @need
-def compiled_anew_beside_gradients(scenario: Scenario) -> bool:
+def recompiled_with_gradients(scenario: Scenario) -> bool:
     """A forward is recompiled while gradients exist: for another microbatch size, or at a step that starts from zeros."""
     training = scenario.training
     alternates = training.steps > 1 and any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
@@ -71,25 +71,25 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 
 
 @need
-def shares_out_heads_of_any_width(scenario: Scenario) -> bool:
+def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """Heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(
         split is Split.WITHIN and not layer.frozen and (layer.fused or layer.heads > layer.kv_heads)
-        for layer, split in _heads_of_any_width(scenario)
+        for layer, split in _heads_of_symbolic_width(scenario)
     )
 
 
 @need
-def transposes_heads_of_any_width(scenario: Scenario) -> bool:
+def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """DTensors get transposed gradients whose strides contain the symbolic width of heads."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
         (several_ranks and split is Split.WITHIN) or (split is not Split.OUTSIDE and not layer.fused and not layer.rotary)
-        for layer, split in _heads_of_any_width(scenario)
+        for layer, split in _heads_of_symbolic_width(scenario)
     )
 
 
-def _heads_of_any_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]:
+def _heads_of_symbolic_width(scenario: Scenario) -> Iterator[tuple[Attention, Split]]:
     """Attention layers that are compiled with a symbolic head width, and their split in the plan.
 
     Dynamo treats numbers in a module as constants, except in an FSDP unit. There, the width becomes symbolic once another unit
@@ -139,12 +139,12 @@ def _compiles_whole(layout: Layout) -> bool:
 
 
 @need
-def compiled_like_shards(scenario: Scenario) -> bool:
+def compiled_with_equal_shards(scenario: Scenario) -> bool:
     """Tensor parallelism splits compiled layers along dims of several sizes, and some rank's shards have the same size."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     sizes = {size for parallelism in layout.of(TensorParallel) for _, size in cuts(scenario.training.model, parallelism)}
     compiles = layout.execution.compile is not Compile.NONE
-    return compiles and any(map(_has_like_chunks, combinations(sizes, 2), repeat(ranks)))
+    return compiles and any(map(_has_equal_chunks, combinations(sizes, 2), repeat(ranks)))
 
 
 @need
@@ -157,12 +157,12 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 
 
 @need
-def several_steps_of_layers_among_others(scenario: Scenario) -> bool:
+def reruns_layer_next_to_others(scenario: Scenario) -> bool:
     """A layer runs again after an update, next to another layer or inside activation checkpointing."""
     among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Recompute.NONE
     return scenario.training.steps > 1 and among
 
 
-def _has_like_chunks(sizes: tuple[int, int], ranks: int) -> bool:
+def _has_equal_chunks(sizes: tuple[int, int], ranks: int) -> bool:
     first, second = (chunk_sizes(size, ranks) for size in sizes)
     return any(one == other for one, other in zip(first, second, strict=True))

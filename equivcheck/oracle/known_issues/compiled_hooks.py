@@ -43,12 +43,12 @@ def hooks_compiled_one_by_one(scenario: Scenario) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hooked:
+class _HookedLinear:
     """A linear whose hooks are compiled."""
 
     inputs: int
     """Input features on the last of two ranks."""
-    is_cut: bool
+    is_split: bool
     """True if a hook splits the input, which has all features."""
     outputs: int
     """Output features over all ranks."""
@@ -56,7 +56,7 @@ class _Hooked:
     """True if it adds a bias. Its output for sequences is then a view, with rows and positions in one dim."""
 
 
-def _hooked(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_Hooked]:
+def _linears_with_hooks(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_HookedLinear]:
     shapes = {parameter.full_name: parameter.shape for parameter in parameters_of(model)}
     for index, (layer, entry, sharding) in enumerate(zip(model.layers, plan.plan, inputs_of(model, plan), strict=False)):
         if entry.split is Split.OUTSIDE or execution.checkpoints(index):
@@ -70,22 +70,22 @@ def _hooked(model: Model, plan: TensorParallel, execution: Execution) -> Iterato
         yield _linear(head_passage(model, plan), model.inputs(len(model.layers)), model.outputs, has_bias=model.head.bias)
 
 
-def _linear(told: Passage, inputs: int, outputs: int, *, has_bias: bool) -> _Hooked:
+def _linear(told: Passage, inputs: int, outputs: int, *, has_bias: bool) -> _HookedLinear:
     has_part = told.input is ActivationSharding.FEATURES
-    return _Hooked(
+    return _HookedLinear(
         inputs=chunk_sizes(inputs, 2)[-1] if has_part else inputs,
-        is_cut=told.split is Split.ROW and not has_part,
+        is_split=told.split is Split.ROW and not has_part,
         outputs=outputs,
         has_bias=has_bias,
     )
 
 
-def _hooked_as_one(scenario: Scenario) -> list[_Hooked]:
+def _linears_compiled_together(scenario: Scenario) -> list[_HookedLinear]:
     layout, model = scenario.layout, scenario.training.model
     # Layers that are compiled one by one have no symbolic sizes.
     if layout.execution.per_layer:
         return []
-    return [each for plan in layout.of(TensorParallel) for each in _hooked(model, plan, layout.execution)]
+    return [each for plan in layout.of(TensorParallel) for each in _linears_with_hooks(model, plan, layout.execution)]
 
 
 def _rows(scenario: Scenario) -> list[int]:
@@ -95,9 +95,9 @@ def _rows(scenario: Scenario) -> list[int]:
 @need
 def two_features_cut_after_others(scenario: Scenario) -> bool:
     """A compiled hook splits two input features into one per rank, after a hook was compiled for another number."""
-    found, recompiled = _hooked_as_one(scenario), len(set(_rows(scenario))) > 1
+    found, recompiled = _linears_compiled_together(scenario), len(set(_rows(scenario))) > 1
     return scenario.layout.mesh.size(TP) == 2 and any(
-        each.is_cut and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
+        each.is_split and each.inputs == 2 and any(other.inputs != 2 for other in (found if recompiled else found[:index]))
         for index, each in enumerate(found)
     )
 
@@ -111,7 +111,7 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
     rows, length = _rows(scenario), scenario.training.model.length
     again = {size for index, size in enumerate(rows) if set(rows[:index]) - {size}} - {1, length}
     is_symbol = length not in (None, 1) and bool(again)
-    return is_symbol and any(each.has_bias and each.outputs != length for each in _hooked_as_one(scenario))
+    return is_symbol and any(each.has_bias and each.outputs != length for each in _linears_compiled_together(scenario))
 
 
 @need
@@ -120,7 +120,7 @@ def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
 
     The first compiled hook takes no such view, or the features share the symbol of rows or positions.
     """
-    rows, length, found = _rows(scenario), scenario.training.model.length, _hooked_as_one(scenario)
+    rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
     if length is None or index is None:
         return False

@@ -87,14 +87,16 @@ class KnownIssue:
         has_first = bool(self.phases) and bool(self.differences)
         if has_first != (wrong and bool(self.layouts)) or wrong == bool(self.error):
             raise _refuse(
-                self.id, f"of kind {self.kind.value} has the wrong evidence", ("phases and differences", "or else error")
+                self.id,
+                f"the evidence does not fit the kind {self.kind.value}",
+                ("phases and differences for wrong_numbers", "error for others"),
             )
         avoided = (self.without,) if self.without else ()
         tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
         for field, names, table in tables:
             for name in names:
                 if name not in table:
-                    raise _refuse(self.id, f"{field} names {name!r}", sorted(table))
+                    raise _refuse(self.id, f"{field} has the unknown name {name!r}", sorted(table))
 
     @property
     def summary(self) -> str:
@@ -187,7 +189,7 @@ def _issue(row: dict[str, Any]) -> KnownIssue:
     known, name = {field.name for field in fields(KnownIssue)} - {"torch"}, str(row.get("id", "without id"))
     missing = {"id", "title", "kind", "layouts", "needs"} - set(row)
     if missing or set(row) - known:
-        raise _refuse(name, f"lacks {sorted(missing)}, has the unknown {sorted(set(row) - known)}", sorted(known))
+        raise _refuse(name, f"missing keys {sorted(missing)}, unknown keys {sorted(set(row) - known)}", sorted(known))
     for key, choice in _CHOICES.items():
         allowed = [member.value for member in choice]
         if key in row and not {*_listed(row[key])} <= {*allowed}:
@@ -209,4 +211,4 @@ def _read(key: str, value: Any) -> Any:
 
 
 def _refuse(name: str, wrong: str, allowed: Iterable[str]) -> InvalidKnownIssue:
-    return InvalidKnownIssue(f"known issue {name!r}: {wrong}; allowed: {', '.join(allowed)}")
+    return InvalidKnownIssue(f"known issue {name!r} is not valid: {wrong}. Expected {', '.join(allowed)}.")

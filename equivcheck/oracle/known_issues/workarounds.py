@@ -75,7 +75,7 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def nothing_kept_on_disk(scenario: Scenario) -> Scenario:
+def no_inductor_cache(scenario: Scenario) -> Scenario:
     """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
     return _in_layouts(scenario, _without_inductor)
 
@@ -93,7 +93,7 @@ def forward_not_compiled(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def nothing_recomputed(scenario: Scenario) -> Scenario:
+def no_checkpointing(scenario: Scenario) -> Scenario:
     """Activation checkpointing is off."""
     return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Recompute.NONE))
 
@@ -111,13 +111,13 @@ def summed_squares(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def all_trained(scenario: Scenario) -> Scenario:
+def nothing_frozen(scenario: Scenario) -> Scenario:
     """No layer is frozen."""
     return _in_training(scenario, without_frozen)
 
 
 @_workaround
-def own_weights(scenario: Scenario) -> Scenario:
+def no_shared_weights(scenario: Scenario) -> Scenario:
     """No weight is shared."""
     return _in_training(scenario, without_ties)
 
@@ -129,7 +129,7 @@ def all_labels_count(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def labels_as_they_are(scenario: Scenario) -> Scenario:
+def no_label_smoothing(scenario: Scenario) -> Scenario:
     """Label smoothing is off."""
     return _in_training(scenario, lambda training: with_loss(training, label_smoothing=0.0))
 
@@ -178,13 +178,13 @@ def no_views(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def rows_first(scenario: Scenario) -> Scenario:
+def rows_along_first_dim(scenario: Scenario) -> Scenario:
     """Rows are dim 0 in the inputs."""
     return _in_training(scenario, lambda training: replace(training, data=replace(training.data, batch_dim=0)))
 
 
 @_workaround
-def nothing_of_one(scenario: Scenario) -> Scenario:
+def no_size_of_one(scenario: Scenario) -> Scenario:
     """No feature, width or number of rows is one."""
 
     def changed(training: Training) -> Training:
@@ -202,7 +202,7 @@ def _wider(training: Training) -> dict[str, object]:
 
 
 @_workaround
-def cut_evenly(scenario: Scenario) -> Scenario:
+def even_shards(scenario: Scenario) -> Scenario:
     """Features and widths are multiples of the ranks that split them."""
     parts = math.lcm(*map(_parts, scenario.layouts))
     return _in_training(scenario, lambda training: with_widths(training, parts))
@@ -213,7 +213,7 @@ def _parts(layout: Layout) -> int:
 
 
 @_workaround
-def gradients_as_parameters(scenario: Scenario) -> Scenario:
+def redistributed_gradients(scenario: Scenario) -> Scenario:
     """DTensor SPMD redistributes gradients to the placements of their parameters."""
     return _in_layouts(scenario, lambda layout: with_options(layout, SPMD, redistribute_gradients=True))
 
@@ -251,7 +251,7 @@ def shards_for_replicas(scenario: Scenario) -> Scenario:
 
 
 @_workaround
-def cut_along_rows(scenario: Scenario) -> Scenario:
+def sharded_along_rows(scenario: Scenario) -> Scenario:
     """FSDP2 shards parameters along their first dim."""
     return _in_layouts(scenario, lambda layout: with_options(layout, FSDP2, shard_last_dim=False))
 

@@ -46,7 +46,7 @@ def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 
-def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
+def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> int | None:
     """First step in which rounding noise exceeds the values, such as in a training that explodes. None if no step does.
 
     A gradient with full cancellation is smaller than its noise, too. It counts only if the noise also exceeds `limit` times the
@@ -63,7 +63,7 @@ def drowned_from(found: tuple[Expected, ...], limit: float) -> int | None:
     return None
 
 
-def turned_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
+def tensors_with_uncertain_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
     """Tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
 
     Rounding may turn such an element's sign. Perturbed copies rarely do, because another summation order can move it farther

@@ -25,7 +25,7 @@ from equivcheck.training.single_device import single_device
 from equivcheck.worlds.trace.trace import Trace
 
 
-def summed_trace(training: Training) -> Trace:
+def summed_z_loss_trace(training: Training) -> Trace:
     """Reference run with a z-loss from summed exponentials."""
     setup = single_device(training)
     setup.loss = loss_by_sums
@@ -47,11 +47,11 @@ def logarithm_trace(training: Training) -> Trace:
     setup = single_device(training)
     for module in setup.module.modules():
         if hasattr(module, "sequence"):
-            module.sequence = ByLogarithms()  # type: ignore[assignment]
+            module.sequence = LogarithmAttention()  # type: ignore[assignment]
     return train(setup)
 
 
-class ByLogarithms(Sequence):
+class LogarithmAttention(Sequence):
     """Attention over full sequences, computed as ranks in a ring do."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -55,13 +55,13 @@ def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
     kind, update = getattr(torch, setup.training.optimizer.rounds_to), setup.update
 
     def updated(optimizer: torch.optim.Optimizer) -> None:
-        with MovedRoundings(kind, generator):
+        with RoundingPerturbation(kind, generator):
             update(optimizer)
 
     setup.update = updated
 
 
-class MovedRoundings(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RoundingPerturbation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves each rounded result with one element type by up to one unit in the last place."""
 
     def __init__(self, kind: torch.dtype, generator: np.random.Generator) -> None:

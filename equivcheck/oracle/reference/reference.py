@@ -13,10 +13,9 @@ import numpy as np
 from equivcheck.layouts.base.limits.optimizers import rounds_parts
 from equivcheck.layouts.base.rounding import Rounding
 from equivcheck.layouts.composition.registry import rounding_of
-from equivcheck.oracle.reference.addends import addend_traces
 from equivcheck.oracle.reference.coarse import coarse_moments
-from equivcheck.oracle.reference.doubt import Doubt, doubt_about, drowned_from, turned_signs
-from equivcheck.oracle.reference.logarithms import logarithm_trace, summed_trace
+from equivcheck.oracle.reference.doubt import Doubt, doubt_about, first_step_dominated_by_noise, tensors_with_uncertain_signs
+from equivcheck.oracle.reference.logarithms import logarithm_trace, summed_z_loss_trace
 from equivcheck.oracle.reference.noise import (
     NUM_CONFIRMATIONS,
     NUM_PERTURBATIONS,
@@ -26,9 +25,10 @@ from equivcheck.oracle.reference.noise import (
     perturbed,
 )
 from equivcheck.oracle.reference.optimizer_rounding import rounding_setup
+from equivcheck.oracle.reference.partial_sums import partial_sum_traces
 from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.oracle.reference.rounded_copies import reordered_traces, rounded_copies, unit_of
-from equivcheck.oracle.reference.summation import split_traces, widely_clipped_trace
+from equivcheck.oracle.reference.summation import split_traces, wide_norm_trace
 from equivcheck.scenario import (
     Attention,
     ContextParallel,
@@ -71,13 +71,13 @@ class Reference:
     """True if the optimizer updates by gradient signs."""
 
     @property
-    def drowned(self) -> int | None:
+    def first_noisy_step(self) -> int | None:
         """First step in which noise exceeds the values, so that no difference is evidence. None if no step does."""
-        return drowned_from(self.moments, self.noise_limit)
+        return first_step_dominated_by_noise(self.moments, self.noise_limit)
 
-    def turned_signs(self, step: int) -> frozenset[str]:
+    def tensors_with_uncertain_signs(self, step: int) -> frozenset[str]:
         """Tensors with gradient elements whose sign rounding may turn in a step. Empty unless the optimizer updates by signs."""
-        return turned_signs(self.moments, step) if self.takes_signs else frozenset()
+        return tensors_with_uncertain_signs(self.moments, step) if self.takes_signs else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class ReferenceRun:
     """The layout's casts to other element types. None if it has none."""
     num_parts: int = 1
     """Parts, by rows or positions, in which ranks sum a microbatch. The confirming reference sums the same parts."""
-    num_addends: int = 1
+    num_partial_sums: int = 1
     """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
     rounds_parts: bool = False
     """True if the optimizer rounds each rank's matrix parts to a lower precision."""
-    by_logarithms: bool = False
+    rounds_scores: bool = False
     """True if ranks round attention scores differently, such as context-parallel ranks."""
-    sums_classes: bool = False
+    shards_classes: bool = False
     """True if ranks are vocabulary-parallel, so that a z-loss is computed from sums."""
 
     @classmethod
@@ -108,10 +108,10 @@ class ReferenceRun:
             scenario.training,
             rounding,
             num_parts,
-            _num_addends(scenario),
+            _num_partial_sums(scenario),
             _rounds_parts(scenario),
-            by_logarithms=any(_rounds_scores(layout, scenario.training.model) for layout in scenario.layouts),
-            sums_classes=any(map(_cuts_classes, scenario.layouts)),
+            rounds_scores=any(_has_rounded_scores(layout, scenario.training.model) for layout in scenario.layouts),
+            shards_classes=any(map(_shards_classes, scenario.layouts)),
         )
 
     def reference(self) -> Reference:
@@ -135,14 +135,14 @@ class ReferenceRun:
         return Reference(coarse_moments(_trace(self.training, self.rounding), limit), None, limit)
 
 
-def _rounds_scores(layout: Layout, model: Model) -> bool:
+def _has_rounded_scores(layout: Layout, model: Model) -> bool:
     if layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel)):
         return True
     is_fused = any(isinstance(layer, Attention) and layer.fused for layer in model.layers)
     return is_fused and layout.mesh.size(CP) * layout.mesh.size(TP) > 1
 
 
-def _cuts_classes(layout: Layout) -> bool:
+def _shards_classes(layout: Layout) -> bool:
     return any(each.loss_parallel for each in layout.of(PlannedParallelism))
 
 
@@ -154,7 +154,7 @@ def _rounds_parts(scenario: Scenario) -> bool:
     return any(rounds_parts(training, layout) for layout in scenario.layouts)
 
 
-def _num_addends(scenario: Scenario) -> int:
+def _num_partial_sums(scenario: Scenario) -> int:
     optimizer = scenario.training.optimizer
     if optimizer.implementation not in optimizer.scales_addends:
         return 1
@@ -193,7 +193,7 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
         if rounding is None:
             setup = rounding_setup(training) if run.rounds_parts else single_device
             copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
-            others = (*split_traces(training, run.num_parts), widely_clipped_trace(training), *_other_traces(run))
+            others = (*split_traces(training, run.num_parts), wide_norm_trace(training), *_other_traces(run))
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
             others = reordered_traces(training, rounding)
@@ -201,13 +201,13 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
 
 
 def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
-    if run.num_addends > 1:
-        yield from addend_traces(run.training, run.num_addends)
-    if run.by_logarithms:
+    if run.num_partial_sums > 1:
+        yield from partial_sum_traces(run.training, run.num_partial_sums)
+    if run.rounds_scores:
         yield logarithm_trace(run.training)
     loss = run.training.loss
-    if run.sums_classes and isinstance(loss, CrossEntropy) and loss.z_loss:
-        yield summed_trace(run.training)
+    if run.shards_classes and isinstance(loss, CrossEntropy) and loss.z_loss:
+        yield summed_z_loss_trace(run.training)
 
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:

@@ -14,7 +14,7 @@ from equivcheck.oracle.reference.noise import eps_of, perturbed_material
 from equivcheck.oracle.reference.optimizer_rounding import round_in_optimizer
 from equivcheck.oracle.reference.perturbed_rounding import PerturbedRounding, Shuffled
 from equivcheck.oracle.reference.rounded import rounded_setup
-from equivcheck.oracle.reference.summation import clip_flat, clip_widely
+from equivcheck.oracle.reference.summation import clip_by_wide_norm, clip_flat
 from equivcheck.scenario import ElementType, Training
 from equivcheck.training.copies import stacked
 from equivcheck.training.ensemble import EnsembleTrace
@@ -57,9 +57,9 @@ def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Tra
     """Reference runs with another summation order and one norm over all gradients, and with a norm in the widest type."""
     reordered = rounded_setup(training, rounding, None, Shuffled(np.random.default_rng(training.seed), rounding.num_parts))
     reordered.clip_norm = clip_flat
-    widely_clipped = rounded_setup(training, rounding)
-    widely_clipped.clip_norm = clip_widely
-    return train(reordered), train(widely_clipped)
+    with_wide_norm = rounded_setup(training, rounding)
+    with_wide_norm.clip_norm = clip_by_wide_norm
+    return train(reordered), train(with_wide_norm)
 
 
 def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> PerturbedRounding:

@@ -60,17 +60,17 @@ def clip_flat(_module: nn.Module, parameters: list[torch.Tensor], clipping: Clip
     return norm
 
 
-def widely_clipped_trace(training: Training) -> Trace:
+def wide_norm_trace(training: Training) -> Trace:
     """Reference run that sums the gradient norm in the widest floating-point type.
 
     Only this shows the error of the reference's own norm: a sum over many equal terms errs always to one side.
     """
     setup = single_device(training)
-    setup.clip_norm = clip_widely
+    setup.clip_norm = clip_by_wide_norm
     return train(setup)
 
 
-def clip_widely(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
+def clip_by_wide_norm(_module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
     """Clip by a norm that is summed in the widest floating-point type, and return the norm before clipping."""
     gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
     values = np.concatenate([gradient.double().numpy().ravel() for gradient in gradients]).astype(np.longdouble)

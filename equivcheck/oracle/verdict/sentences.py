@@ -14,9 +14,8 @@ def sentence(divergence: Divergence) -> str:
     """One sentence with place, ranks, both values and the error."""
     where = f"{place(divergence)}{list(divergence.index) if divergence.index else ''}"
     if divergence.difference is Difference.FULL_TENSOR:
-        return (
-            f"{where} on rank {divergence.rank}: full_tensor() returns {divergence.actual}, but the shards hold {divergence.expected}"
-        )
+        values = f"full_tensor() returns {divergence.actual}, but the shards hold {divergence.expected}"
+        return f"{where} on rank {divergence.rank}: {values}"
     how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
     if divergence.elsewhere:
         how = f"{divergence.difference.value}, {divergence.elsewhere}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.reference.doubt import NO_GRADIENT, Doubt, doubt_about, drowned_from, earlier
+from equivcheck.oracle.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier, first_step_dominated_by_noise
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
@@ -59,7 +59,7 @@ def test_a_training_that_blows_up_proves_nothing_from_there_on(lr: float) -> Non
 def test_what_explodes_is_drowned_and_what_cancels_is_not() -> None:
     """Noise exceeds the values in both cases. With cancellation, it is small relative to earlier values."""
     limit, found = noise_limit(TRAINING), moments()
-    assert drowned_from(found, limit) is None
+    assert first_step_dominated_by_noise(found, limit) is None
 
     def with_gradients(scale: float, noise: float) -> tuple[Expected, ...]:
         return tuple(
@@ -69,9 +69,9 @@ def test_what_explodes_is_drowned_and_what_cancels_is_not() -> None:
             for one in found
         )
 
-    assert drowned_from(with_gradients(1e15, 1e16), limit) == 1
-    assert drowned_from(with_gradients(1e-16, 1e-15), limit) is None
-    assert drowned_from(with_gradients(1e15, 1e14), limit) is None
+    assert first_step_dominated_by_noise(with_gradients(1e15, 1e16), limit) == 1
+    assert first_step_dominated_by_noise(with_gradients(1e-16, 1e-15), limit) is None
+    assert first_step_dominated_by_noise(with_gradients(1e15, 1e14), limit) is None
 
 
 def test_a_dead_network_proves_nothing() -> None:

@@ -150,13 +150,13 @@ def test_a_small_difference_after_a_doubt_is_no_finding(
 
 
 def test_a_doubt_of_the_confirming_reference_alone_excuses_nothing(sure: Reference, trace: Trace) -> None:
-    """The confirming reference has more noise by construction. If the first reference has no doubt, a small difference beyond both is a finding."""
+    """The confirming reference has more noise. If the first one has no doubt, a small difference beyond both is a finding."""
     verdict, doubt = judge(UNJUDGED, case(sure, replace(sure, doubt=LOST_AT_ONE)), left(trace, LAST, SMALL))
 
     assert (verdict.outcome, doubt) == (Outcome.DIVERGED, LOST_AT_ONE)
 
 
-def drowned(reference: Reference, step: int) -> Reference:
+def noisy_from(reference: Reference, step: int) -> Reference:
     """The reference with noise ten times larger than all values from a step on, and in doubt there."""
 
     def noisy(moment: Expected) -> Expected:
@@ -168,7 +168,7 @@ def drowned(reference: Reference, step: int) -> Reference:
 
 def test_no_difference_counts_where_noise_is_larger_than_all_that_is_there(sure: Reference, trace: Trace) -> None:
     """In a training that explodes, no difference counts from that step on. Both references must agree on the step."""
-    lost = drowned(sure, LAST)
+    lost = noisy_from(sure, LAST)
     huge = 1e6
     outcomes = [
         judge(UNJUDGED, case(one, other), left(trace, step, huge))[0].outcome

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import reference as module
-from equivcheck.oracle.reference.logarithms import ByLogarithms, loss_by_sums
+from equivcheck.oracle.reference.logarithms import LogarithmAttention, loss_by_sums
 from equivcheck.scenario import (
     Activation,
     Adafactor,
@@ -120,7 +120,7 @@ def test_it_is_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator)
-    found = [sequence.attended(_Causal(), *given) for sequence in (WHOLE, ByLogarithms())]
+    found = [sequence.attended(_Causal(), *given) for sequence in (WHOLE, LogarithmAttention())]
     torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
     gradients = [torch.autograd.grad(values, given, weight) for values in found]
     torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-13)
@@ -141,7 +141,7 @@ def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.Monkey
 def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
     """They need no such floor if attention is not fused, and have none."""
     other = replace(SCENARIO, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),)))
-    assert [module.ReferenceRun.of(each).by_logarithms for each in (SCENARIO, other)] == [True, False]
+    assert [module.ReferenceRun.of(each).rounds_scores for each in (SCENARIO, other)] == [True, False]
     assert check(other).outcome is Outcome.EQUIVALENT
 
 
@@ -179,7 +179,7 @@ def attend_by_logarithms(setup: Setup) -> None:
     """Let the ranks' fused attention compute weights from logarithms, as a kernel may."""
     for each in setup.model.modules():
         if isinstance(each, AttentionModule) and each.layer.fused:
-            each.attend = lambda *given: ByLogarithms().attended(_SeesAll(), *given)  # type: ignore[method-assign]
+            each.attend = lambda *given: LogarithmAttention().attended(_SeesAll(), *given)  # type: ignore[method-assign]
 
 
 def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
@@ -239,7 +239,7 @@ def test_a_z_loss_over_large_logits_in_parts_is_within_the_floor(monkeypatch: py
     """The error is planted in the single device's logarithms."""
     exact = torch.Tensor.logsumexp
     monkeypatch.setattr(torch.Tensor, "logsumexp", lambda logits, dim: exact(logits, dim) * (1.0 + OFF))
-    assert_the_floor_needs("summed_trace", by_classes(), monkeypatch)
+    assert_the_floor_needs("summed_z_loss_trace", by_classes(), monkeypatch)
 
 
 def test_it_is_cross_entropy() -> None:

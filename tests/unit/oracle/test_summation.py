@@ -12,7 +12,7 @@ from torch.nn import functional
 from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import summation
 from equivcheck.oracle.reference.reference import ReferenceRun
-from equivcheck.oracle.reference.summation import clip_flat, clip_widely
+from equivcheck.oracle.reference.summation import clip_by_wide_norm, clip_flat
 from equivcheck.scenario import (
     DDP,
     SGD,
@@ -72,14 +72,14 @@ def test_a_norm_summed_widely_is_rounded_once(norm_type: NormType, exact: float)
     """The norm equals exact arithmetic, and gradients are clipped by it."""
     parameters = alike(1000)
 
-    norm = clip_widely(nn.Module(), parameters, ClipNorm(max_norm=exact / 2, norm_type=norm_type))
+    norm = clip_by_wide_norm(nn.Module(), parameters, ClipNorm(max_norm=exact / 2, norm_type=norm_type))
 
     assert float(norm) == pytest.approx(exact, rel=2.3e-16)
     assert parameters[1].grad is not None
     assert float(parameters[1].grad[0]) == pytest.approx(0.05, rel=1e-5)
 
 
-@pytest.mark.parametrize("clip", [clip_flat, clip_widely])
+@pytest.mark.parametrize("clip", [clip_flat, clip_by_wide_norm])
 def test_clipping_goes_by_the_gradients_that_are_there(clip: Callable[..., torch.Tensor]) -> None:
     """Parameters without a gradient are skipped."""
     parameters = [*alike(3), nn.Parameter(torch.zeros(4, dtype=torch.float64))]
@@ -99,7 +99,7 @@ def accepted_shares(run: ReferenceRun, phase: Phase) -> tuple[float, float]:
 def test_how_far_the_norm_of_the_reference_is_off_counts_as_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Perturbed copies sum in the same order, and equal terms all round the same way. The error is planted."""
     off = 1e-12
-    monkeypatch.setattr(summation, "clip_widely", lambda *given: clip_widely(*given) * (1.0 + off))
+    monkeypatch.setattr(summation, "clip_by_wide_norm", lambda *given: clip_by_wide_norm(*given) * (1.0 + off))
     quick, sure = accepted_shares(ReferenceRun(replace(ALIKE, seed=1)), Phase.CLIPPING)
     assert quick < off < sure
 

@@ -31,21 +31,27 @@ CRASH = {"id": "x", "title": "y", "kind": "crash", "layouts": ["ddp"], "needs": 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"needs": ["inf_nrom"]}, "known issue 'x': needs names 'inf_nrom'; allowed: activations_cut_unevenly, "),
-        ({"shows": ["inf_norm"]}, "known issue 'x': shows names 'inf_norm'; allowed: before_a_compiled_hook, "),
+        (
+            {"needs": ["inf_nrom"]},
+            "known issue 'x' is not valid: needs has the unknown name 'inf_nrom'. Expected activations_cut_unevenly, ",
+        ),
+        (
+            {"shows": ["inf_norm"]},
+            "known issue 'x' is not valid: shows has the unknown name 'inf_norm'. Expected before_a_compiled_hook, ",
+        ),
         (
             {"without": "inf_norm"},
-            "known issue 'x': without names 'inf_norm'; allowed: all_labels_count, all_trained, ",
+            "known issue 'x' is not valid: without has the unknown name 'inf_norm'. Expected all_labels_count, ",
         ),
-        ({"kind": "crush"}, "known issue 'x': kind is 'crush'; allowed: wrong_numbers, crash, "),
+        ({"kind": "crush"}, "known issue 'x' is not valid: kind is 'crush'. Expected wrong_numbers, crash, "),
         (
             {"kind": "wrong_numbers"},
-            "known issue 'x': of kind wrong_numbers has the wrong evidence; allowed: phases and differences, ",
+            "known issue 'x' is not valid: the evidence does not fit the kind wrong_numbers. Expected phases and differences ",
         ),
-        ({"error": ""}, "known issue 'x': of kind crash has the wrong evidence; allowed: "),
-        ({"error": "("}, "known issue 'x': missing ), unterminated subpattern at position 0; allowed: "),
-        ({"torch": ">=2.9"}, "known issue 'x': lacks [], has the unknown ['torch']; allowed: "),
-        ({"layout": "ddp"}, "known issue 'x': lacks [], has the unknown ['layout']; allowed: "),
+        ({"error": ""}, "known issue 'x' is not valid: the evidence does not fit the kind crash. Expected "),
+        ({"error": "("}, "known issue 'x' is not valid: missing ), unterminated subpattern at position 0. Expected "),
+        ({"torch": ">=2.9"}, "known issue 'x' is not valid: missing keys [], unknown keys ['torch']. Expected "),
+        ({"layout": "ddp"}, "known issue 'x' is not valid: missing keys [], unknown keys ['layout']. Expected "),
     ],
 )
 def test_an_entry_that_is_not_well_formed_is_refused_in_one_line(changes: dict[str, object], text: str) -> None:

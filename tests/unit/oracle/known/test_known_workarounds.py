@@ -10,7 +10,7 @@ from equivcheck.layouts.base.limits.repairs import with_execution
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.known_issues.avoiding import avoiding, could_show
 from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file, known_issues
-from equivcheck.oracle.known_issues.workarounds import nothing_kept_on_disk, plain_implementation, summed_outputs
+from equivcheck.oracle.known_issues.workarounds import no_inductor_cache, plain_implementation, summed_outputs
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
 from unit.campaign import fakes
@@ -62,9 +62,9 @@ def test_inductor_is_left_out_of_every_layout() -> None:
     """The workaround changes the layout before a checkpoint as well, and keeps other compilers."""
     eager = both(compiler=Compile.AOT_EAGER)
 
-    assert nothing_kept_on_disk(both(compiler=Compile.INDUCTOR)) == eager
-    assert nothing_kept_on_disk(eager) == eager
-    assert nothing_kept_on_disk(EAGER) == EAGER
+    assert no_inductor_cache(both(compiler=Compile.INDUCTOR)) == eager
+    assert no_inductor_cache(eager) == eager
+    assert no_inductor_cache(EAGER) == EAGER
 
 
 def test_outputs_are_summed_and_all_else_stays() -> None:

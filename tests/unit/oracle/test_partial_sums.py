@@ -9,7 +9,7 @@ import torch
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import reference as module
-from equivcheck.oracle.reference.addends import addend_traces
+from equivcheck.oracle.reference.partial_sums import partial_sum_traces
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.oracle.reference.summation import split_trace
 from equivcheck.scenario import (
@@ -73,21 +73,21 @@ def accepted_share() -> float:
     return float(update.tolerances[row] / update.norms[row])
 
 
-def test_addends_that_nearly_cancel_are_within_the_floor() -> None:
+def test_partial_sums_that_nearly_cancel_are_within_the_floor() -> None:
     """Correct ranks that divide each partial sum before the reduction pass."""
     assert check(SCENARIO).outcome is Outcome.EQUIVALENT
 
 
-def test_a_floor_from_moved_inputs_alone_does_not_know_of_addends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_floor_from_moved_inputs_alone_ignores_partial_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error between both floors passes, but is found if partial sums are ignored."""
     wide = accepted_share()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_num_addends", lambda _scenario: 1)
+        patch.setattr(module, "_num_partial_sums", lambda _scenario: 1)
         narrow = accepted_share()
     assert wide > 100.0 * narrow
     between = off_by(math.sqrt(wide * narrow))
     assert check(ONE_STEP, alter=between).outcome is Outcome.EQUIVALENT
-    monkeypatch.setattr(module, "_num_addends", lambda _scenario: 1)
+    monkeypatch.setattr(module, "_num_partial_sums", lambda _scenario: 1)
     assert check(ONE_STEP, alter=between).outcome is Outcome.DIVERGED
 
 
@@ -105,11 +105,11 @@ def test_what_is_larger_than_their_rounding_is_found() -> None:
         (Adafactor(), False, 2),
     ],
 )
-def test_only_optimizers_that_scale_addends_count_them(optimizer: Optimizer, redistributes: bool, expected: int) -> None:
+def test_only_optimizers_that_scale_partial_sums_count_them(optimizer: Optimizer, redistributes: bool, expected: int) -> None:
     """Other optimizers, and layouts that redistribute gradients, need no extra noise."""
     layout = replace(LAYOUT, parallelisms=(SPMD(redistribute_gradients=redistributes),))
     scenario = Scenario(training=replace(TRAINING, optimizer=optimizer), layout=layout)
-    assert ReferenceRun.of(scenario).num_addends == expected
+    assert ReferenceRun.of(scenario).num_partial_sums == expected
 
 
 def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None:
@@ -117,12 +117,12 @@ def test_rows_that_ranks_cannot_share_evenly_are_split_over_data_ranks() -> None
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(redistribute_gradients=False),))
     for rows, expected in ((2, 2), (3, 1)):
         training = replace(TRAINING, data=Data(microbatches=(rows,)))
-        assert ReferenceRun.of(Scenario(training=training, layout=layout)).num_addends == expected
+        assert ReferenceRun.of(Scenario(training=training, layout=layout)).num_partial_sums == expected
 
 
 def test_gradients_stay_as_they_are() -> None:
     """Only the update moves, by at most one unit in the last place of the partial sums."""
-    split, moved = split_trace(TRAINING, 2, 2.0), addend_traces(TRAINING, 2)
+    split, moved = split_trace(TRAINING, 2, 2.0), partial_sum_traces(TRAINING, 2)
     for trace in moved:
         assert (trace.steps[0].gradients.values == split.steps[0].gradients.values).all()
         assert 0.0 < abs(trace.steps[0].parameters.values - split.steps[0].parameters.values).max() < 1e-11

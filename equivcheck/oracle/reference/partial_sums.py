@@ -21,29 +21,29 @@ from equivcheck.worlds.trace.trace import Trace
 _NUM_RUNS = 8
 
 
-def addend_traces(training: Training, num_addends: int) -> tuple[Trace, ...]:
+def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace, ...]:
     """Runs whose updates move by up to one unit in the last place in each partial sum."""
-    generator, steps = np.random.default_rng(training.seed), split_steps(training, num_addends)
+    generator, steps = np.random.default_rng(training.seed), split_steps(training, num_partial_sums)
     return tuple(train(_setup(training, generator), steps) for _ in range(_NUM_RUNS))
 
 
 def _setup(training: Training, generator: np.random.Generator) -> Setup:
     setup = single_device(training)
-    addends = [_Addends(parameter) for parameter in setup.model.parameters() if parameter.requires_grad]
+    partial_sums = [_PartialSums(parameter) for parameter in setup.model.parameters() if parameter.requires_grad]
 
     def update(optimizer: torch.optim.Optimizer) -> None:
-        before = [each.parameter.detach().clone() for each in addends]
+        before = [each.parameter.detach().clone() for each in partial_sums]
         optimizer.step()
-        for each, values in zip(addends, before, strict=True):
+        for each, values in zip(partial_sums, before, strict=True):
             each.move(values, generator)
 
-    setup.before_step += [each.clear for each in addends]
-    setup.before_update += [each.measure for each in addends]
+    setup.before_step += [each.clear for each in partial_sums]
+    setup.before_update += [each.measure for each in partial_sums]
     setup.update = update
     return setup
 
 
-class _Addends:
+class _PartialSums:
     """Sizes of the partial sums in a parameter's gradient."""
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
@@ -52,8 +52,8 @@ class _Addends:
         self._share = torch.zeros_like(self._size)
         parameter.register_hook(self._add)  # type: ignore[no-untyped-call]
 
-    def _add(self, addend: torch.Tensor) -> None:
-        self._size += addend.abs()
+    def _add(self, partial_sum: torch.Tensor) -> None:
+        self._size += partial_sum.abs()
 
     def clear(self, _optimizer: torch.optim.Optimizer, _step: int) -> None:
         """Begin a step."""
