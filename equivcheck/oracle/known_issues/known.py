@@ -89,7 +89,7 @@ class KnownIssue:
             raise _refuse(
                 self.id,
                 f"the evidence does not fit the kind {self.kind.value}",
-                ("phases and differences for wrong_numbers", "error for others"),
+                ("phases and differences", "or error"),
             )
         avoided = (self.without,) if self.without else ()
         tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))

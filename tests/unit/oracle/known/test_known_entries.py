@@ -46,7 +46,7 @@ CRASH = {"id": "x", "title": "y", "kind": "crash", "layouts": ["ddp"], "needs": 
         ({"kind": "crush"}, "known issue 'x' is not valid: kind is 'crush'. Expected wrong_numbers, crash, "),
         (
             {"kind": "wrong_numbers"},
-            "known issue 'x' is not valid: the evidence does not fit the kind wrong_numbers. Expected phases and differences ",
+            "known issue 'x' is not valid: the evidence does not fit the kind wrong_numbers. Expected phases and",
         ),
         ({"error": ""}, "known issue 'x' is not valid: the evidence does not fit the kind crash. Expected "),
         ({"error": "("}, "known issue 'x' is not valid: missing ), unterminated subpattern at position 0. Expected "),
