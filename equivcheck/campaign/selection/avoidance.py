@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
-from equivcheck.oracle.known_issues.avoiding import avoiding, could_show
+from equivcheck.oracle.known_issues.known import could_show, without_known_issues
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.run.known.on_file import ON_FILE
@@ -103,5 +103,5 @@ def avoiding_all(case: Case) -> Candidate | None:
 
 @avoiding_all.register
 def _(scenario: Scenario) -> Candidate | None:
-    changed = avoiding(scenario)
+    changed = without_known_issues(scenario)
     return None if changed is None else Candidate(case=changed, avoided=_issues(scenario))

@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.limits import MAX_REPAIRS
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.oracle.known_issues.showing import measured, version_range
 from equivcheck.oracle.known_issues.workarounds import WITHOUT
@@ -163,6 +164,22 @@ def _views(verdict: Verdict, on_resume: bool) -> Iterator[Verdict]:
 
 def _of_one_layout(scenario: Scenario) -> tuple[Scenario, ...]:
     return tuple(replace(scenario, layout=layout, resume=None) for layout in scenario.layouts)
+
+
+def could_show(scenario: Scenario) -> tuple[KnownIssue, ...]:
+    """Known issues of the installed torch whose needs a scenario meets."""
+    return tuple(issue for issue in known_issues() if issue.could_show(scenario))
+
+
+def without_known_issues(scenario: Scenario) -> Scenario | None:
+    """A similar scenario that can show no known issue. None if no workaround leads to a scenario that can run."""
+    found: Scenario | None = scenario
+    for _ in range(MAX_REPAIRS):
+        issues = could_show(found) if found is not None else ()
+        if found is None or not issues:
+            return found
+        found = issues[0].avoided(found)
+    return None
 
 
 @cache

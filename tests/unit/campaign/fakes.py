@@ -16,7 +16,7 @@ from equivcheck.campaign.messages import MayShrink, Progress
 from equivcheck.campaign.plan import Plan
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.mutants.mutant import Family, Minimum, Mutant
-from equivcheck.oracle.known_issues.avoiding import could_show
+from equivcheck.oracle.known_issues.known import could_show
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.programs.nouns import Leaf, Operation, TensorProgram

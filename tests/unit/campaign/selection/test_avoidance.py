@@ -17,7 +17,7 @@ from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection.avoidance import KNOWN_SHARE, Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.supervisor import fuzz
-from equivcheck.oracle.known_issues.avoiding import could_show
+from equivcheck.oracle.known_issues.known import could_show
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.programs.run.known.on_file import ON_FILE

@@ -8,8 +8,7 @@ from hypothesis import given
 from equivcheck import Scenario
 from equivcheck.layouts.base.limits.repairs import with_execution
 from equivcheck.layouts.composition.limits import why_unsupported
-from equivcheck.oracle.known_issues.avoiding import avoiding, could_show
-from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file, known_issues
+from equivcheck.oracle.known_issues.known import KnownIssue, could_show, issues_on_file, known_issues, without_known_issues
 from equivcheck.oracle.known_issues.workarounds import no_inductor_cache, plain_implementation, summed_outputs
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
@@ -36,7 +35,7 @@ def test_what_could_show_an_issue_has_one_next_to_it_that_cannot(issue: KnownIss
 @pytest.mark.parametrize("issue", [issue for issue in known_issues() if issue in WITHIN_LIMITS], ids=lambda issue: issue.id)
 def test_one_that_avoids_all_issues_is_found(issue: KnownIssue) -> None:
     """A scenario without any issue is found even if one workaround leads to another issue."""
-    avoided = avoiding(SHOWN[issue.id][0])
+    avoided = without_known_issues(SHOWN[issue.id][0])
     assert avoided is not None
     assert not could_show(avoided)
 
@@ -44,7 +43,7 @@ def test_one_that_avoids_all_issues_is_found(issue: KnownIssue) -> None:
 @given(scenarios())
 def test_whatever_is_drawn_avoids_issues_only_if_some_could_show(scenario: Scenario) -> None:
     """The result can run with the same parallelisms. A scenario that can show no issue stays unchanged."""
-    avoided = avoiding(scenario)
+    avoided = without_known_issues(scenario)
     if avoided is not None:
         assert not could_show(avoided)
         assert why_unsupported(avoided) is None
