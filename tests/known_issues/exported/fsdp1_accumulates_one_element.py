@@ -1,7 +1,7 @@
 """Training with FullyShardedDataParallel on 2 ranks differs from training on one device.
 
-Not reported yet: FSDP1 without use_orig_params takes the sharded gradient of a one-element flat
-parameter for an unsharded one, and reduces it again.
+Known problem of torch: FSDP1 silently accumulates wrong gradients for a flat parameter of one
+element (not reported).
 
 First divergence: step 0 gradient 0.weight[0, 0] on rank 0 is 2.051858856906914, expected
 2.438122613774206 (value, 8.92e+13 x tolerance).

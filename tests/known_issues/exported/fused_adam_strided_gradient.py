@@ -1,7 +1,7 @@
 """Training with DTensor propagation on 2 ranks differs from training on one device.
 
-Not reported yet: fused Adam and AdamW on CPU walk through memory, so a gradient that is not laid
-out as its parameter is (a transposed product, as DTensor leaves them) updates the wrong elements.
+Known problem of torch: Fused Adam and AdamW on CPU silently update the wrong elements if strides
+differ (not reported).
 
 First divergence: step 0 parameter 1.weight[1, 2] on rank 0 is -0.041928602517888124, expected
 -0.1419286020978991 (value, 6.28e+13 x tolerance).

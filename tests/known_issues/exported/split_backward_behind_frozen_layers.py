@@ -1,7 +1,7 @@
 """Training with a pipeline on 2 ranks differs from training on one device.
 
-Not reported yet: zero-bubble schedules find weights by way of the stage's input, so a stage whose
-input needs no gradient (every layer before it is frozen) gets no gradient at all.
+Known problem of torch: Zero-bubble schedules silently give no gradient to a stage behind frozen
+layers (not reported).
 
 First divergence: step 0 gradient 1.weight on rank 1 is None, expected a tensor (missing, inf x
 tolerance).
