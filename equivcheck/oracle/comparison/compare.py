@@ -55,7 +55,7 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
 
 
 def comparison_before(step: int, found: Comparison) -> Comparison:
-    """Keep the divergences before a step: the first step without a decision by the reference."""
+    """Keep the divergences before a step, because the reference cannot decide later ones."""
     before = tuple(divergence for divergence in found.divergences if divergence.step < step)
     return replace(found, divergences=before, worst_error=found.worst_error if before else min(found.worst_error, 1.0))
 

@@ -118,7 +118,7 @@ def viewed_sequences_of_another_size(scenario: Scenario) -> bool:
 def viewed_sequences_of_other_features(scenario: Scenario) -> bool:
     """A compiled hook for a second number of features takes sequences from a linear with a bias, and other features follow.
 
-    The first compiled hook takes no such view, or the features share the symbol of rows or positions.
+    The first compiled hook takes no such view, or the features equal the rows or positions and share their symbol.
     """
     rows, length, found = _rows(scenario), scenario.training.model.length, _linears_compiled_together(scenario)
     index = next((index for index, each in enumerate(found) if each.outputs not in (1, found[0].outputs)), None)
@@ -138,7 +138,10 @@ def pending_before_a_compiled_hook(scenario: Scenario) -> bool:
 
 @show
 def before_a_compiled_hook(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is in or before a layer that returns such a sum. Gradients are missing only with a unit per layer."""
+    """The tensor belongs to the layer with the asynchronous sum, or to an earlier one.
+
+    Gradients are missing only if each layer is a unit.
+    """
     last, layer = _last_pending(scenario), layer_of(divergence.tensor)
     has_units = any(parallelism.wrapping is Wrapping.PER_LAYER for parallelism in scenario.layout.of(FSDP1))
     if last is None or (divergence.difference is Difference.MISSING and not has_units):

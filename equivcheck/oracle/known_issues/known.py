@@ -77,7 +77,7 @@ class KnownIssue:
     shows: tuple[str, ...] = ()
     """Names of predicates in `SHOWS` that the first divergence must all meet."""
     without: str = ""
-    """Name of a function in `WITHOUT` that avoids the issue. Empty if there is none."""
+    """Name of a function in `WITHOUT` that avoids the issue. Empty if no workaround is known."""
     tried_without: bool = False
     """True if the evidence is ambiguous. The scenario then also runs without the issue, and must be right there."""
     on_resume: bool = False
@@ -124,7 +124,7 @@ class KnownIssue:
         return any(map(self._is_met, _of_one_layout(scenario)))
 
     def avoided(self, scenario: Scenario) -> Scenario | None:
-        """A similar scenario that can run and cannot show the issue. None if there is none."""
+        """A similar scenario that can run and cannot show the issue. None if no workaround is known."""
         return fitted(WITHOUT[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:

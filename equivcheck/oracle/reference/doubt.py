@@ -17,7 +17,7 @@ NO_GRADIENT = "all gradients of the single-device run are zero"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """First step without a decision by the reference, and the reason."""
+    """First step that the reference cannot decide, and the reason."""
 
     reason: str
     """One sentence for people."""

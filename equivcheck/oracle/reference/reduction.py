@@ -77,7 +77,7 @@ class Averaging:
     divisor: float
     """Divisor of the sum. The number of ranks gives a mean."""
     shards: int | None = None
-    """Number of ranks in a group of the first stage. The second stage adds up the groups' sums. None for one stage."""
+    """Number of ranks that the first stage adds up. The second stage adds up the results. None for one stage."""
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list
     """Function to order gradients before a sum."""
 

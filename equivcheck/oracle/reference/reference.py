@@ -66,7 +66,7 @@ class Reference:
     doubt: Doubt | None
     """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
-    """Noise, relative to the largest tensor of the same kind, that takes half the digits. Larger noise is a doubt."""
+    """Largest noise for a decision, relative to the largest tensor of the same kind: half of the digits."""
     takes_signs: bool = False
     """True if the optimizer updates by gradient signs."""
 
@@ -89,7 +89,7 @@ class ReferenceRun:
     rounding: Rounding | None = None
     """The layout's casts to other element types. None if it has none."""
     num_parts: int = 1
-    """Parts, by rows or positions, in which ranks sum a microbatch. The confirming reference sums the same parts."""
+    """Number of parts, by rows or positions, in which ranks sum a microbatch. The confirming reference does so, too."""
     num_partial_sums: int = 1
     """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
     rounds_parts: bool = False
@@ -224,9 +224,9 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 
 
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
-    """Noise, relative to the largest tensor of the same kind, that takes half the digits: the square root of eps.
+    """Largest noise for a decision, relative to the largest tensor of the same kind.
 
-    eps is that of the coarsest element type in the training.
+    It is the square root of eps, half of the digits, for the coarsest element type in the training.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

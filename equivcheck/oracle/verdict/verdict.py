@@ -202,7 +202,7 @@ class Verdict(CaseVerdict):
             raise NotEquivalent(self.describe(), lambda: self._explained(alter))
 
     def assert_no_finding(self, *, alter: Alter | None = None) -> None:
-        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. For generated scenarios.
+        """Raise `NotEquivalent` if the outcome is DIVERGED, CRASHED or HUNG. Tests with generated scenarios use it.
 
         The exception computes a diagnosis when its text is read, because Hypothesis raises many while it shrinks and reads few.
         The ranks then run again. If the verdict came from `check(alter=...)`, pass the same `alter`.

@@ -198,7 +198,7 @@ def in_columns(dp: int) -> Layout:
 
 
 def over_columns(rows: int, *, tp: int, seed: int = 0) -> Scenario:
-    """Two FSDP2 ranks shard a weight's rows, and `tp` ranks its columns."""
+    """Two FSDP2 ranks and `tp` column-parallel ranks both shard a weight's rows."""
     return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLUMN, loss=Loss.LINEAR_SUM, seed=seed)
 
 
@@ -223,7 +223,7 @@ def of_sequences(parallelism: Parallelism, layer: AnyLayer = ONE_WEIGHT, length:
 
 
 def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scenario:
-    """Token and position embeddings before a layer outside the plan, on one data rank."""
+    """Token and position embeddings before a replicated layer, on one data rank."""
     alone = over_tp(fsdp, Layer(width=2), tp=tp, sizes=(1,), data=Data(microbatches=(2,)))
     model = Model(features=2, length=3, source=Tokens(vocabulary=2, learned_positions=True), layers=(Layer(width=8),))
     plan = TensorParallel(plan=(LayerPlan(),), source=source)
