@@ -23,7 +23,7 @@ class CallComparison:
     """Differences between a run's calls and the expected ones."""
 
     divergences: tuple[Divergence, ...] = ()
-    """One entry per kind that differs, at the first rank with a difference. Sorted by step and stage."""
+    """One entry per kind of call that differs, at the first rank with a difference. Sorted by step and stage."""
     unmodelled: str = ""
     """Reason if no call or only some were compared. Empty if all were compared."""
 
