@@ -14,8 +14,8 @@ from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion
 from equivcheck.scenario import (
     DDP,
     FSDP1,

@@ -14,7 +14,7 @@ from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_shares
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.limits import repaired, unsupported
-from equivcheck.layouts.parallelisms.local_tensor_parallel import modules, replacing
+from equivcheck.layouts.parallelisms.local_tensor_parallel import modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
     DDP,
@@ -172,7 +172,7 @@ def test_a_script_shares_weights_again(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_shared_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers would train parts of their own."""
-    monkeypatch.setattr(replacing, "share_weights", lambda *_: None)
+    monkeypatch.setattr(modules, "share_weights", lambda *_: None)
     assert check(a_sharing_scenario(Split.COLUMN, ROWS)).outcome.is_finding
 
 

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.plan.rules import weights_of_addends
-from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion
+from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion
 from equivcheck.mutants.experts.sites import any_experts, experts_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import is_eager, layouts_with

@@ -12,9 +12,8 @@ from torch import nn
 from equivcheck.layouts.base.partition import leaves_nothing
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, Route, planned_modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, layouts_with
 from equivcheck.mutants.rank import size_of

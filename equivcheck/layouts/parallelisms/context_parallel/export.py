@@ -56,7 +56,7 @@ def _kind(exchange: Exchange) -> type:
 
 
 def _define(draft: Draft, exchange: Exchange) -> None:
-    from equivcheck.layouts.parallelisms.context_parallel import heads, ranks, ring, sequences
+    from equivcheck.layouts.parallelisms.context_parallel import ranks, sequences
     from equivcheck.training.layers.sequence import Sequence
 
     draft.need("dataclasses", "dataclass")
@@ -71,11 +71,11 @@ def _define(draft: Draft, exchange: Exchange) -> None:
         draft.need("math", "")
     if exchange is Exchange.ULYSSES:
         draft.need("collections.abc", "Iterable")
-        found += [chunk_size, chunk_sizes, heads.exchanged, heads.to_heads, heads.to_positions, heads.ToHeads, heads.ToPositions]
+        found += [chunk_size, chunk_sizes, ranks.exchanged, ranks.to_heads, ranks.to_positions, ranks.ToHeads, ranks.ToPositions]
         found.append(sequences.by_units_of)
     if exchange is Exchange.RING:
         draft.need("collections.abc", "Callable")
-        found += [ring.Ring, ring.BlockwiseSoftmax, ring.RingAttention]
+        found += [sequences.Ring, sequences.BlockwiseSoftmax, sequences.RingAttention]
     draft.definitions += map(_source, (Sequence, *found, sequences.PartOfSequence, _kind(exchange)))
 
 

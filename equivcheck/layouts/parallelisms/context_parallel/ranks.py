@@ -1,7 +1,14 @@
-"""The ranks that share out positions, and moves of values between them that differentiate. Values are (..., positions, width)."""
+"""Differentiable exchanges between the ranks of context parallelism. Values have shape (..., positions, width).
+
+`Gather` collects all positions on each rank. `ToHeads` and `ToPositions` are the all-to-alls of DeepSpeed-Ulysses
+(https://arxiv.org/abs/2309.14509): from some positions of all heads to all positions of some heads, and back. Heads are exchanged
+in units of one key-value head and its query heads: (rows, units, heads of each, positions, width). A rank may have no unit.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +16,8 @@ import torch
 import torch.distributed._functional_collectives as collectives
 from torch.distributed import ProcessGroup
 from torch.nn import functional
+
+from equivcheck.layouts.base.partition import chunk_sizes
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -87,3 +96,60 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found
+
+
+def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
+    """All positions of this rank's units, from this rank's positions of all units; `order` has those of all ranks in turn."""
+    rows, _, count, _, width = values.shape
+    shares = chunk_sizes(values.shape[1], ranks.size)
+    shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
+    found = torch.cat(exchanged(torch.split(values, list(shares), 1), shapes, ranks), -2)
+    return torch.empty_like(found).index_copy(-2, order, found)
+
+
+def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
+    """This rank's positions of all units, from all positions of this rank's."""
+    rows, _, count, _, width = values.shape
+    shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
+    parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
+    return torch.cat(exchanged(parts, shapes, ranks), 1)
+
+
+def exchanged(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
+    """What each rank has sent to this one, in those shapes."""
+    flat = [each.reshape(-1) for each in sent]
+    sizes = [math.prod(shape) for shape in shapes]
+    received = waited(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
+    return [each.view(shape) for each, shape in zip(torch.split(received, sizes), shapes, strict=True)]
+
+
+class ToHeads(torch.autograd.Function):
+    """`to_heads`; gradients go back by `to_positions`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
+        """Share out units."""
+        ctx.ranks, ctx.units = ranks, values.shape[1]
+        ctx.save_for_backward(order := torch.cat(ranks.parts))
+        return to_heads(values, ranks, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Share out positions."""
+        return to_positions(gradients[0], ctx.units, ctx.ranks, *ctx.saved_tensors), None
+
+
+class ToPositions(torch.autograd.Function):
+    """`to_positions`; gradients go back by `to_heads`."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:
+        """Share out positions."""
+        ctx.ranks = ranks
+        ctx.save_for_backward(order := torch.cat(ranks.parts))
+        return to_positions(values, units, ranks, order)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Share out units."""
+        return to_heads(gradients[0], ctx.ranks, *ctx.saved_tensors), None, None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced
 from equivcheck.layouts.parallelisms.ddp.communication import DDP_COMMUNICATION
-from equivcheck.layouts.parallelisms.ddp.compression import SENT_AS, compress
 from equivcheck.layouts.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import (
     DDP,
+    Compression,
+    ElementType,
     Layout,
     LowPrecision,
     Precision,
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     from equivcheck.layouts.base.script.draft import Draft
     from equivcheck.training.setup import Setup
+
+
+SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
+"""The element type of gradients on their way."""
 
 
 class DDPKind(LayoutKind[DDP]):
@@ -112,3 +117,12 @@ def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractCont
 
     dtype: torch.dtype = getattr(torch, kind.value)
     return lambda: torch.autocast(device_type, dtype=dtype)
+
+
+def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
+    """Register a hook with a module that has `register_comm_hook`; nothing where nothing is compressed."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+
+    if compression is not Compression.NONE:
+        hook = fp16_compress_hook if compression is Compression.FP16 else bf16_compress_hook
+        module.register_comm_hook(mesh.get_group(), hook)

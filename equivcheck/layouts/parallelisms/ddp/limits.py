@@ -9,18 +9,20 @@ from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism
 from equivcheck.layouts.base.limits.repairs import (
     may_skip_parameters,
     trained_auxiliaries,
+    with_options,
     with_widths,
     without_auxiliary,
     without_frozen,
 )
 from equivcheck.layouts.base.plan.rules import cuts
-from equivcheck.layouts.parallelisms.ddp.compression import NO_BF16_HOOK
 from equivcheck.scenario import (
     DDP,
     AuxiliaryLinear,
+    Compression,
     Layout,
     PlannedParallelism,
     Precision,
+    Replicate,
     TensorParallel,
     Training,
 )
@@ -80,6 +82,19 @@ BUCKETS_OF_EQUAL_PARTS = Limit(
     "rounds products of the same values differently, and replicas differ by one ulp",
     applies=_shifts_buckets,
     repair=lambda training, layout: with_widths(training, layout.mesh.size(TP)),
+)
+
+
+def _has_bf16_hook(layout: Layout) -> bool:
+    compressions = [ddp.compression for ddp in layout.of(DDP)] + [replicate.compression for replicate in layout.of(Replicate)]
+    return Compression.BF16 in compressions
+
+
+NO_BF16_HOOK = LayoutLimit(
+    reason="DistributedDataParallel: bf16_compress_hook on CPU ranks is not supported: it is refused without CUDA and NCCL (or "
+    "XPU)",
+    applies=_has_bf16_hook,
+    repair=lambda layout: with_options(layout, (DDP, Replicate), compression=Compression.FP16),
 )
 
 LIMITS: tuple[Limit, ...] = (

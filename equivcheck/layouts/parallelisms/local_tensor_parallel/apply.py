@@ -28,7 +28,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
         """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
-        from equivcheck.layouts.parallelisms.local_tensor_parallel.replacing import replace_modules
+        from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules
         from equivcheck.training.material import Batch
 
         ranks = replace_modules(setup, parallelism, mesh)

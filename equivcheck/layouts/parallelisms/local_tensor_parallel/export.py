@@ -9,8 +9,13 @@ from equivcheck.layouts.base.script.loop import ties
 from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
 from equivcheck.layouts.base.script.text import source_of
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, planned_modules, planned_regions
-from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import COPIED, Route
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import (
+    COPIED,
+    PlannedModule,
+    Route,
+    planned_modules,
+    planned_regions,
+)
 from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParallel, LocalTensorParallel
 
 
@@ -64,7 +69,7 @@ def _define(draft: Draft) -> None:
 
 
 def _define_regions(draft: Draft) -> None:
-    from equivcheck.layouts.parallelisms.local_tensor_parallel.units_within import LocalRegion, cut_within
+    from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion, cut_within
     from equivcheck.training.layers.region import Region
 
     draft.need("collections.abc", "Mapping")

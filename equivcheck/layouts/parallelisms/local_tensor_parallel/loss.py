@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import SUMMED
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import SUMMED
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.training.material import IGNORED, class_weights
 from equivcheck.training.setup import Setup

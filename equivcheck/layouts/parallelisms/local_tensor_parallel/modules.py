@@ -1,14 +1,32 @@
-"""The modules of a plan on plain tensors: each has its part of a linear or embedding, and moves activations around it."""
+"""Modules with sharded plain tensors, and how they replace the modules of a model.
+
+Each module holds its part of a linear or embedding and redistributes activations before and after it. A layer that
+computes partial sums, such as experts sharded by hidden features, is a region: all ranks route alike, and the layer's output is summed once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import (
+    COPIED,
+    PlannedModule,
+    Route,
+    planned_modules,
+    planned_regions,
+)
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
-from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
+from equivcheck.scenario import Collectives, LocalTensorParallel, Split
+from equivcheck.training.layers.region import Region
+from equivcheck.training.model import share_weights, tie_head
+from equivcheck.training.setup import Setup
 
 
 class LocalLinear(nn.Module):
@@ -87,3 +105,72 @@ class LocalEmbedding(nn.Module):
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
         padding = -1 if self.padding_idx is None else self.padding_idx - start
         return functional.embedding(own, rows, padding if 0 <= padding < num_rows else None)
+
+
+class LocalRegion(Region):
+    """Where this rank computes an addend."""
+
+    def __init__(self, ranks: AxisRanks, enter: Route, use: Route, leave: Route) -> None:
+        self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
+
+    def entered(self, values: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return self.ranks.move(values, self.enter)
+
+    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As inherited."""
+        return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
+
+    def left(self, addend: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return self.ranks.move(addend, self.leave)
+
+    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+        """As inherited."""
+        return self.ranks.added_once(bias)
+
+
+def cut_within(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
+    """Leave a rank its part of those parameters of a layer that have a dim here, and have it compute an addend."""
+    layer.region = region
+    for name, dim in dims.items():
+        owner, _, attribute = name.rpartition(".")
+        module = layer.get_submodule(owner)
+        module.region = region
+        setattr(module, attribute, region.ranks.own_parameter(getattr(module, attribute), dim))
+
+
+def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
+    """Replace every module that the plan has, or cut it within; returns the ranks that they move activations over."""
+    ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
+    model = setup.training.model
+    for planned in planned_modules(model, parallelism):
+        setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
+    for region in planned_regions(model, parallelism):
+        moves = LocalRegion(ranks, region.enter, COPIED, region.leave)
+        cut_within(setup.model.get_submodule(f"layers.{region.layer}"), moves, dict(region.dims))
+    share_weights(setup.model, model)
+    if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
+        tie_head(setup.model)
+    return ranks
+
+
+def _kind(collectives: Collectives) -> type[AxisRanks]:
+    """spmd_types is imported where it is asked for: users bring it."""
+    if collectives is Collectives.FUNCTIONAL:
+        return AxisRanks
+    from equivcheck.layouts.parallelisms.local_tensor_parallel.typed_regions import TypedRanks
+
+    return TypedRanks
+
+
+def _replaced(full: nn.Module, planned: PlannedModule, ranks: AxisRanks) -> nn.Module:
+    if isinstance(full, nn.Embedding):
+        assert planned.leave is not None, planned
+        return LocalEmbedding(full, ranks, planned.leave, planned.dims[0])
+    if isinstance(full, nn.Linear):
+        assert planned.enter is not None, planned
+        assert planned.leave is not None, planned
+        return LocalLinear(full, ranks, planned.enter, planned.leave, planned.dims)
+    assert isinstance(full, (nn.LayerNorm, nn.RMSNorm)), full
+    return LocalNorm(full, ranks)

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import Route
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks, dim_of
-from equivcheck.layouts.parallelisms.local_tensor_parallel.routes import Route
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import Rounding, WhenReduced
-from equivcheck.layouts.parallelisms.ddp.compression import SENT_AS
+from equivcheck.layouts.parallelisms.ddp.apply import SENT_AS
 from equivcheck.layouts.parallelisms.replicate.communication import REPLICATE_COMMUNICATION
 from equivcheck.layouts.parallelisms.replicate.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import Layout, Precision, Replicate, Replicator

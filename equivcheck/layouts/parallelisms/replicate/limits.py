@@ -14,8 +14,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_auxiliary,
     without_shares,
 )
-from equivcheck.layouts.parallelisms.ddp.compression import NO_BF16_HOOK
-from equivcheck.layouts.parallelisms.ddp.limits import as_reduced
+from equivcheck.layouts.parallelisms.ddp.limits import NO_BF16_HOOK, as_reduced
 from equivcheck.layouts.parallelisms.fsdp2.limits import NO_SCALARS as NO_SHARDED_SCALARS
 from equivcheck.layouts.parallelisms.fsdp2.limits import NOTHING_REDUCED
 from equivcheck.scenario import Replicate, Replicator, Wrapping

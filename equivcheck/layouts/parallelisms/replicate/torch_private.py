@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from equivcheck.layouts.parallelisms.ddp.compression import compress
+from equivcheck.layouts.parallelisms.ddp.apply import compress
 from equivcheck.scenario import Replicate, Replicator, Wrapping
 from equivcheck.training.layers.module import LayerModule
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.tensor_parallel.communication import TENSOR_PARALLEL_COMMUNICATION
 from equivcheck.layouts.parallelisms.tensor_parallel.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import Split, TensorParallel
+from equivcheck.scenario import Split, TensorParallel, Training
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel.style import ParallelStyle
 
@@ -32,7 +35,6 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
 
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.base.distribute import redistribute_gradients
-        from equivcheck.layouts.parallelisms.tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
             head_styles,
             layer_styles,
@@ -56,7 +58,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
         if parallelism.loss_parallel:
-            keep_logits_apart(setup)
+            _shard_logits(setup)
         rank, size, inner = mesh.get_local_rank(), mesh.size(), setup.take
         setup.take = lambda batch: local_masks(inner(batch), parallelism.plan, rank, size)
 
@@ -69,3 +71,27 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
     def import_known(self) -> None:
         """Register the predicates of its known issues."""
         import equivcheck.layouts.parallelisms.tensor_parallel.known  # noqa: F401
+
+
+def _shard_logits(setup: Setup) -> None:
+    """Compute loss and backward under `loss_parallel`. Logits are DTensors; every rank has all labels."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    from equivcheck.training.layers.module import beside
+
+    inner = setup.loss
+
+    def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+        return inner(training, logits, beside(logits, labels), divisor)
+
+    @contextmanager
+    def around_compute() -> Iterator[None]:
+        # After an error, loss_parallel keeps its handlers unless it is left as if there had been none.
+        entered = loss_parallel()
+        entered.__enter__()
+        try:
+            yield
+        finally:
+            entered.__exit__(None, None, None)
+
+    setup.loss, setup.around_compute = loss, around_compute
