@@ -162,6 +162,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         **draw(_RESHARDINGS),
         reshard_after_backward=not draw(SOMETIMES),
         explicit_prefetch=draw(SOMETIMES),
+        explicit_unshard=draw(SOMETIMES),
         cpu_offload=draw(SOMETIMES),
         mixed_precision=draw(_MIXED_PRECISIONS) if draw(SOMETIMES) else None,
         all_reduce_once=draw(SOMETIMES),

@@ -178,6 +178,8 @@ class FSDP2(Parallelism):
     explicit_prefetch: bool = option(default=False, limits=False)
     """Whether layers prefetch explicitly: the next one in forward, the previous one in backward
     (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""
+    explicit_unshard: bool = option(default=False, limits=False, calls=False)
+    """Whether all units are gathered at the start of each microbatch, before their forward (`unshard(async_op=True)`)."""
     no_sync: bool = option(default=False, limits=False)
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
     all_reduce_once: bool = option(default=False, limits=False)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from equivcheck import Outcome, Scenario, check
+from equivcheck.export.script import script_of
 from equivcheck.layouts.composition.limits import repaired
 from equivcheck.layouts.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
@@ -310,3 +313,17 @@ def test_an_axis_of_one_rank_changes_nothing(fsdp: FSDP2, sizes: tuple[int, ...]
     training = replace(TRAINING, model=Model(features=3, layers=(Layer(width=3), Layer(width=2), Layer(width=4))))
     verdict = check(replace(scenario(fsdp, *sizes), training=training))
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+
+
+@pytest.mark.parametrize("reshard", [{}, {"reshard_after_forward": False}, {"reshard_to": 2}, {"reshard_after_backward": False}])
+def test_units_can_be_gathered_before_forward(reshard: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank calls `unshard` on two layers and the root in each of four microbatches; no collective is added."""
+    modules: list[FSDPModule] = []
+    original = FSDPModule.unshard
+    monkeypatch.setattr(FSDPModule, "unshard", lambda self, **options: modules.append(self) or original(self, **options))
+    fsdp = replace(PER_LAYER, explicit_unshard=True, explicit_prefetch=True, **reshard)
+    verdict = check(scenario(fsdp))
+
+    assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
+    assert len(modules) == 4 * 3 * 4
+    assert "unit.unshard(async_op=True)" in script_of(scenario(fsdp))

@@ -68,13 +68,17 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         if parallelism.explicit_prefetch:
             _prefetch([unit[0] for unit in units])
         setup.release = lambda: _release(groups)
-        _divide_gradients(model, parallelism)
+        for module in _fsdp_modules(model):
+            if parallelism.gradient_divide_factor is not None:
+                module.set_gradient_divide_factor(parallelism.gradient_divide_factor)
+            if parallelism.sum_reductions:
+                module.set_force_sum_reduction_for_comms(True)
         for unit in experts:
             assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
             unit.set_gradient_divide_factor(expert_divide_factor(parallelism, _layout_of(setup)))
         setup.loss_scale *= mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
-        setup.accumulation = lambda last: _reduce_by(model, parallelism, last)
+        setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
         if parallelism.muon_owners:
             _deal_out_matrices(setup, mesh)
         take_rows(setup, mesh)
@@ -159,15 +163,10 @@ def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
     setup.build_optimizer = build
 
 
-def _divide_gradients(model: nn.Module, fsdp: FSDP2) -> None:
-    """Say of each unit by what, and how, its sums of gradients are divided."""
+def _fsdp_modules(model: Any) -> list[FSDPModule]:
     from torch.distributed.fsdp import FSDPModule
 
-    for unit in [module for module in model.modules() if isinstance(module, FSDPModule)]:
-        if fsdp.gradient_divide_factor is not None:
-            unit.set_gradient_divide_factor(fsdp.gradient_divide_factor)
-        if fsdp.sum_reductions:
-            unit.set_force_sum_reduction_for_comms(True)
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _prefetch(units: Iterable[Any]) -> None:
@@ -177,14 +176,16 @@ def _prefetch(units: Iterable[Any]) -> None:
         following.set_modules_to_backward_prefetch([unit])
 
 
-def _reduce_by(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
-    """Say what is reduced, and whether parameters are freed, after the backward that comes."""
+def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
+    """Set what this microbatch's backward reduces and reshards."""
     if fsdp.no_sync:
         model.set_requires_gradient_sync(last)
     if fsdp.all_reduce_once:
         model.set_requires_all_reduce(last)
     if not fsdp.reshard_after_backward:
         model.set_reshard_after_backward(last)
+    for unit in _fsdp_modules(model) if fsdp.explicit_unshard else ():
+        unit.unshard(async_op=True)  # pre-forward waits for it
     return nullcontext()
 
 

@@ -36,12 +36,17 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
         draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
     if parallelism.separate_reduce_group:
         draft.add(LoopPosition.WRAP, "model.set_separate_reduce_scatter_group(True)")
-    if not parallelism.reshard_after_backward:
-        reduce_at_last_microbatch(draft, "set_reshard_after_backward")
-    if parallelism.no_sync:
-        reduce_at_last_microbatch(draft)
-    if parallelism.all_reduce_once:
-        reduce_at_last_microbatch(draft, "set_requires_all_reduce")
+    if parallelism.explicit_unshard:
+        draft.need("torch.distributed.fsdp", "FSDPModule")
+        draft.add(LoopPosition.TAKE, "for unit in [each for each in model.modules() if isinstance(each, FSDPModule)]:")
+        draft.add(LoopPosition.TAKE, "    unit.unshard(async_op=True)")
+    for at_last_only, method in (
+        (not parallelism.reshard_after_backward, "set_reshard_after_backward"),
+        (parallelism.no_sync, "set_requires_gradient_sync"),
+        (parallelism.all_reduce_once, "set_requires_all_reduce"),
+    ):
+        if at_last_only:
+            reduce_at_last_microbatch(draft, method)
     if parallelism.muon_owners and isinstance(draft.scenario.training.optimizer, Muon):
         _deal_out_matrices(draft, parallelism)
     take_rows(draft)

@@ -1,7 +1,7 @@
 """Modules with sharded plain tensors, and how they replace the modules of a model.
 
-Each module holds its part of a linear or embedding and redistributes activations before and after it. A layer that
-computes partial sums, such as experts sharded by hidden features, is a region: all ranks route alike, and the layer's output is summed once.
+Each module holds its part of a linear or embedding and redistributes activations before and after it. A layer that computes
+partial sums, such as experts sharded by hidden features, is a region: all ranks route alike, and its output is summed once.
 """
 
 from __future__ import annotations
