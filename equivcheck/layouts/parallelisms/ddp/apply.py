@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 SENT_AS: dict[Compression, ElementType] = {Compression.FP16: ElementType.FLOAT16, Compression.BF16: ElementType.BFLOAT16}
-"""The element type of gradients on their way."""
+"""Element type that gradients are reduced in."""
 
 
 class DDPKind(LayoutKind[DDP]):
@@ -120,7 +120,7 @@ def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractCont
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:
-    """Register a hook with a module that has `register_comm_hook`; nothing where nothing is compressed."""
+    """Register a compression hook with a module that has `register_comm_hook`. Does nothing without compression."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 
     if compression is not Compression.NONE:
