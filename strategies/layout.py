@@ -60,15 +60,13 @@ def meshes_of(names: tuple[str, ...], max_ranks: int) -> SearchStrategy[Mesh]:
     inner = names.index(TP) if TP in names else None
     shapes.sort(key=lambda shape: (math.prod(shape), max(shape), 0 if inner is None else shape[inner]))
     shapes += [shape for shape in shapes if min(shape) > 1 for _ in range(_times(shape) - 1)]
-    return st.sampled_from([Mesh(axes=tuple(map(_axis, names, shape))) for shape in shapes])
+    return st.sampled_from(
+        [Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, shape, strict=True))) for shape in shapes]
+    )
 
 
 def _times(shape: tuple[int, ...]) -> int:
     return TIMES_AS_OFTEN.get(max(shape), 2) * (2 if math.prod(shape) <= FEW_RANKS else 1)
-
-
-def _axis(name: str, size: int) -> Axis:
-    return Axis(name=name, size=size)
 
 
 @st.composite

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from math import lcm
 
-from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn
 
 from equivcheck.layouts.composition.fitting import fitted_training, row_multiple, with_scaled_rows
 from equivcheck.layouts.composition.limits import can_resume, resumable_layout
 from equivcheck.layouts.composition.registry import BrokenLayout
 from equivcheck.layouts.composition.resume_limits import flattenings
 from equivcheck.layouts.parallelisms.pipeline.stages import num_stages
-from equivcheck.scenario import Layout, Resume, Scenario
+from equivcheck.scenario import Resume, Scenario
 from equivcheck.scenario.data import USUAL_ROWS
 from equivcheck.strategies.chance import below
 from equivcheck.strategies.layout import layouts
@@ -23,6 +22,7 @@ from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, wi
 
 MAX_FIRST_RANKS = 4
 """Maximum ranks in the first layout."""
+_FIRST_LAYOUTS = layouts(max_ranks=MAX_FIRST_RANKS)
 
 
 def may_resume(scenario: Scenario) -> bool:
@@ -38,7 +38,7 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
     `loss_parallel` needs a loss over labels, which a pipeline that scales gradients cannot have.
     """
     training, layout = scenario.training, scenario.layout
-    first = resumable_layout(draw(_first_layouts()))
+    first = resumable_layout(draw(_FIRST_LAYOUTS))
     staged = needs_stages(first)
     if staged:
         first = with_drawn_schedule(draw, first)
@@ -60,8 +60,3 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
     with suppress(BrokenLayout):
         return replace(scenario, training=fitted_training(training, layout, first), resume=resume)
     return scenario
-
-
-@cache
-def _first_layouts() -> SearchStrategy[Layout]:
-    return layouts(max_ranks=MAX_FIRST_RANKS)

@@ -18,16 +18,13 @@ _COMPARED = (Phase.LOSS, Phase.GRADIENT, Phase.CLIPPING, Phase.UPDATE)
 def tolerance_of(scenario: Scenario, verdict: Verdict | None = None) -> float:
     """Largest tolerance among the compared tensors. If it would hide the verdict's divergence, that tensor's tolerance."""
     moments = ReferenceRun.of(scenario).confirming_reference().moments
-    everything = max((value for moment in moments if moment.phase in _COMPARED for value in _finite(moment)), default=0.0)
+    compared = (moment for moment in moments if moment.phase in _COMPARED)
+    everything = max((float(value) for moment in compared for value in moment.tolerances if math.isfinite(value)), default=0.0)
     divergence = None if verdict is None else verdict.divergence
     if divergence is None or _size(divergence) > everything:
         return everything
     own = [value for moment in moments for value in _of_tensor(moment, divergence)]
     return min([everything, *own])
-
-
-def _finite(moment: Expected) -> Iterator[float]:
-    return (float(value) for value in moment.tolerances if math.isfinite(value))
 
 
 def _of_tensor(moment: Expected, divergence: Divergence) -> Iterator[float]:

@@ -58,7 +58,8 @@ def check_program(
         warnings.simplefilter("ignore")
         plan = replace(cached_plan(program), fills_gradients=on.fills_gradients, only_sinks=only_sinks)
         seconds = deadline + COMPILE_SECONDS * on.needs_processes
-        verdict = _marked_known(_with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds)))
+        verdict = _with_first_gradient(plan, lambda each: _verdict(members, each, on, seconds))
+        verdict = _as_known(verdict, known_difference(program, verdict))
         if _phase(verdict) is Phase.VALUE and verdict.outcome is Outcome.DIVERGED:
             verdict = _with_first_bad_part(verdict, parts_that_disagree(plan, lambda each: _run(members, each, on, seconds)))
         verdict = _with_types(verdict, on.type_errors(plan))
@@ -127,16 +128,17 @@ def _judged(verdict: ProgramVerdict, plan: ProgramPlan, results: Sequence[RankRe
 
 def _first_disagreement(plan: ProgramPlan, results: Sequence[RankResult]) -> str:
     first, rank = min(
-        ((each, rank) for rank, result in enumerate(results) for each in result.refusals if not _refused_by_all(each, results)),
+        (
+            (each, rank)
+            for rank, result in enumerate(results)
+            for each in result.refusals
+            if not all(_refuses(result, each) for result in results)
+        ),
         key=lambda found: found[0].statement % MAX_STATEMENTS,
     )
     others = [number for number, result in enumerate(results) if not _refuses(result, first)]
     where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
     return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or with another error"
-
-
-def _refused_by_all(refusal: Refusal, results: Sequence[RankResult]) -> bool:
-    return all(_refuses(result, refusal) for result in results)
 
 
 def _refuses(result: RankResult, refusal: Refusal) -> bool:
@@ -149,10 +151,6 @@ def _with_types(verdict: ProgramVerdict, types: str) -> ProgramVerdict:
         return replace(verdict, types=types)
     reason = f"the type checker rejects a correct program: {types.splitlines()[0]}"
     return replace(verdict, types=types, outcome=Outcome.CRASHED, reason=reason)
-
-
-def _marked_known(verdict: ProgramVerdict) -> ProgramVerdict:
-    return _as_known(verdict, known_difference(verdict.program, verdict))
 
 
 def _with_first_bad_part(verdict: ProgramVerdict, apart: Failure | None) -> ProgramVerdict:

@@ -106,7 +106,7 @@ def dry_run(scenario: Scenario) -> DryRun:
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
     prediction = predicted(scenario.training, scenario.layout)
     unmodelled, runs = prediction.unmodelled, () if prediction.reason else found
-    surprises = tuple(text for plan, run in runs for text in _surprising(scenario, plan.rank, run.calls[0]))
+    surprises = [text for plan, run in runs for text in _unpredicted(scenario, plan.rank, run.calls[0])]
     return DryRun(
         scenario=scenario,
         small=small,
@@ -209,7 +209,7 @@ def _extent(piece: Piece) -> tuple[int, ...]:
     return piece.size if piece.start else piece.shape
 
 
-def _surprising(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
+def _unpredicted(scenario: Scenario, rank: int, calls: Iterable[Call]) -> Iterator[str]:
     for (step, stage, op, axes), found in differing_calls(scenario, rank, calls).items():
         where = f"rank {rank}, step {step} {stage.value}, {op} over {axes or 'one rank'}"
         yield f"{where}: {found.actual}, expected {found.expected}"
