@@ -135,7 +135,7 @@ def _format(data: dict[str, Any], where: str) -> int:
     if type(found) is not int:
         raise InvalidScenario(f"{where}: format: {wrong_type(found, 'an integer')}")
     if not 1 <= found <= FORMAT:
-        newer = ": this version of equivcheck is too old to read it" if found > FORMAT else ""
+        newer = ": it is newer than this version of equivcheck reads" if found > FORMAT else ""
         raise InvalidScenario(f"{where}: format: {quote(found)} is not valid{newer}. Expected {_FORMATS}.")
     return found
 

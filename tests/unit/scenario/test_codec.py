@@ -127,7 +127,7 @@ MISFITS: list[tuple[tuple[str | int, ...], Any, str]] = [
     ),
     (("layout", "parallelisms"), [], "layout: Layout.parallelisms () is not valid. Expected at least one parallelism"),
     (("schedule_seed",), -1, "Scenario.schedule_seed -1 is not valid. Expected 0 to"),
-    (("format",), 3, "format: 3 is not valid: this version of equivcheck is too old to read it. Expected 1 to 2"),
+    (("format",), 3, "format: 3 is not valid: it is newer than this version of equivcheck reads. Expected 1 to 2"),
     (("format",), 0, "format: 0 is not valid. Expected 1 to 2"),
     (("format",), True, "format: true is not valid: it is a boolean. Expected an integer"),
     (("kind",), "program", 'kind: "program" is not valid. Expected scenario'),
