@@ -16,7 +16,7 @@ from equivcheck.strategies.layer import WIDTHS, layers
 
 
 class _Fit(Enum):
-    """How a layer relates to earlier ones."""
+    """Relation between a layer and earlier ones."""
 
     FREE = "free"
     SQUARE = "square"

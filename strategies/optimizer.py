@@ -93,7 +93,7 @@ HYPERPARAMETERS: dict[type[Optimizer], dict[str, SearchStrategy[Any]]] = {
 
 @st.composite
 def optimizers(draw: DrawFn, *, kinds: SearchStrategy[type[Optimizer]] = KINDS) -> Optimizer:
-    """Optimizers out of `kinds`, with their flags and implementations."""
+    """Optimizers drawn from `kinds`, with their flags and implementations."""
     kind = draw(kinds)
     chosen: dict[str, Any] = {name: draw(values) for name, values in HYPERPARAMETERS[kind].items()}
     if kind is SGD and chosen["momentum"] > 0.0:

@@ -1,4 +1,4 @@
-"""The script part that compares both runs and prints the differences."""
+"""Lines of a script that compare both runs and print the differences."""
 
 from __future__ import annotations
 

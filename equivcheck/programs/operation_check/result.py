@@ -35,8 +35,8 @@ class PlacementRow(Judgement):
         return self.outcome is Outcome.UNSUPPORTED
 
     @property
-    def said(self) -> str:
-        """Outcome as one word."""
+    def outcome_name(self) -> str:
+        """Outcome in one word; "refused" for UNSUPPORTED."""
         return REFUSED if self.is_refused else self.outcome.value
 
     def evidence(self) -> list[str]:
@@ -93,11 +93,11 @@ class OperationResult:
     def describe(self) -> str:
         """Describe the result: counts, a table with all placements, and the evidence for each finding."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        counts = Counter(row.said for row in self.rows)
+        counts = Counter(row.outcome_name for row in self.rows)
         heading = f"{self.name} on {axes}, in {self.world}: {', '.join(f'{number} {what}' for what, number in counts.items())}"
         lines = [heading, *(f"  {line}" for line in self._table())]
         for row in self.wrong:
-            lines += ["", f"{self._heading(row)}: {row.said}", *(f"  {line}" for line in row.evidence())]
+            lines += ["", f"{self._heading(row)}: {row.outcome_name}", *(f"  {line}" for line in row.evidence())]
         return "\n".join(map(printable, lines))
 
     def _heading(self, row: PlacementRow) -> str:
@@ -123,7 +123,7 @@ def _placements_text(placements: tuple[str, ...] | None) -> str:
 
 def _cells(row: PlacementRow) -> tuple[str, str, str]:
     return (
-        row.said,
+        row.outcome_name,
         "; ".join(row.outputs),
         "" if row.outcome is Outcome.EQUIVALENT else shortened(row.reason).removeprefix("step 0 "),
     )

@@ -29,7 +29,7 @@ WEIGHT = torch.tensor([1.0, 2.0, 3.0])
 
 def outcomes(found: OperationResult) -> dict[str, str]:
     """Outcome by placement of the first input."""
-    return {" ".join(row.placements[0] or ("plain",)): row.said for row in found.rows}
+    return {" ".join(row.placements[0] or ("plain",)): row.outcome_name for row in found.rows}
 
 
 def test_an_operation_that_torch_has_right_is_equivalent_under_all_placements() -> None:
