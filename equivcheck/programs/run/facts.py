@@ -66,7 +66,7 @@ def facts_of(program: TensorProgram) -> frozenset[str]:
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
             found.add("not replicated")
     if any(map(reduction_of, found)) and not _SHARD_PARTIALS.isdisjoint(program.operations):
-        found.add("cut")
+        found.add("sharded")
     return frozenset(found)
 
 
@@ -76,7 +76,7 @@ def _operation_facts(statement: Operation) -> Iterator[str]:
     if statement.name in _NORMS:
         yield "norms"
     if statement.name in _EMBEDDINGS:
-        yield "rows looked up"
+        yield "looks up rows"
     if statement.name in _SELECTS:
         yield "selects"
     if statement.name == "real_view":
@@ -84,7 +84,7 @@ def _operation_facts(statement: Operation) -> Iterator[str]:
 
 
 def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
-    cut: list[int] = []
+    sharded: list[int] = []
     for size, placement in zip(mesh, statement.placements, strict=True):
         dim, reduction = cut_dim(placement), reduction_of(placement)
         if reduction is not None:
@@ -93,29 +93,29 @@ def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator
             yield "replicated"
         else:
             yield from _shard_facts(statement.shape[dim], size)
-            cut.append(dim)
+            sharded.append(dim)
         if size == 1:
             yield "axis of one rank"
-    if len(set(cut)) < len(cut):
-        yield "dim cut twice"
+    if len(set(sharded)) < len(sharded):
+        yield "dim sharded twice"
     if 0 in statement.shape:
         yield NO_ELEMENTS
 
 
 def _redistribution_facts(placements: tuple[str, ...]) -> Iterator[str]:
     """Facts that may hold for a redistributed value, because its size is unknown."""
-    cut = [dim for dim in map(cut_dim, placements) if dim is not None]
-    if cut:
-        yield from ("cut", "uneven", "dim of one element cut", "empty shard")
-    if len(set(cut)) < len(cut):
-        yield "dim cut twice"
+    sharded = [dim for dim in map(cut_dim, placements) if dim is not None]
+    if sharded:
+        yield from ("sharded", "uneven", "one-element dim sharded", "empty shard")
+    if len(set(sharded)) < len(sharded):
+        yield "dim sharded twice"
 
 
 def _shard_facts(extent: int, size: int) -> Iterator[str]:
-    yield "cut"
+    yield "sharded"
     if extent % size:
         yield "uneven"
     if extent == 1:
-        yield "dim of one element cut"
+        yield "one-element dim sharded"
     if -(-extent // size) * (size - 1) >= extent:
         yield "empty shard"
