@@ -1,4 +1,4 @@
-"""Context parallelism."""
+"""Applies context parallelism to a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ContextParallelKind(LayoutKind[ContextParallel]):
-    """Gives each rank some positions of every sequence, lets them look at those of others, and sums gradients."""
+    """Shards sequences over ranks: each rank computes some positions, attends to those of other ranks, and sums gradients."""
 
     parallelism = ContextParallel
     limits = LIMITS
@@ -25,7 +25,7 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
     communication = CONTEXT_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: ContextParallel, mesh: DeviceMesh) -> None:
-        """Cut what is fed, and the loss, by positions."""
+        """Shard inputs, targets and loss by positions."""
         import torch
 
         from equivcheck.layouts.base.data_rows import sum_counts
@@ -47,7 +47,7 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
         sum_counts(setup, ranks.group)
 
     def write_script(self, draft: Draft, parallelism: ContextParallel) -> None:
-        """Split the script's sequences over ranks."""
+        """Shard the script's sequences over ranks."""
         from equivcheck.layouts.parallelisms.context_parallel.export import write
 
         write(draft, parallelism)

@@ -1,4 +1,4 @@
-"""What context parallelism communicates: keys and values with their gradients, and gradients of parameters."""
+"""Expected calls of context parallelism: exchanges of keys and values, their gradients, and sums of parameter gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.training.layers.registry import kind_of
 
 
 class ContextParallelCalls:
-    """Goes through what layers exchange, step by step."""
+    """Counts the exchanges of attention layers for each step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
@@ -33,7 +33,7 @@ class ContextParallelCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """The calls of all steps."""
+        """All calls of the training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:
@@ -41,16 +41,16 @@ class ContextParallelCalls:
         return self.ledger.totals
 
     def _layers(self, step: int, rows: int) -> None:
-        """A layer that is recomputed exchanges again in backward: what it keeps is computed behind the exchange."""
         for index, layer in enumerate(self.view.training.model.layers):
             looking = self._held(index, kind_of(layer).looking(layer))
             if looking is not None:
+                # Recomputation repeats the exchange, because the layer computes its output after it.
                 differentiates = self.view.differentiates(index, step)
                 recomputed = self.view.layout.execution.checkpoints(index) and differentiates
                 self.exchange(step, looking, rows, 1 + recomputed, int(differentiates))
 
     def _held(self, index: int, looking: Looking | None) -> Looking | None:
-        """What this rank has of the heads of a layer, which tensor parallelism may have shared out."""
+        """This rank's heads if tensor parallelism splits heads."""
         plans = self.view.layout.of(PlannedParallelism)
         if looking is None or not plans or plans[0].plan[index].split is not Split.WITHIN:
             return looking
@@ -58,17 +58,17 @@ class ContextParallelCalls:
         return replace(looking, heads=looking.heads // looking.kv_heads * share, kv_heads=share)
 
     def _block(self, looking: Looking, rows: int) -> int:
-        """Bytes of a rank's keys and values, padded."""
+        """Bytes of this rank's keys and values, padded to the longest shard."""
         return 2 * rows * looking.kv_heads * self.longest * looking.width * self.view.item_bytes
 
     def _gathered(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
-        """Keys and values in one call; their gradients of all positions in one as well."""
+        """One all-gather for keys and values, one reduce-scatter for their gradients."""
         own = self._block(looking, rows)
         self._note(step, "all_gather", own, forwards)
         self._note(step, "reduce_scatter.sum", own * self.size, backwards)
 
     def _by_heads(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
-        """Queries, keys and values of own positions in one call, what own heads find in another; backward the reverse."""
+        """Two all-to-alls: positions to heads for queries, keys and values, and back for the output. Backward reverses them."""
         group = looking.heads // max(looking.kv_heads, 1)
         share = chunk_sizes(looking.kv_heads, self.size)[self.view.index(CP)]
         of_one = rows * looking.width * self.view.item_bytes
@@ -78,7 +78,7 @@ class ContextParallelCalls:
             self._note(step, "all_to_all", back * heads, times)
 
     def _round_trips(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:
-        """Keys and values to all others; in backward with their gradients, which go on to where they came from."""
+        """Keys and values visit all other ranks. In backward their gradients travel with them and then return to the owner."""
         block, turns = self._block(looking, rows), self.size - 1
         for op in ("send", "recv"):
             self._note(step, op, block, forwards * turns)

@@ -1,4 +1,4 @@
-"""Context parallelism: a script has the moves that ranks run here, word for word."""
+"""Writes context parallelism into a script: the script contains the same exchanges as the ranks here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import CP
 
 
 def write(draft: Draft, parallelism: ContextParallel) -> None:
-    """Cut what is fed by positions, let layers look at those of others, and sum gradients."""
+    """Shard the script's sequences, let attention exchange positions, and sum gradients."""
     _define(draft, parallelism.exchange)
     model, size = draft.scenario.training.model, draft.scenario.layout.mesh.size(CP)
     if size == 1:
@@ -41,7 +41,7 @@ def _take(draft: Draft) -> None:
 
 
 def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
-    """Make a mean over own positions this rank's addend of that over all."""
+    """Scale a mean over this rank's positions to its share of the mean over all positions."""
     if not draft.scenario.training.loss.is_mean:
         return
     if not all(parts):
@@ -80,7 +80,7 @@ def _define(draft: Draft, exchange: Exchange) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """As it is written here, but called by position, and of any layer."""
+    """Source without keyword-only dataclasses, imports of equivcheck and lint comments."""
     text = "\n".join(source_of(found))
     for here, there in (
         (": Looks", ": Any"),

@@ -1,4 +1,4 @@
-"""What context parallelism changes of a rank's training: what it takes, its loss, its gradients."""
+"""Changes that context parallelism makes to a rank's inputs, loss and gradients."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from equivcheck.training.setup import Setup
 
 
 def look_from(setup: Setup, sequence: Sequence) -> None:
-    """Tell the model, and each layer, which positions are here."""
+    """Give the sequence to the model and to each of its layers."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
             module.sequence = sequence
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Take the positions of this rank, of dropout masks too, as they are data; inner layouts take their part of that."""
+    """Select this rank's positions of inputs, targets and dropout masks before inner layouts take their share."""
     inner = setup.take
     setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
-    """Some positions of a batch of sequences."""
+    """Select positions of a batch of sequences."""
     dim = 1 - batch.batch_dim
     inputs, targets = (values.index_select(dim, positions) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.index_select(1, positions) for mask in batch.masks)
@@ -43,9 +43,9 @@ _SUMMED = {Loss.MSE_MEAN: Loss.MSE_SUM, Loss.LINEAR_MEAN: Loss.LINEAR_SUM}
 
 
 def own_loss(setup: Setup, ranks: PositionRanks) -> None:
-    """Have a rank's loss be its addend of the loss of all positions: a mean over its own would weigh unequal parts alike.
+    """Make a mean loss this rank's partial sum of the mean over all positions. Ranks may have unequal numbers of positions.
 
-    Losses of labels are sums over what the labels of the whole step count, in any case.
+    Losses over labels need no change because they already divide by the label count of the whole step.
     """
     inner, training = setup.loss, setup.training
     if not isinstance(training.loss, Loss) or not training.loss.is_mean:
@@ -60,7 +60,7 @@ def own_loss(setup: Setup, ranks: PositionRanks) -> None:
 
 
 def sum_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
-    """Sum gradients over ranks, parameter by parameter, once a step's last backward is through; and the loss that is reported."""
+    """Sum each parameter's gradient over ranks after the last backward of a step, and sum the reported loss."""
     inner = setup.compute
 
     def compute(setup: Setup, microbatches: Several[Batch], index: int) -> float | None:

@@ -22,37 +22,37 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PositionRanks:
-    """A rank among those that share out the positions of sequences."""
+    """Ranks that shard the positions of sequences, as one of them sees them."""
 
     group: ProcessGroup
-    """All of them."""
+    """Process group of these ranks."""
     index: int
-    """This rank's place."""
+    """Index of this rank in the group."""
     parts: tuple[torch.Tensor, ...]
-    """The positions of each of them, in the order in which it has them."""
+    """Positions of each rank, in the rank's own order."""
 
     @property
     def own(self) -> torch.Tensor:
-        """The positions of this rank."""
+        """Positions of this rank."""
         return self.parts[self.index]
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.parts)
 
     @property
     def length(self) -> int:
-        """Positions of all ranks together."""
+        """Number of positions over all ranks."""
         return sum(map(len, self.parts))
 
     @property
     def longest(self) -> int:
-        """Positions of the rank that has most."""
+        """Number of positions on the rank with the most."""
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:
-        """Where each position of a sequence lies among parts that are padded to the longest, shape (length,)."""
+        """Index of each position in the concatenation of padded shards, shape (length,)."""
         found = torch.empty(self.length, dtype=torch.int64)
         for rank, part in enumerate(self.parts):
             found[part] = rank * self.longest + torch.arange(len(part))
@@ -60,14 +60,11 @@ class PositionRanks:
 
 
 class Gather(torch.autograd.Function):
-    """Values of all positions, from those of each rank's own; backward adds up what all ranks have for this rank's own."""
+    """All-gather along positions. Backward reduce-scatters the gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Gather, padded to the longest part, and put in order.
-
-        Compiled autograd needs the indices of backward among what is saved for it (torch 2.13: "list index out of range").
-        """
+        """Gather shards that are padded to the longest, and restore the order of positions."""
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
         gathered = waited(collectives.all_gather_tensor(own, 0, ranks.group))
@@ -76,7 +73,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Reduce and scatter."""
+        """Sum the gradients over ranks, and return this rank's shard."""
         ranks, gradient = ctx.ranks, gradients[0].movedim(-2, 0)
         padded = gradient.new_zeros((ranks.size * ranks.longest, *gradient.shape[1:])).index_copy(
             0, ctx.saved_tensors[0], gradient
@@ -86,20 +83,20 @@ class Gather(torch.autograd.Function):
 
 
 def padded(values: torch.Tensor, length: int) -> torch.Tensor:
-    """Zeros after the last position, up to a length."""
+    """Pad positions with zeros up to a length."""
     missing = length - values.shape[-2]
     return functional.pad(values, (0, 0, 0, missing)) if missing else values.contiguous()
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """What a functional collective returns, once it is there."""
+    """Result of a functional collective after it has finished."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found
 
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """All positions of this rank's units, from this rank's positions of all units; `order` has those of all ranks in turn."""
+    """Exchange this rank's positions of all units for all positions of its units. `order` lists all ranks' positions."""
     rows, _, count, _, width = values.shape
     shares = chunk_sizes(values.shape[1], ranks.size)
     shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
@@ -108,7 +105,7 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """This rank's positions of all units, from all positions of this rank's."""
+    """Exchange all positions of this rank's units for this rank's positions of all units."""
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
@@ -116,7 +113,7 @@ def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: 
 
 
 def exchanged(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
-    """What each rank has sent to this one, in those shapes."""
+    """All-to-all with unequal shapes. Returns one tensor for each rank."""
     flat = [each.reshape(-1) for each in sent]
     sizes = [math.prod(shape) for shape in shapes]
     received = waited(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
@@ -124,32 +121,32 @@ def exchanged(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRa
 
 
 class ToHeads(torch.autograd.Function):
-    """`to_heads`; gradients go back by `to_positions`."""
+    """Autograd function for `to_heads`; backward is `to_positions`."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Share out units."""
+        """Exchange positions for units."""
         ctx.ranks, ctx.units = ranks, values.shape[1]
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_heads(values, ranks, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Share out positions."""
+        """Exchange gradients of units for gradients of positions."""
         return to_positions(gradients[0], ctx.units, ctx.ranks, *ctx.saved_tensors), None
 
 
 class ToPositions(torch.autograd.Function):
-    """`to_positions`; gradients go back by `to_heads`."""
+    """Autograd function for `to_positions`; backward is `to_heads`."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, units: int, ranks: PositionRanks) -> torch.Tensor:
-        """Share out positions."""
+        """Exchange units for positions."""
         ctx.ranks = ranks
         ctx.save_for_backward(order := torch.cat(ranks.parts))
         return to_positions(values, units, ranks, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Share out units."""
+        """Exchange gradients of positions for gradients of units."""
         return to_heads(gradients[0], ctx.ranks, *ctx.saved_tensors), None, None

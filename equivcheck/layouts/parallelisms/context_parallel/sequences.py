@@ -21,15 +21,15 @@ from equivcheck.training.layers.sequence import Looks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """One pass of a layer's keys and values."""
+    """One layer's pass of keys and values round the ranks."""
 
     ranks: PositionRanks
-    """Those that have a part of the positions."""
+    """Ranks in the ring."""
     looks: Looks
-    """The layer."""
+    """Attention layer."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a block to the next rank; returns what waits for that of the one before."""
+        """Send a block to the next rank. Returns a function that waits for the block of the previous rank."""
         ranks, arriving = self.ranks, torch.empty_like(block)
         after, before = (dist.get_global_rank(ranks.group, (ranks.index + step) % ranks.size) for step in (1, -1))
         messages = (dist.P2POp(dist.isend, block, after, ranks.group), dist.P2POp(dist.irecv, arriving, before, ranks.group))
@@ -43,17 +43,17 @@ class Ring:
         return arrived
 
     def origin(self, turn: int) -> torch.Tensor:
-        """The positions of the block that is here at a turn."""
+        """Positions of the block that this rank holds at a turn."""
         return self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Of queries that are here by keys of some positions, for each head of the query."""
+        """Attention scores of this rank's queries for keys at the given positions, for each query head."""
         scores = query @ self.looks.grouped(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
         unseen = self.looks.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
     def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of keys or values, from that of what each head of the query looks at of them."""
+        """Gradient of keys or values, summed over the query heads that share them."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
             grouped = self.looks.grouped(leaf)
@@ -61,9 +61,9 @@ class Ring:
 
 
 class BlockwiseSoftmax:
-    """The values that queries find, weighed by the exponential of scores that come block by block.
+    """Softmax-weighted sum of values, updated block by block.
 
-    Sums are kept of exponentials less the largest score so far; the first block has a score for each query.
+    Sums are stored relative to the largest score so far. The first block must have a score for each query.
     """
 
     def __init__(self, query: torch.Tensor) -> None:
@@ -72,7 +72,7 @@ class BlockwiseSoftmax:
         self.found = torch.zeros_like(query)
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """Count another block."""
+        """Add a block of scores and values."""
         if not scores.shape[-1]:
             return
         largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
@@ -82,17 +82,17 @@ class BlockwiseSoftmax:
         self.found = self.found + weights @ values
 
     def rescale(self, largest: torch.Tensor) -> None:
-        """Make what has been counted relative to another score."""
+        """Make the sums relative to a new largest score."""
         factor = (self.largest - largest).exp()
         self.total, self.found, self.largest = self.total * factor, self.found * factor, largest
 
 
 class RingAttention(torch.autograd.Function):
-    """What the positions that are here find in all."""
+    """Autograd function for ring attention."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, keys_values: torch.Tensor, ring: Ring) -> torch.Tensor:
-        """Look at each block as it comes by: (rows, heads, positions, width) for (2, rows, kv heads, positions, width)."""
+        """Attend to each block in turn. `keys_values` has shape (2, rows, key-value heads, positions, width)."""
         softmax, block = BlockwiseSoftmax(query), padded(keys_values, ring.ranks.longest)
         last = ring.ranks.size - 1
         for turn in range(last + 1):
@@ -108,7 +108,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Look at each block again, and add to its gradient, which comes with it."""
+        """Pass the blocks round again, and add to the gradients that travel with them."""
         ring, (query, keys_values, found, logarithm) = ctx.ring, ctx.saved_tensors
         of_found = gradients[0]
         inner = (of_found * found).sum(-1, keepdim=True)
@@ -127,21 +127,21 @@ class RingAttention(torch.autograd.Function):
 
 
 class PartOfSequence(Sequence):
-    """The positions of one rank."""
+    """Base of sequences of which this rank holds some positions."""
 
     def __init__(self, ranks: PositionRanks) -> None:
         self.ranks = ranks
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:  # noqa: ARG002 - of the base class
-        """Those of this rank."""
+        """Positions of this rank."""
         return self.ranks.own.to(device)
 
 
 class Gathered(PartOfSequence):
-    """Keys and values of all positions come to every rank."""
+    """Attends to keys and values gathered from all ranks."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Gather keys and values at once, and look at all from the positions that are here."""
+        """Gather keys and values in one call, and attend to them from this rank's positions."""
         gathered: torch.Tensor = Gather.apply(torch.stack((key, value)), self.ranks)  # type: ignore[no-untyped-call]
         keys, values = gathered.unbind()
         unseen = looks.unseen(self.ranks.own, torch.arange(self.ranks.length))
@@ -149,10 +149,10 @@ class Gathered(PartOfSequence):
 
 
 class SharedHeads(PartOfSequence):
-    """Each rank looks with some of the heads, at whole sequences."""
+    """Attends with some of the heads to full sequences (DeepSpeed-Ulysses)."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Exchange queries, keys and values at once for those of whole sequences, and what is found there back."""
+        """Exchange positions for heads, attend, and exchange heads for positions."""
         units = key.shape[-3]
         parts = [by_units_of(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
@@ -164,16 +164,16 @@ class SharedHeads(PartOfSequence):
 
 
 def by_units_of(query: torch.Tensor, units: int) -> torch.Tensor:
-    """Heads of the query that look through one of key and value, side by side."""
+    """Group query heads by the key-value head that they share."""
     found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // max(units, 1)))  # type: ignore[no-untyped-call]
     return found
 
 
 class RoundTrips(PartOfSequence):
-    """Keys and values go round all ranks."""
+    """Attends while keys and values pass round a ring of ranks."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Look at those of each rank in turn."""
+        """Attend to the block of each rank in turn."""
         ring = Ring(ranks=self.ranks, looks=looks)
         found: torch.Tensor = RingAttention.apply(query, torch.stack((key, value)), ring)  # type: ignore[no-untyped-call]
         return found

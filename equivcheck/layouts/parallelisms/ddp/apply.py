@@ -1,4 +1,4 @@
-"""`torch.nn.parallel.DistributedDataParallel`."""
+"""Applies `torch.nn.parallel.DistributedDataParallel` to a rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DDPKind(LayoutKind[DDP]):
     communication = DDP_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
-        """Wrap the model and average over the mesh."""
+        """Wrap the model, and set its options."""
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -75,18 +75,18 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """`torch.distributed.optim`, with `ZeroRedundancyOptimizer`."""
+        """Module of `ZeroRedundancyOptimizer`, because it imports `torch.distributed.optim`."""
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Under `no_sync` at the last microbatch; replicas keep whole gradients."""
+        """Reduction at the last microbatch with `no_sync`. Each rank keeps full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=True)
 
     def rounding(self, parallelism: DDP, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """What autocast casts, and the element type of compressed gradients.
+        """Rounding by autocast and by gradient compression.
 
-        Gradients are multiplied by a reciprocal as they are copied to a bucket, but divided if they lie there already, and by the
-        hook that compresses them (`mark_variable_ready_dense` in reducer.cpp, `default_hooks`).
+        DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. It divides them if they are
+        views of the bucket (`mark_variable_ready_dense` in reducer.cpp), and compression hooks divide, too (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:

@@ -1,8 +1,8 @@
-"""Which gradients `DistributedDataParallel` reduces together: arithmetic on sizes alone.
+"""Predicts the buckets in which `DistributedDataParallel` reduces gradients, from sizes only.
 
-A bucket is closed by the gradient with which it reaches the cap, so it may be larger than that. Until DDP has seen in which order
-gradients become ready, all of them are one bucket; the buckets that it then makes stay. Where it looks for unused parameters it
-never does, and goes by the order of the parameters from the start.
+The gradient that reaches the cap closes its bucket, so a bucket may exceed the cap. In the first backward, DDP reduces all
+gradients in one bucket. Then it knows the order in which gradients become ready, and rebuilds the buckets once. With
+find_unused_parameters it follows the order of the parameters from the start and never rebuilds.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
 
 MEBIBYTE = 2**20
 FIRST_BUCKET_BYTES = MEBIBYTE
-"""Cap of the first bucket where the user gives none: the first gradients are sent early."""
+"""Default cap of the first bucket. It is small so that the first gradients are sent early."""
 USED_MAP_ITEM_BYTES = 4
-"""Per parameter, what ranks say of its use: an int32."""
+"""Bytes for each parameter in the map of used parameters (int32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """What decides about buckets; all gradients have one element type."""
+    """Sizes and options that determine the buckets. All gradients have one element type."""
 
     num_bytes: tuple[int, ...]
-    """Bytes of each gradient, in the order of the parameters that require one."""
+    """Bytes of each gradient, in the order of the trainable parameters."""
     ready: tuple[int, ...]
-    """Indices into `num_bytes` in the order in which backward has the gradients ready, unused ones last."""
+    """Indices into `num_bytes` in the order in which gradients become ready; unused parameters come last."""
     cap_mb: float | None = None
-    """`bucket_cap_mb` in MiB; None where the user gives none."""
+    """`bucket_cap_mb` in MiB; None for torch's default."""
     find_unused_parameters: bool = False
-    """As in `DistributedDataParallel`."""
+    """Same as for `DistributedDataParallel`."""
     static_graph: bool = False
-    """As in `DistributedDataParallel`."""
+    """Same as for `DistributedDataParallel`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """The all-reduces of one backward pass that synchronises."""
+    """All-reduces of one backward pass that synchronizes."""
 
     buckets: tuple[int, ...]
-    """Bytes of each bucket, in the order of the calls."""
+    """Bytes of each bucket, in call order."""
     used_map: int = 0
-    """Bytes of the map of parameters that took part; 0 where ranks exchange none."""
+    """Bytes of the map of used parameters; 0 if it is not exchanged."""
     used_map_first: bool = False
-    """Whether the map goes before the buckets."""
+    """Whether the map is reduced before the buckets."""
 
 
 def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Indices of the tensors in each bucket, tensors taken in order; the last limit holds for all further buckets."""
+    """Fill buckets with tensors in order. Returns tensor indices; the last limit applies to all further buckets."""
     buckets: list[tuple[int, ...]] = []
     start, held = 0, 0
     for index, size in enumerate(num_bytes):
@@ -67,19 +67,19 @@ def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, 
 
 
 def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Indices of the gradients in each bucket as DDP starts, in the order of the calls."""
+    """Indices of the gradients in each bucket of the first backward, in call order."""
     settles = bucketing.static_graph or not bucketing.find_unused_parameters
     return filled(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
 
 
 def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """The same once DDP knows in which order gradients become ready."""
+    """Indices of the gradients in each bucket after DDP has rebuilt them, in call order."""
     sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
     return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in filled(sizes, _limits(bucketing.cap_mb)))
 
 
 def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
-    """What each backward pass that synchronises reduces, from the first on, without end."""
+    """Reductions of each backward pass that synchronizes; the iterator never ends."""
     used_map = USED_MAP_ITEM_BYTES * len(bucketing.num_bytes)
     initial = _bytes(bucketing, initial_buckets(bucketing))
     if bucketing.static_graph:
@@ -103,14 +103,14 @@ def _bytes(bucketing: Bucketing, buckets: tuple[tuple[int, ...], ...]) -> tuple[
 
 
 def trained_parameters(model: Model) -> tuple[str, ...]:
-    """Canonical names of the parameters that require a gradient, in the order of the model's parameters."""
+    """Canonical names of the trainable parameters, in the model's order."""
     return tuple(parameter.full_name for parameter in parameters_of(model) if parameter.trained)
 
 
 def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]:
-    """The same in the order in which the first backward pass of an eager model has their gradients ready, unused ones last.
+    """Trainable parameters in the order in which the first eager backward completes their gradients, unused ones last.
 
-    Under autocast each gradient is first cast back.
+    With autocast, each gradient is cast back first, which changes the order in the head.
     """
     used = (name for index in reversed(range(len(model.layers))) for name in _ready_names(model, index, autocast))
     own = {parameter.full_name for parameter in parameters_of(model) if parameter.layer is None and parameter.trained}
@@ -122,7 +122,7 @@ def ready_parameters(model: Model, *, autocast: bool = False) -> tuple[str, ...]
 
 
 def unused_parameters(model: Model) -> tuple[str, ...]:
-    """Those of which no backward pass has a gradient, in the order of the model's parameters."""
+    """Trainable parameters that never get a gradient, in the model's order."""
     return tuple(
         parameter.full_name for parameter in parameters_of(model) if parameter.runs is AuxiliaryLinear.NEVER and parameter.trained
     )

@@ -1,4 +1,4 @@
-"""What `DistributedDataParallel` communicates: gradients in buckets, a map of used parameters, buffers, its plan of buckets."""
+"""Expected calls of `DistributedDataParallel`: bucketed gradients, the map of used parameters, buffers and rebuilt buckets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from equivcheck.worlds.trace.stage import Stage
 
 INT32_BYTES = 4
 COUNTER_BYTES = 8
-"""Of the buffer that counts forward passes: one int64."""
+"""Bytes of the buffer that counts forward passes (int64)."""
 COMPRESSED_BYTES = 2
-"""Of an element that a hook has compressed."""
+"""Bytes of a compressed element."""
 EMPTY_BUCKET_BYTES = 4
-"""What a rank sends all the same that has nothing to send: one float32."""
+"""Bytes that a rank sends if it has no parameters to update (one float32)."""
 
 
 def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
-    """The calls of all steps over a group; it may be that only parameters are wrapped."""
+    """Calls of all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
     ledger, training = Ledger(), view.training
     bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
@@ -55,26 +55,25 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def _buffers(view: RankView) -> tuple[int, ...]:
-    """Bytes of the buffers, those of an element type together."""
+    """Bytes of the buffers, summed for each element type."""
     model = view.training.model
     found = (COUNTER_BYTES if model.counter else 0, model.outputs * view.item_bytes if model.offset else 0)
     return tuple(filter(None, found))
 
 
 def _reduced_bytes(view: RankView, ddp: DDP) -> int:
-    """Bytes of an element of a gradient on its way: what hooks compress to has two."""
     return view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
 
 
 def rebuilding(ddp: DDP) -> int:
-    """After how many reductions the buckets are rebuilt; -1 for never."""
+    """Number of reductions before the buckets are rebuilt; -1 if they never are."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
 
 
 def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
-    """What decides about the buckets of a rank."""
+    """Bucket inputs for one rank."""
     model = view.training.model
     names = trained_parameters(model)
     sizes = {held.parameter.full_name: held.numel * view.item_bytes for held in view.held}
@@ -90,8 +89,8 @@ def bucketing_of(view: RankView, ddp: DDP) -> Bucketing:
 def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     """Parameters in the order in which backward has their gradients ready.
 
-    Those that were DTensors are made so again where forward begins, one after the other: their gradients come after all others,
-    in reverse. Unused ones are last in any case.
+    Forward first turns former DTensors back into DTensors, one after the other. Their gradients come after all others, in reverse
+    order. Unused parameters are last in any case.
     """
     ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
     localized = {found.full_name for found in parameters_of(view.training.model) if _was_dtensor(view.layout, found)}
@@ -110,7 +109,7 @@ def _was_dtensor(layout: Layout, parameter: Parameter) -> bool:
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:
-    """The first rank tells the others which gradient goes into which bucket: their indices and number, and how many each has."""
+    """Count the broadcasts of the rebuilt buckets: parameter indices with their number, then bucket sizes."""
     num_indices = len(bucketing.num_bytes) + 1
     ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
     ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
@@ -122,7 +121,7 @@ def _all_calls(view: RankView, ddp: DDP) -> Totals:
 
 
 def update_totals(view: RankView, ddp: DDP) -> Totals:
-    """What `ZeroRedundancyOptimizer` sends: of all steps, each parameter, or each rank's, from the rank that has updated it."""
+    """Broadcasts of `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
     ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
         trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]
@@ -135,7 +134,7 @@ def update_totals(view: RankView, ddp: DDP) -> Totals:
 
 
 def _parts(view: RankView, num_ranks: int) -> list[list[Held]]:
-    """Which parameters each rank updates: group after group, the largest first, each to the rank with least so far."""
+    """Parameters that each rank updates. Groups are sorted by size; each parameter goes to the rank with the least so far."""
     parts: list[list[Held]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
     for group in _groups(view):

@@ -1,4 +1,4 @@
-"""`DistributedDataParallel`."""
+"""Writes `DistributedDataParallel` into a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: DDP) -> None:
-    """Wrap the model."""
+    """Wrap the script's model."""
     _refuse_rounding(parallelism)
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1

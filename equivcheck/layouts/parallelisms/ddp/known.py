@@ -1,4 +1,4 @@
-"""What issues on file ask of replicated scenarios."""
+"""Predicates of known issues of `DistributedDataParallel` and composable `replicate`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.scenario import DDP, Compression, Replicate, Replicator, Scenari
 
 @need
 def static_graph_without_sync(scenario: Scenario) -> bool:
-    """DDP with a static graph whose first backward runs under `no_sync`."""
+    """DDP with static_graph runs its first backward under `no_sync`."""
     return len(scenario.training.data.microbatches) > 1 and any(
         parallelism.static_graph and parallelism.no_sync for parallelism in scenario.layout.of(DDP)
     )
@@ -25,7 +25,7 @@ def reduction_changes_gradients(scenario: Scenario) -> bool:
 
 @need
 def unused_parameters_not_looked_for(scenario: Scenario) -> bool:
-    """DDP with parameters that take no part in some step, told neither to look for such nor that the graph is static."""
+    """Some parameters take no part in a step, and DDP has neither find_unused_parameters nor static_graph."""
     trained = as_reduced(scenario.training, scenario.layout)
     return may_skip_parameters(trained) and any(map(_looks_for_none, scenario.layout.parallelisms))
 

@@ -1,4 +1,4 @@
-"""`torch.distributed.optim.ZeroRedundancyOptimizer`: each parameter is updated, and its state kept, by one rank alone."""
+"""`torch.distributed.optim.ZeroRedundancyOptimizer`: one rank updates each parameter and keeps its optimizer state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 
 def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
-    """Let the ranks of a mesh share the update of all parameters, which are whole on each of them."""
+    """Distribute the updates of all parameters over the ranks of a mesh. Each rank has full parameters."""
     group = mesh.get_group()
 
     def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -38,7 +38,7 @@ def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: 
 
 
 def local_state(optimizer: torch.optim.Optimizer) -> State:
-    """The state of the parameters that this rank updates."""
+    """Optimizer state of the parameters that this rank updates."""
     assert isinstance(optimizer, ZeroRedundancyOptimizer), "the layout builds it"
     state: State = optimizer.optim.state
     return state

@@ -1,4 +1,4 @@
-"""Expert parallelism."""
+"""Applies expert parallelism to a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExpertParallelKind(LayoutKind[ExpertParallel]):
-    """Gives each rank rows and experts of its own, and averages gradients by hand after backward."""
+    """Distributes rows and experts over ranks, and averages gradients explicitly after backward."""
 
     parallelism = ExpertParallel
     limits = LIMITS
@@ -27,7 +27,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
     communication = EXPERT_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Share out experts and rows."""
+        """Keep this rank's experts, and take this rank's rows."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
@@ -37,7 +37,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         take_rows(setup, mesh)
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Reduce gradients of what others have left as parameters; read experts as parts, if they are no DTensors, which know."""
+        """Reduce gradients of the final parameters, and read experts that are plain tensors as shards."""
         from equivcheck.layouts.base.local_tensors import read_parts
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
@@ -49,7 +49,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
             read_parts(setup, parallelism, mesh)
 
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
-        """Once, after the last microbatch; data parallelism around it says when it does."""
+        """Once after the last microbatch; data parallelism around expert parallelism decides for itself."""
         return ONCE if layout.parallelisms[-1].tag == ExpertParallel.tag else None
 
     def write_script(self, draft: Draft, parallelism: ExpertParallel) -> None:

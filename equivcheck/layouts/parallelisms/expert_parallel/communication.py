@@ -1,4 +1,4 @@
-"""What expert parallelism communicates: rows, whose number depends on values, and gradients of what every rank has."""
+"""Expected calls of expert parallelism: all-to-alls of rows, and reductions of the gradients of replicated parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.registry import kind_of
 
 FORWARD = 3
-"""All-to-alls of a layer: how many rows go to each expert, the rows, what experts make of them."""
+"""All-to-alls in a layer's forward: row counts for each expert, rows to experts, and their outputs back."""
 
 
 def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
@@ -30,14 +30,13 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
 
 
 def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) -> Totals:
-    """Of experts, by hand or as of any DTensors."""
     if parallelism.storage is ExpertStorage.PLAIN:
         return clipping_of_parts(view, EP, experts)
     return dtensor_clipping(view, (EP,), experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
-    """All-to-alls of a layer in one microbatch: its backward sends back what of its forward requires a gradient."""
+    """All-to-alls of a layer in one microbatch. Backward returns the gradients of rows and outputs that need them."""
     layer = view.training.model.layers[index]
     dispatch = kind_of(layer).dispatch(layer)
     if dispatch is None:
@@ -49,7 +48,7 @@ def _exchanges(view: RankView, step: int, index: int) -> int:
 
 
 def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
-    """What the rank holds of each parameter: of experts, its own."""
+    """Parameters with this rank's shard of the experts."""
     ranks = view.layout.mesh.size(EP)
     for held in view.held:
         dim = cut_dim(parallelism, held.parameter)

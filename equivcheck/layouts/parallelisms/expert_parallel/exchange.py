@@ -1,7 +1,6 @@
-"""Rows sent to the ranks that hold the units that they have chosen, and back, with their derivatives.
+"""Differentiable all-to-alls that send rows to the ranks of their experts, and back.
 
-By all-to-alls of unequal parts. Every rank makes each of them, forward and backward, whatever it holds: what has no rows, or no
-unit, takes part with nothing.
+Parts may be unequal. Every rank takes part in each all-to-all of forward and backward, even without rows or experts.
 """
 
 from __future__ import annotations
@@ -26,21 +25,26 @@ from equivcheck.training.layers.module import DispatchingModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
-    """The units of one layer over the ranks of an axis, as one of them sees them."""
+    """Experts of one layer over the ranks of an axis, as one rank sees them."""
 
     layer: DispatchingModule
-    """The layer, of which this rank holds its own units alone."""
+    """Layer that holds only this rank's experts."""
     group: ProcessGroup
-    """The ranks."""
+    """Process group of the ranks."""
     num_units: tuple[int, ...]
-    """Per rank, how many units it holds."""
+    """Number of experts on each rank."""
     rank: int
-    """Which of them this one is."""
+    """Index of this rank."""
     names: tuple[str, ...]
-    """The names of the units' parameters in their module."""
+    """Parameter names within the experts' module."""
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What units make of rows, (rows, features), sorted by unit, so many for each, (units,)."""
+        """Outputs of the experts for rows sorted by expert.
+
+        Args:
+            rows: Shape (rows, features).
+            counts: Number of rows for each expert, shape (experts,).
+        """
         arriving = self.counts_of_arrivals(counts)
         sent = [int(part.sum()) for part in torch.split(counts, list(self.num_units))]
         received = [int(each) for each in arriving.sum(1)]
@@ -52,27 +56,27 @@ class Exchange:
         return self.exchanged(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """What has been made of rows in an order as the rows have come."""
+        """Restore the order in which rows arrived."""
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Zero, made of the parameters of a rank without units: so its backward calls what that of any other rank does.
+        """Zero that depends on this rank's empty parameters, so that its backward makes the same calls as on other ranks.
 
-        What is put in the place of parameters while forward runs need be none itself.
+        During forward, a wrapper may have replaced the parameters by plain tensors.
         """
         held = [attrgetter(name)(self.layer.units()) for name in self.names]
         found: torch.Tensor = sum((each.to_local() if isinstance(each, DTensor) else each).sum() for each in held)  # type: ignore[assignment]
         return found
 
     def counts_of_arrivals(self, counts: torch.Tensor) -> torch.Tensor:
-        """How many rows come from each rank for each unit of this one, (ranks, own units)."""
+        """Number of rows from each rank for each of this rank's experts, shape (ranks, own experts)."""
         own, ranks = self.num_units[self.rank], len(self.num_units)
         arriving = counts.new_empty(own * ranks)
         dist.all_to_all_single(arriving, counts, [own] * ranks, list(self.num_units), group=self.group)
         return arriving.view(ranks, own)
 
     def exchanged(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
-        """Rows of other ranks for those sent to them; its derivative sends gradients back."""
+        """All-to-all of rows; backward exchanges their gradients the other way."""
         exchange: Any = collectives.all_to_all_single_autograd
         wait: Any = collectives.wait_tensor
         found: torch.Tensor = wait(exchange(rows.contiguous(), received, sent, self.group))
@@ -80,11 +84,11 @@ class Exchange:
 
 
 Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
-"""From a parameter that has units as first dim, what a rank has of it."""
+"""Makes this rank's part of a parameter with experts along dim 0."""
 
 
 def share_out_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
-    """Leave each rank its own units of every layer that dispatches, and have it exchange rows for the others'."""
+    """Keep this rank's experts in each layer that dispatches rows, and let the layer exchange rows with other ranks."""
     for layer in model.modules():
         if isinstance(layer, DispatchingModule):
             layer.by_units = Exchange(
@@ -100,21 +104,21 @@ def share_out_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
 
 
 def own_tensor(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """A tensor of a rank's own units."""
+    """This rank's experts as a plain tensor."""
     size = parameter.shape[0]
     start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
     return parameter.narrow(0, start, chunk_sizes(size, mesh.size())[mesh.get_local_rank()]).clone()
 
 
 def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """A DTensor of all units, of which a rank has its own."""
+    """All experts as a DTensor with `Shard(0)`."""
     return distribute_tensor(parameter, mesh, [Shard(0)])
 
 
 def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters of units, and all others, of a model that no forward has gone through.
+    """Parameters of experts, and all other parameters, of a model before its first forward.
 
-    What `DistributedDataParallel` has made local tensors of is after that no parameter of the model, but of the optimizer.
+    After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.
     """
     dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
     own = [parameter for layer in dispatching for parameter in layer.units().parameters()]
@@ -123,9 +127,9 @@ def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average the gradients of what every rank has; those of units, which have seen the rows of all ranks, are divided alike.
+    """Average the gradients of replicated parameters over ranks, and divide those of experts by the number of ranks.
 
-    Of one that is sharded along other axes that is done to the shard, if there is anything in it.
+    Gradients of experts already contain the rows of all ranks. If other axes shard a gradient, its local shard is reduced.
     """
     gradients_by_hand.sum_gradients(others, mesh.get_group())
     gradients_by_hand.divide_gradients([*own, *others], mesh.size())

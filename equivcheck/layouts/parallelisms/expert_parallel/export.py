@@ -1,4 +1,4 @@
-"""Expert parallelism: a script has the exchange that ranks run here, word for word."""
+"""Writes expert parallelism into a script: the script contains the same exchange as the ranks here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.training.layers.registry import kind_of
 
 
 def write(draft: Draft, parallelism: ExpertParallel) -> None:
-    """Share out experts, average gradients by hand, and read experts of all ranks together."""
+    """Distribute the script's experts, average its gradients, and gather experts before they are compared."""
     layout = draft.scenario.layout
     if layout.mesh.names[-1] != EP and layout.mesh.size(EP) > 1:
         raise refuse(f"mesh {layout.mesh.names}", "only with expert parallelism along the last axis")
@@ -39,7 +39,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
 
 
 def _require_written(draft: Draft) -> None:
-    """Refuse a layer whose units would stay whole in a script."""
+    """Refuse layers whose kind does not say how a script distributes their experts."""
     model = draft.scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):
         script = kind_of(layer).script(layer, inputs) if kind_of(layer).dispatch(layer) is not None else None
@@ -48,7 +48,7 @@ def _require_written(draft: Draft) -> None:
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
-    """The function that keeps a rank's own experts so."""
+    """Function of `exchange` that makes this rank's part of the experts."""
     from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
     return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all
@@ -76,7 +76,7 @@ def _define(draft: Draft, keep: Callable[..., object]) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """As it is written here, but of any layer."""
+    """Source without types of equivcheck."""
     text = "\n".join(source_of(found))
     for here, there in (
         ("isinstance(layer, DispatchingModule)", 'hasattr(layer, "by_units")'),

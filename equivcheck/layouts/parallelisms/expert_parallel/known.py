@@ -1,4 +1,4 @@
-"""What issues on file ask of experts that are DTensors."""
+"""Predicates of known issues of experts that are DTensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.mesh import EP
 
 @need
 def trains_dtensor_experts_of_nothing(scenario: Scenario) -> bool:
-    """Some rank holds none of the experts, of which it trains DTensors nevertheless, by a sum over their empty shards."""
+    """Some rank has no expert, and its empty DTensor shards are trained."""
     layout = scenario.layout
     return keeps_dtensors(layout) and any(
         parameter.trained and leaves_nothing(parameter.shape[0], layout.mesh.size(EP))
