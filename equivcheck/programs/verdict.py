@@ -46,6 +46,6 @@ class ProgramVerdict(CaseVerdict):
 
     def _evidence(self) -> list[str]:
         refused = ("backward" if each.statement == BACKWARD else f"statement {each.statement}" for each in self.refusals)
-        told = [f"refused: {what}: {each.text}" for what, each in zip(refused, self.refusals, strict=True)]
+        refusals = [f"refused: {what}: {each.text}" for what, each in zip(refused, self.refusals, strict=True)]
         types = [f"types: {self.types}"] if self.types else []
-        return [*super(ProgramVerdict, self)._evidence(), *told, *types]
+        return [*super(ProgramVerdict, self)._evidence(), *refusals, *types]

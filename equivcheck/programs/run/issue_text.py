@@ -40,7 +40,7 @@ def issue_text(known: KnownDifference, verdict: ProgramVerdict | None = None) ->
         f"Seen on torch {', '.join(known.seen_on())} (CPU, gloo).",
         *([f"Not seen on {', '.join(known.unseen_on())}."] if known.unseen_on() else []),
         *([] if verdict is None else [f"```text\n{_found(verdict)}\n```"]),
-        "The script compares values and gradients on ranks with those of plain tensors, and exits with 1 where they differ:",
+        "The script compares values and gradients on ranks with those of plain tensors, and exits with 1 if they differ:",
         f"```python\n{script}```",
     ]
     return "\n\n".join(parts) + "\n"

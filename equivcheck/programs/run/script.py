@@ -24,7 +24,7 @@ HEADER = '''"""{title}
 
     torchrun --standalone --nproc-per-node {num_ranks} {name}
 
-Exit code 1 when ranks differ from one device.
+Exit code 1 if ranks differ from one device, else 0.
 """
 
 import sys
@@ -143,8 +143,8 @@ if __name__ == "__main__":
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
     """Write a script for a checked program. Its title has the result and the torch version (the installed one if empty)."""
     found = " ".join(printable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
-    told = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
-    return script_of(verdict.program, f"DTensors against the same operations on one device: {told}", name)
+    result = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
+    return script_of(verdict.program, f"DTensors against the same operations on one device: {result}", name)
 
 
 def script_of(

@@ -77,8 +77,8 @@ class KnownDifference:
         """Whether ranks raised the error or run in it; or, if all ranks wait, whether the hang's summary mentions it."""
         active = [each for each in failure.reports if not each.pending]
         found = "\n".join("\n".join((each.error, *FRAME.findall(each.stack))) for each in active) or failure.summary
-        told = "\n".join(each.error or "\n".join(OPERATION.findall(each.stack)) for each in active) or failure.summary
-        return re.search(self.raises, found) is not None and bool(BACKWARD.search(told) or self._named_in(told))
+        where = "\n".join(each.error or "\n".join(OPERATION.findall(each.stack)) for each in active) or failure.summary
+        return re.search(self.raises, found) is not None and bool(BACKWARD.search(where) or self._named_in(where))
 
     def _named_in(self, text: str) -> bool:
         return not self.operations or not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
