@@ -61,7 +61,7 @@ def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
 class _WholeSteps:
     setup: Setup
     """A copy that computes a step without a graph, because the original's fields point to this object."""
-    optimizer: torch.optim.Optimizer | None = None
+    optimizer: torch.optim.Optimizer = field(init=False)
     graphs: dict[object, _Graph] = field(default_factory=dict)
     results: dict[str, Nest] = field(default_factory=dict)
 
@@ -73,7 +73,6 @@ class _WholeSteps:
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
         """Run the whole step, set its gradients, and keep the other results for `clip_norm` and `update`."""
-        assert self.optimizer is not None, "the loop prepares a step before it computes it"
         given = self._given([setup.take(batch) for batch in microbatches])
         plan, tensors = _taken_apart(given)
         key = self._key(given, index), microbatches[0].divisor
@@ -111,7 +110,6 @@ class _WholeSteps:
             parameter.grad = gradient
 
     def _given(self, batches: list[Batch]) -> dict[str, Nest]:
-        assert self.optimizer is not None, "the loop prepares a step before it computes it"
         parameters, state = self._parameters().values(), self.optimizer.state
         changed = {
             "parameters": [parameter.detach() for parameter in parameters],
@@ -127,7 +125,6 @@ class _WholeSteps:
 
     def _key(self, given: dict[str, Nest], index: int) -> object:
         """Everything besides tensors that a graph depends on: even or odd step, learning rates, existing gradients and state."""
-        assert self.optimizer is not None, "the loop prepares a step before it computes it"
         changing = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in self.setup.training.model.layers)
         rates = tuple(group["lr"] for group in self.optimizer.param_groups)
         there = tuple(gradient is not None for gradient in given["gradients"])
@@ -165,7 +162,6 @@ class _WholeSteps:
 
     def _optimizer(self, parameters: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]]) -> torch.optim.Optimizer:
         """An optimizer like the loop's, for other tensors."""
-        assert self.optimizer is not None, "the loop prepares a step before it computes it"
         pairs = [(canonical_name(name), parameter) for name, parameter in parameters.items()]
         optimizer = self.setup.build_optimizer(self.setup.training, pairs)
         for group, original in zip(optimizer.param_groups, self.optimizer.param_groups, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from equivcheck.layouts.base.script.text import INDENT, block, indented
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
@@ -51,15 +52,11 @@ class Kind:
 class OtherKind:
     """Properties shared by all layers with one `LayerScript` class."""
 
+    is_plain: ClassVar[bool] = False
     script: LayerScript
     masked: bool
     residual: bool
     recomputes: bool
-
-    @property
-    def is_plain(self) -> bool:
-        """Always False: the layer needs a class."""
-        return False
 
     @property
     def extras(self) -> tuple[str, ...]:

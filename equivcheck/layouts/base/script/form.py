@@ -12,11 +12,9 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
-    AnyLayer,
     Layer,
     Layout,
     Model,
-    Parallelism,
     Pipeline,
     PlannedParallelism,
     Replicate,
@@ -260,21 +258,11 @@ def _stem(kind: Kind | OtherKind) -> str:
     return kind.script.name if isinstance(kind, OtherKind) else "Block"
 
 
-def has_units_of_layers(parallelism: Parallelism) -> bool:
-    """Whether a parallelism wraps each layer as a unit."""
-    return isinstance(parallelism, (FSDP1, FSDP2, Replicate)) and parallelism.wrapping is Wrapping.PER_LAYER
-
-
 def _has_units(layout: Layout, model: Model) -> bool:
     """Whether each layer must be one module, because a wrapper takes layers with several modules as units."""
-    if layout.has(Pipeline):
-        return True
-    takes = layout.execution.per_layer or any(map(has_units_of_layers, layout.parallelisms))
-    return takes and any(map(_is_several, model.layers))
-
-
-def _is_several(layer: AnyLayer) -> bool:
-    return layer.norm is not None
+    wrappers = [each for each in layout.parallelisms if isinstance(each, (FSDP1, FSDP2, Replicate))]
+    by_layer = layout.execution.per_layer or any(each.wrapping is Wrapping.PER_LAYER for each in wrappers)
+    return layout.has(Pipeline) or (by_layer and any(layer.norm is not None for layer in model.layers))
 
 
 def _with_own_functions(kinds: Iterable[Kind | OtherKind]) -> list[Kind | OtherKind]:

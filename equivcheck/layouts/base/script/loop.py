@@ -57,10 +57,11 @@ def _unpacked(draft: Draft) -> str:
 
 def _step(draft: Draft) -> list[str]:
     training = draft.scenario.training
+    averaging = ["dist.all_reduce(total)", "total /= dist.get_world_size()"] if draft.averages_loss else []
     return [
         f"optimizer.zero_grad({'' if training.zero_grad is ZeroGrad.NONE else 'set_to_none=False'})",
         *_microbatches(draft),
-        *block("if parallel:", [*(_averaging() if draft.averages_loss else []), *draft.lines[LoopPosition.BEFORE_READING]]),
+        *block("if parallel:", [*averaging, *draft.lines[LoopPosition.BEFORE_READING]]),
         *_kept_loss(draft),
         *reading(draft, "gradient", "parameter.grad"),
         *_clipping(draft),
@@ -68,10 +69,6 @@ def _step(draft: Draft) -> list[str]:
         *(["schedule.step()"] if training.schedule is not None else []),
         *reading(draft, "parameter", "parameter"),
     ]
-
-
-def _averaging() -> list[str]:
-    return ["dist.all_reduce(total)", "total /= dist.get_world_size()"]
 
 
 def _kept_loss(draft: Draft) -> list[str]:
@@ -197,21 +194,15 @@ def _clipping(draft: Draft) -> list[str]:
     clipping = draft.scenario.training.clipping
     if clipping is None:
         return []
-    again = reading(draft, "clipped gradient", "parameter.grad")
     if isinstance(clipping, ClipValue):
-        return [*_either(draft.clip_value, f"nn.utils.clip_grad_value_({draft.parameters}, {clipping.clip_value!r})"), *again]
-    kept = f'left[f"step {{step}} norm"] = {"full(norm)" if draft.has_dtensors else "norm.detach().clone()"}'
-    return [*_by_norm(draft, clipping), kept, *again]
-
-
-def _by_norm(draft: Draft, clipping: ClipNorm) -> list[str]:
-    in_parallel = f"norm = {draft.clip_norm}" if draft.clip_norm else ""
-    return _either(in_parallel, f"norm = nn.utils.clip_grad_norm_({draft.parameters}, {norm_arguments(clipping)})")
-
-
-def _either(in_parallel: str, alone: str) -> list[str]:
-    """Lines for the parallel and the single-device run, or one line for both."""
-    return ["if parallel:", f"    {in_parallel}", "else:", f"    {alone}"] if in_parallel else [alone]
+        in_parallel, alone = draft.clip_value, f"nn.utils.clip_grad_value_({draft.parameters}, {clipping.clip_value!r})"
+        kept = []
+    else:
+        in_parallel = f"norm = {draft.clip_norm}" if draft.clip_norm else ""
+        alone = f"norm = nn.utils.clip_grad_norm_({draft.parameters}, {norm_arguments(clipping)})"
+        kept = [f'left[f"step {{step}} norm"] = {"full(norm)" if draft.has_dtensors else "norm.detach().clone()"}']
+    lines = ["if parallel:", f"    {in_parallel}", "else:", f"    {alone}"] if in_parallel else [alone]
+    return [*lines, *kept, *reading(draft, "clipped gradient", "parameter.grad")]
 
 
 def order_of(clipping: ClipNorm) -> str:

@@ -80,12 +80,16 @@ def _counted(training: Training) -> list[str]:
 
 def _drawn(training: Training) -> list[str]:
     model, rows = training.model, training.data.microbatches
-    inputs = _randn("{rows}", model.features, training) if model.source is None else _tokens("{rows}", training)
-    parts = [inputs, _randn("{rows}", model.outputs, training)]
+    inputs = f"torch.randn({_shape(training, str(model.features))})"
+    if model.source is not None:
+        inputs = f"torch.randint({model.source.vocabulary}, ({_shape(training)}))"
     length = "" if model.length is None else f"{model.length}, "
-    widths = zip(model.layers, model.widths[1:], strict=True)
-    parts += [_mask("{rows}", f"{length}{width}", layer.dropout) for layer, width in widths if layer.dropout]
-    batch = listed(parts)
+    masks = [
+        f"(torch.rand({{rows}}, {length}{width}) >= {layer.dropout}) / {1 - layer.dropout}"
+        for layer, width in zip(model.layers, model.widths[1:], strict=True)
+        if layer.dropout
+    ]
+    batch = listed([inputs, f"torch.randn({_shape(training, str(model.outputs))})", *masks])
     if len(rows) == 1:
         items = batch.format(rows=rows[0])
     else:
@@ -96,24 +100,11 @@ def _drawn(training: Training) -> list[str]:
     ]
 
 
-def _randn(rows: str, width: int, training: Training) -> str:
-    return f"torch.randn({_shape(rows, training, str(width))})"
-
-
-def _tokens(rows: str, training: Training) -> str:
-    assert training.model.source is not None, "what has no tokens is fed real numbers"
-    return f"torch.randint({training.model.source.vocabulary}, ({_shape(rows, training)}))"
-
-
-def _shape(rows: str, training: Training, *last: str) -> str:
-    """Rows, positions and further dims in their order."""
+def _shape(training: Training, *last: str) -> str:
+    """``{rows}``, positions and further dims in their order."""
     length = () if training.model.length is None else (str(training.model.length),)
-    dims = [rows, *length, *last]
+    dims = ["{rows}", *length, *last]
     return ", ".join([dims[1], dims[0], *dims[2:]] if training.data.batch_dim else dims)
-
-
-def _mask(rows: str, width: str, dropout: float) -> str:
-    return f"(torch.rand({rows}, {width}) >= {dropout}) / {1 - dropout}"
 
 
 def _words(training: Training) -> str:
