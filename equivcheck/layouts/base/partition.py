@@ -55,7 +55,7 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ShardedDim:
     """A sharded dim in a DTensor parameter, even if it has only one shard."""
 
     size: int
@@ -64,7 +64,7 @@ class Cut:
     """Ranks that the dim is sharded over."""
 
 
-def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[Cut]:
+def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:
     """Every sharded dim in every trained parameter with at least `least_dims` dims."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
@@ -72,4 +72,4 @@ def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -
                 cutting = [parallelism for parallelism in layout.parallelisms if cut_dim(parallelism, parameter) == dim]
                 if cutting:
                     axes = [layout.axes_of(parallelism)[-1] for parallelism in cutting]
-                    yield Cut(size=size, ranks=layout.mesh.size(*axes))
+                    yield ShardedDim(size=size, ranks=layout.mesh.size(*axes))

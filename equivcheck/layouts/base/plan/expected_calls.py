@@ -18,7 +18,7 @@ from equivcheck.layouts.base.plan.linears import (
     ROW,
     WHOLE,
     ActivationPlacement,
-    Linear,
+    LinearPlacements,
     Passage,
     head_passage,
     passage,
@@ -108,13 +108,13 @@ class PlannedCalls:
     def loss(self, step: int, rows: int) -> None:
         """Add calls for a loss on vocabulary-parallel logits."""
 
-    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
+    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:
         """Add a linear's calls other than redistributions of activations."""
 
     def after_backward(self, step: int) -> None:
         """Add calls for gradients at the end of a step."""
 
-    def computes_as(self, told: Passage, once: Pass) -> Linear:  # noqa: ARG002 - for those whose parts must not be empty
+    def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
         """Placements for a linear's input, output and input gradient."""
         if told.is_by_rows:
             return BY_ROWS
@@ -226,7 +226,7 @@ class PlannedCalls:
         self._activations(once, linear, OF_SHARDING[told.input], OF_SHARDING[told.output])
         self.after_linear(once, told, linear)
 
-    def _activations(self, once: Pass, linear: Linear, before: ActivationPlacement, after: ActivationPlacement) -> None:
+    def _activations(self, once: Pass, linear: LinearPlacements, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Redistribute input and output, then their gradients in backward."""
         self._move(once, before, linear.wanted, once.inputs, times=1 + once.recomputed)
         self._outputs(once, linear.made, after)

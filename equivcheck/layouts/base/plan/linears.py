@@ -11,7 +11,7 @@ from equivcheck.training.layers.facts import Part
 
 
 class ActivationPlacement(Enum):
-    """An activation's placement over ranks. PENDING means full shape, but partial until summed."""
+    """An activation's placement over ranks. PARTIAL means full shape, not yet summed."""
 
     WHOLE = "whole"
     ROWS = "rows"
@@ -19,8 +19,8 @@ class ActivationPlacement(Enum):
     PENDING = "pending"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
+@dataclass(frozen=True, slots=True)
+class LinearPlacements:
     """Placements around one linear, or around an embedding, whose token input is never redistributed."""
 
     wanted: ActivationPlacement
@@ -36,12 +36,13 @@ OF_SHARDING = {
     ActivationSharding.ROWS: ActivationPlacement.ROWS,
     ActivationSharding.FEATURES: ActivationPlacement.FEATURES,
 }
-COLUMN = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.FEATURES, input_gradient=ActivationPlacement.PENDING)
-ROW = Linear(wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.PENDING, input_gradient=ActivationPlacement.FEATURES)
-NARROW_COLUMN = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE)
-NARROW_ROW = Linear(wanted=ActivationPlacement.FEATURES, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE)
-WHOLE = Linear(wanted=ActivationPlacement.WHOLE, made=ActivationPlacement.WHOLE, input_gradient=ActivationPlacement.WHOLE)
-BY_ROWS = Linear(wanted=ActivationPlacement.ROWS, made=ActivationPlacement.ROWS, input_gradient=ActivationPlacement.ROWS)
+# Required input, output, and gradient for the input.
+COLUMN = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.FEATURES, ActivationPlacement.PENDING)
+ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.PENDING, ActivationPlacement.FEATURES)
+NARROW_COLUMN = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
+NARROW_ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
+WHOLE = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
+BY_ROWS = LinearPlacements(ActivationPlacement.ROWS, ActivationPlacement.ROWS, ActivationPlacement.ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from equivcheck.layouts.base.expected_calls.shared import clipping_of_parts
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
-from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, Linear, Passage
+from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, LinearPlacements, Passage
 from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, Owner, Split
 from equivcheck.scenario.mesh import TP
 
@@ -17,7 +17,7 @@ from equivcheck.scenario.mesh import TP
 class LocalCalls(PlannedCalls):
     """Gradients of what each rank uses for rows of its own are summed in backward, microbatch by microbatch."""
 
-    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:
+    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:
         """The gradients of a linear that computes rows apart, or of a bias that is added to rows or features apart."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)

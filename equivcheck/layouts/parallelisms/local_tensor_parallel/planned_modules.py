@@ -15,7 +15,7 @@ from equivcheck.layouts.base.plan.linears import (
     ROW,
     WHOLE,
     ActivationPlacement,
-    Linear,
+    LinearPlacements,
     Passage,
     head_passage,
     passage,
@@ -108,7 +108,7 @@ def _leaving(made: ActivationPlacement, output: ActivationSharding, features: in
     return Route(source=made, target=after, gradient_source=after, gradient_target=back, features=features)
 
 
-def _linear(told: Passage) -> Linear:
+def _linear(told: Passage) -> LinearPlacements:
     return BY_ROWS if told.is_by_rows else _LINEARS.get(told.split, WHOLE)
 
 

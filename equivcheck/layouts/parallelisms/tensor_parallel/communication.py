@@ -17,7 +17,7 @@ from equivcheck.layouts.base.plan.linears import (
     NARROW_COLUMN,
     NARROW_ROW,
     ActivationPlacement,
-    Linear,
+    LinearPlacements,
     Passage,
 )
 from equivcheck.layouts.base.plan.rules import computes_rows_apart, has_pending_gradients, is_outside
@@ -39,7 +39,7 @@ from equivcheck.system.torch_version import torch_in
 class TensorParallelCalls(PlannedCalls):
     """DTensor computes no linear in parts of which some would be empty, and sums gradients of what it replicates at the end."""
 
-    def computes_as(self, told: Passage, once: Pass) -> Linear:
+    def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:
         """As the plan says, unless there are fewer features than ranks."""
         if told.split is Split.COLUMN and once.width < self.parts:
             return NARROW_COLUMN
@@ -51,7 +51,7 @@ class TensorParallelCalls(PlannedCalls):
         """Padded, where they are what is cut next."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
-    def after_linear(self, once: Pass, told: Passage, linear: Linear) -> None:  # noqa: ARG002 - of the base class
+    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
         """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
         again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
