@@ -26,7 +26,7 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, ValueTrace
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
-REFUSED = "refused by some ranks alone, statement "
+REFUSED = "refused by some ranks only, statement "
 """Beginning of the error with which a refusal ends a rank."""
 
 
