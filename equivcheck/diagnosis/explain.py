@@ -91,13 +91,11 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         except RanksFailed as error:
             return replace(verdict, drift=f"not reproduced: the ranks fail in a second run ({error})")
         if diverged is not None:
-            found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline) or _pattern_of(diverged)
+            types = () if diverged.rounding is not None else tuple(other_types(diverged))
+            found = diagnosis_of(diverged) or cause_by_ablation(verdict.scenario, alter, place, deadline)
+            found = found or pattern_of(diverged, types)
             return replace(verdict, diagnosis=found, drift=drift_of(diverged, alter, place, deadline))
     return _of_right_values(verdict)
-
-
-def _pattern_of(diverged: DivergedRun) -> Diagnosis | None:
-    return pattern_of(diverged, () if diverged.rounding is not None else tuple(other_types(diverged)))
 
 
 def _of_right_values(verdict: Verdict) -> Verdict:

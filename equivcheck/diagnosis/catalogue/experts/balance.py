@@ -51,7 +51,7 @@ def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         where = over(diverged.mesh, axes)
         yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
-    yield "has no gradient", lambda load_of, *routed: _detached(load_of(*routed))
+    yield "has no gradient", _detached
     yield "is added twice", partial(_times, factor=2)
     for number, words in ((number, words) for number, words in diverged.counts.items() if number > 1):
         yield f"is multiplied by {number}, the number of {words}", partial(_times, factor=number)
@@ -63,7 +63,8 @@ def _changed(module: ExpertsModule, *, wrong: Wrong) -> None:
     module.router.load_of = partial(wrong, module.router.load_of)  # type: ignore[method-assign]
 
 
-def _detached(load: Load) -> Load:
+def _detached(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
+    load = load_of(scores, chosen)
     return load._replace(shares=load.shares.detach())
 
 

@@ -224,11 +224,7 @@ def _detaching_input(module: ExpertsModule) -> None:
 
 
 def _detaching_rows(module: ExpertsModule) -> None:
-    module.experts.register_forward_pre_hook(_first_detached)
-
-
-def _first_detached(_module: object, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return inputs[0].detach(), *inputs[1:]
+    module.experts.register_forward_pre_hook(lambda _module, inputs: (inputs[0].detach(), *inputs[1:]))
 
 
 CAPACITY_FACTORS = (1.0, 1.25, 1.5, 2.0)
