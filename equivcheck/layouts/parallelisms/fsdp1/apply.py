@@ -1,4 +1,4 @@
-"""`torch.distributed.fsdp.FullyShardedDataParallel`."""
+"""Applies `torch.distributed.fsdp.FullyShardedDataParallel` to a rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class FSDP1Kind(LayoutKind[FSDP1]):
-    """Wraps the model, or each layer and then the model, in `FullyShardedDataParallel`."""
+    """Wraps the model in `FullyShardedDataParallel`, with each layer as a unit or as one unit."""
 
     parallelism = FSDP1
     limits = LIMITS
@@ -35,7 +35,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
     communication = FSDP1_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP1, mesh: DeviceMesh) -> None:
-        """Wrap the model, read flat parameters and clip as FSDP asks for."""
+        """Wrap the model, read its flat parameters, and clip by its own method."""
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -52,11 +52,11 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP1, layout: Layout) -> WhenReduced:
-        """Under `no_sync` at the last microbatch; ranks keep shards, if there are any."""
+        """Reduction at the last microbatch with `no_sync`. Ranks keep full gradients only if nothing is sharded."""
         return WhenReduced(once=parallelism.no_sync, whole=not is_sharded(layout))
 
     def rounding(self, parallelism: FSDP1, layout: Layout, precision: Precision) -> Rounding | None:
-        """What its mixed precision casts."""
+        """Rounding by `mixed_precision`."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None

@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallel`."""
+"""Writes `FullyShardedDataParallel` into a script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.training.layers.parameters import parameters_of
 
 
 def write(draft: Draft, parallelism: FSDP1) -> None:
-    """Wrap the model, or each layer and then the model."""
+    """Wrap the script's model, or each layer and then the model."""
     layout, form = draft.scenario.layout, draft.form
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP1.mixed_precision", "one device has to round as the ranks do, which no short script shows")
@@ -53,7 +53,7 @@ def _wrapped_layers(form: Form, options: dict[str, object]) -> list[str]:
 
 
 def _read(draft: Draft, parallelism: FSDP1) -> None:
-    """Read shards by gathering them: a parameter is a run of its shard, or shares a flat one with others."""
+    """Gather shards to compare them: a shard holds a slice of one original parameter, or of several in a flat one."""
     layout = draft.scenario.layout
     sharded = parallelism.strategy is not ShardingStrategy.NO_SHARD and layout.mesh.size(DP, SHARD) > 1
     draft.definitions.append(_unflattened(draft.scenario.training, layout, sharded=sharded))
@@ -95,7 +95,7 @@ _LOCAL = (
 
 
 def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
-    """What is in each flat parameter, or of each parameter, before they are flattened."""
+    """Lines that store the shapes of the parameters in each unit before FSDP flattens them."""
     shape = "local(parameter).shape" if local else "parameter.shape"
     if parallelism.use_orig_params:
         return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]

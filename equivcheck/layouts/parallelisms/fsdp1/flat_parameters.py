@@ -1,6 +1,6 @@
-"""Reading what a rank holds of the flat parameters of `FullyShardedDataParallel`.
+"""Reads a rank's shards of flat parameters of `FullyShardedDataParallel`.
 
-Private torch API (`FlatParamHandle`); tried on torch 2.13.
+Uses private torch API (`FlatParamHandle`); tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 
 
 def clip_flat(module: FullyShardedDataParallel, clipping: ClipNorm) -> torch.Tensor:
-    """Clip over all ranks by the root's own `clip_grad_norm_`; returns the norm before."""
+    """Clip over all ranks by the root's `clip_grad_norm_`. Returns the norm before clipping."""
     return module.clip_grad_norm_(clipping.max_norm, norm_type=float(clipping.norm_type.value))
 
 
 def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
-    """What this rank holds: a slot for each original parameter, or for each flat one where the originals are gone."""
+    """One slot for each original parameter, or for each flat parameter without use_orig_params."""
     slots: list[Slot] = []
     for prefix, handle in _handles(root):
         pieces = [_piece(handle, index, prefix) for index in range(handle.flat_param._num_params)]
@@ -38,13 +38,13 @@ def flat_slots(root: nn.Module) -> tuple[Slot, ...]:
 
 
 def release(root: FullyShardedDataParallel) -> None:
-    """Let go of the modules that flat parameters name: a hook in C++ may keep one alive for ever, where nothing collects it."""
+    """Drop the references from flat parameters to modules. A C++ hook can keep a flat parameter alive forever."""
     for _, handle in list(_handles(root)):
         handle.flat_param.__dict__.clear()
 
 
 def _handles(root: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Each unit's handle with the canonical prefix of its module, in the order of the optimizer of one device."""
+    """Handle of each unit with its canonical name prefix, in the order of the single-device optimizer."""
     for name, unit in root.named_modules():
         if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
             prefix = canonical_name(f"{name}." if name else "")
@@ -61,14 +61,14 @@ def _piece(handle: Any, index: int, prefix: str) -> Piece:
 
 
 def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
-    """What the ranks of one unit hold together: all of a parameter, or this tensor-parallel rank's shard."""
+    """Piece of a parameter that the ranks of one unit hold together: all of it, or a tensor-parallel shard."""
     if spec is None:
         return Piece(name=name, shape=local)
     return box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
-    """The pieces of a flat parameter without alignment, and what pads its shard at the end."""
+    """Pieces of a flat parameter without alignment, and the padding at the end of its shard."""
     total, ends = handle.flat_param.numel(), list(accumulate((piece.numel for piece in pieces), initial=0))
     placed = [replace(piece, place=(start, total)) for piece, start in zip(pieces, ends, strict=False)]
     rest = total - ends[-1]

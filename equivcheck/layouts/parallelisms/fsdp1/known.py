@@ -1,4 +1,4 @@
-"""What issues on file ask of `FullyShardedDataParallel`."""
+"""Predicates of known issues of `FullyShardedDataParallel`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from equivcheck.training.layers.parameters import Parameter, by_layer, parameter
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 _ROUNDING = 0.01
-"""What a share of a gradient may be off, more than it is rounded in float16."""
+"""Relative tolerance for a ratio of gradients, above the rounding of float16."""
 
 
 @need
 def unit_of_nothing(scenario: Scenario) -> bool:
-    """FSDP1 over tensor parallelism that leaves some rank no element of a unit."""
+    """FSDP1 over tensor parallelism has a unit without elements on some rank."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Replicas disagree, or agree on a share of the sum, as where they have the same gradient."""
+    """Replicas disagree, or all have the sum divided by the number of replicas, because their gradients are equal."""
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -45,14 +45,14 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """What the model has beside its layers is a unit in which a frozen weight has two uses, and nothing is trained or cut."""
+    """A unit outside the layers has a frozen weight with two uses, and no parameter in it is trained or sharded."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 
 
 @need
 def outermost_unit_is_frozen(scenario: Scenario) -> bool:
-    """What the model has beside its layers is a unit of frozen parameters, of which nothing is cut."""
+    """A unit outside the layers has only frozen parameters, and none is sharded."""
     own = [parameter for parameter in parameters_of(scenario.training.model) if parameter.layer is None]
     per_layer = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP1))
     return per_layer and bool(own) and not any(parameter.trained for parameter in own) and not is_sharded(scenario.layout)
@@ -60,13 +60,13 @@ def outermost_unit_is_frozen(scenario: Scenario) -> bool:
 
 @need
 def flat_parameters_are_cut(scenario: Scenario) -> bool:
-    """FSDP1 cuts parameters over several ranks."""
+    """FSDP1 shards parameters over several ranks."""
     return scenario.layout.has(FSDP1) and is_sharded(scenario.layout)
 
 
 @need
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Some rank of an FSDP1 that keeps original parameters, or of a pipeline, holds no element of a trained one."""
+    """Some rank of FSDP1 with use_orig_params, or of a pipeline, has no element of a trained parameter."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
         for parallelism in scenario.layout.of(FSDP1)
@@ -81,7 +81,7 @@ def _some_rank_has_nothing_trained(scenario: Scenario, fsdp: FSDP1) -> bool:
 
 
 def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
-    """Elements of each trained parameter that a shard holds, of one of the parts that tensor parallelism makes."""
+    """Elements of each trained parameter in one shard of one tensor-parallel rank."""
     ranks, alignment = scenario.layout.mesh.size(DP, SHARD), alignment_of(scenario.training, fsdp)
     for unit in _units(scenario, fsdp):
         held = held_of(_numels(scenario, unit, part), alignment, ranks, shard)
@@ -89,19 +89,19 @@ def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Itera
 
 
 def _numels(scenario: Scenario, unit: list[Parameter], part: int) -> list[int]:
-    """Elements of each parameter of a unit in one of the parts that tensor parallelism makes."""
+    """Elements of each parameter of a unit on one tensor-parallel rank."""
     return [math.prod(local_shape(scenario.layout, parameter, {TP: part})) for parameter in unit]
 
 
 def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
-    """The parameters of each flat parameter."""
+    """Parameters in each flat parameter."""
     parameters = parameters_of(scenario.training.model)
     return [list(parameters)] if fsdp.wrapping is Wrapping.WHOLE else by_layer(parameters)
 
 
 @need
 def flat_parameter_of_one_element(scenario: Scenario) -> bool:
-    """A sharded FSDP1 without original parameters has a unit with one trained element (on some tensor-parallel rank)."""
+    """FSDP1 without use_orig_params has a sharded unit with one trained element on some tensor-parallel rank."""
     mesh = scenario.layout.mesh
     return mesh.size(DP, SHARD) > 1 and any(
         unit[0].trained and any(sum(_numels(scenario, unit, part)) == 1 for part in range(mesh.size(TP)))
@@ -113,13 +113,13 @@ def flat_parameter_of_one_element(scenario: Scenario) -> bool:
 
 @need
 def compiled_flat_parameter_of_several(scenario: Scenario) -> bool:
-    """An FSDP1 without original parameters, compiled as a whole, has a unit of more than one parameter."""
+    """FSDP1 without use_orig_params is compiled as a whole and has a unit with several parameters."""
     return any(len(unit) > 1 for parallelism in _compiled_flat(scenario) for unit in _units(scenario, parallelism))
 
 
 @need
 def compiled_flat_shared_weight(scenario: Scenario) -> bool:
-    """Modules share a weight under an FSDP1 without original parameters that is compiled as a whole."""
+    """FSDP1 without use_orig_params is compiled as a whole, and modules share a weight."""
     model = scenario.training.model
     is_tied = model.head is not None and model.head.tied
     return bool(_compiled_flat(scenario)) and (is_tied or any(layer.shares is not None for layer in model.layers))
@@ -133,7 +133,7 @@ def _compiled_flat(scenario: Scenario) -> list[FSDP1]:
 
 @need
 def reduces_each_microbatch(scenario: Scenario) -> bool:
-    """Gradients are accumulated over several microbatches, each of which is reduced."""
+    """Gradients of several microbatches are accumulated, and each microbatch reduces them."""
     return len(scenario.training.data.microbatches) > 1 and any(
         not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
     )
@@ -141,7 +141,7 @@ def reduces_each_microbatch(scenario: Scenario) -> bool:
 
 @need
 def replicas_of_one_shard(scenario: Scenario) -> bool:
-    """FSDP1 with a hybrid strategy where the axis of shards has one rank and that of replicas several."""
+    """FSDP1 with a hybrid strategy has one rank along the sharding axis and several replicas."""
     mesh = scenario.layout.mesh
     hybrid = any(parallelism.strategy.is_hybrid for parallelism in scenario.layout.of(FSDP1))
     return hybrid and mesh.size(SHARD) == 1 and mesh.size(REPLICATE) > 1

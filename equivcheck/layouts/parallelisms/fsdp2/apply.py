@@ -1,4 +1,4 @@
-"""`torch.distributed.fsdp.fully_shard`."""
+"""Applies `torch.distributed.fsdp.fully_shard` to a rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FSDP2Kind(LayoutKind[FSDP2]):
-    """Shards the model, or each layer and then the model, by `fully_shard`; on two axes it is HSDP."""
+    """Shards the model, or each layer and then the model, by `fully_shard`. On two axes it is HSDP."""
 
     parallelism = FSDP2
     limits = LIMITS
@@ -37,7 +37,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
     communication = FSDP2_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
-        """Shard the model in place."""
+        """Shard the model in place, and set the options of its units."""
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
@@ -84,11 +84,11 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: FSDP2, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """Under `set_requires_gradient_sync` at the last microbatch; ranks keep shards."""
+        """Reduction at the last microbatch with `no_sync`. Ranks keep sharded gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=False)
 
     def rounding(self, parallelism: FSDP2, layout: Layout, precision: Precision) -> Rounding | None:
-        """What its mixed precision casts."""
+        """Rounding by `mixed_precision`."""
         policy = parallelism.mixed_precision
         if policy is None:
             return None
@@ -119,7 +119,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
 
 def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
-    """The layers that are sharded together, apart from what is left to the model's own unit."""
+    """Layers grouped by unit. All other parameters belong to the root unit."""
     from equivcheck.training.layers.module import LayerModule
 
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
@@ -128,7 +128,7 @@ def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
 
 
 def _expert_units(setup: Setup) -> list[nn.Module]:
-    """The experts of each layer, where they are DTensors."""
+    """Experts of each layer if they are DTensors."""
     return expert_units(setup.model) if has_dtensor_experts(_layout_of(setup)) else []
 
 
@@ -145,7 +145,7 @@ def _release(groups: Iterable[dist.ProcessGroup]) -> None:
 
 
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
-    """Have Muon update each matrix by the rank that owns it, which is the next for each that is trained."""
+    """Distributed Muon: assign each matrix to a rank in turn, which orthogonalizes the full matrix."""
     from equivcheck.layouts.parallelisms.fsdp2.muon_owners import MuonByOwners
     from equivcheck.training.optimizer import optimizer_parts
 
@@ -170,7 +170,7 @@ def _fsdp_modules(model: Any) -> list[FSDPModule]:
 
 
 def _prefetch(units: Iterable[Any]) -> None:
-    """Have each unit of layers gather its neighbours ahead of time."""
+    """Let each layer unit prefetch its neighbours."""
     for unit, following in pairwise(units):
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
@@ -190,7 +190,7 @@ def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractCon
 
 
 def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
-    """The policy of a unit; what leaves a layer inside the model is not cast."""
+    """Mixed-precision policy of a unit. Only the root casts outputs."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

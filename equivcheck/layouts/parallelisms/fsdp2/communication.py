@@ -1,4 +1,4 @@
-"""What `fully_shard` communicates: each unit gathered for forward, again for backward where it was freed, then reduced."""
+"""Expected calls of `fully_shard`: all-gathers for forward and, after resharding, for backward; then gradient reductions."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class Unit:
     """Parameters that are gathered and reduced together."""
 
     held: tuple[Held, ...]
-    """The parameters."""
+    """Parameters of the unit."""
     last_layer: int
-    """The layer whose output is the unit's, or is made of it."""
+    """Index of the layer that computes the unit's output."""
     is_root: bool = False
-    """Whether it is the model's own, of what is in no unit of its own."""
+    """Whether the unit is the root, with all parameters outside of other units."""
     is_of_experts: bool = False
-    """Whether it is the experts of a layer, inside the unit that has this layer."""
+    """Whether the unit has the DTensor experts of a layer. The unit of that layer contains it."""
     gathered: bool = False
-    """Whether the rank has all of it at the moment."""
+    """Whether this rank has full parameters now."""
     resharded: bool = False
-    """Whether it has the part that `reshard_to` leaves after forward, of which fewer ranks have all."""
+    """Whether the unit is resharded to `reshard_to` ranks, so that fewer ranks have to gather."""
 
 
 class UnitCalls(ABC, Generic[F]):
-    """Goes through a training whose parameters are gathered and reduced unit by unit, step by step."""
+    """Counts the calls of a training whose units are gathered and reduced."""
 
     def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
         self.view = view
@@ -72,7 +72,7 @@ class UnitCalls(ABC, Generic[F]):
         self.units = units_of(view, fsdp.wrapping, layers_per_unit)
 
     def totals(self) -> Totals:
-        """The calls of all steps, clipping left out."""
+        """Calls of all steps without clipping."""
         training = self.view.training
         last = len(training.data.microbatches) - 1
         for step in range(training.steps):
@@ -83,15 +83,15 @@ class UnitCalls(ABC, Generic[F]):
 
     @abstractmethod
     def _forward(self, step: int) -> None:
-        """The calls of one microbatch's forward."""
+        """Count the calls of one microbatch's forward."""
 
     @abstractmethod
     def _backward(self, step: int, last: bool) -> None:
-        """The calls of one microbatch's backward; told whether it is the step's last."""
+        """Count the calls of one microbatch's backward. `last` marks the last microbatch of the step."""
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
-    """The order of `fully_shard`."""
+    """Counts the calls of `fully_shard` in its order."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
@@ -101,7 +101,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
-        """What the group of so many ranks is called, one of those that the axis of shards is cut into."""
+        """Name of the group of neighbours that share resharded parameters."""
         mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
 
         def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,7 +117,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.resharded = self.fsdp.reshard_to is not None
 
     def _backward(self, step: int, last: bool) -> None:
-        """Each unit asks for the one before it ahead of time; what comes of one that is not needed is dropped."""
+        """Count one backward. Each unit prefetches the previous one, which is dropped if it needs no backward."""
         frees = last or self.fsdp.reshard_after_backward
         stays = [unit.gathered and not frees for unit in self.units]
         for number in reversed(range(len(self.units))):
@@ -132,13 +132,13 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
     def _asked_for(self, number: int) -> int:
-        """The unit that another one asks for: the one that has ended before it, or as it has been told the one of layers."""
+        """Unit that another unit prefetches: the one that ended forward before it, or with explicit_prefetch the layer before it."""
         told = self.fsdp.explicit_prefetch and not (self.units[number].is_of_experts or self.units[number].is_root)
         layers = [before for before in range(number) if not self.units[before].is_of_experts]
         return layers[-1] if told and layers else number - 1
 
     def _gather(self, unit: Unit, step: int) -> None:
-        """Gather a unit that is not, from what the ranks have of it."""
+        """Count an all-gather unless the unit is gathered."""
         if not unit.gathered and self.parts > 1:
             axes, num_bytes = self.shard_axis, self._part(unit.held) * self.gathered_bytes
             if unit.resharded and self.fsdp.reshard_to is not None:
@@ -147,7 +147,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         unit.gathered = True
 
     def _part(self, parameters: Iterable[Held]) -> int:
-        """Elements of what each rank has of some parameters, padding included."""
+        """Elements of a rank's padded shards of some parameters."""
         dims = ((held, cut_dim(self.fsdp, held.parameter)) for held in parameters)
         return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
 
@@ -164,12 +164,12 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
 
 def reduce_op(view: RankView) -> str:
-    """What a reduction over data ranks of gradients in the training's precision is called."""
+    """Operation that reduces gradients over data ranks in the training's precision."""
     return "avg" if averages(ElementType(view.training.precision.value)) and averaging_ranks(view.layout) > 1 else "sum"
 
 
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
-    """The units of a model, of so many layers, in the order in which forward ends them: that of the model itself last."""
+    """Units in the order in which forward ends them. The root is last, and a layer unit has `count` layers."""
     last = len(view.training.model.layers) - 1
     if wrapping is Wrapping.WHOLE:
         return (Unit(held=view.held, last_layer=last, is_root=True),)
@@ -183,7 +183,7 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
 
 
 def with_units_of_experts(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
-    """The units where experts that are DTensors are units of their own, which end before the one that they are inside of."""
+    """Split DTensor experts from their layers' units. They end forward before the layer's unit."""
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]
         for layer in dict.fromkeys(held.layer for held in experts):
@@ -202,7 +202,7 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
 
 
 def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
-    """The calls of all updates: shards to the owner of each matrix, which come back from it."""
+    """Calls of distributed Muon: shards to the owner of each matrix, and updates back."""
     ledger, axis = Ledger(Stage.UPDATE), view.layout.axes_of(fsdp)[-1]
     parts, index = view.layout.mesh.size(axis), view.index(axis)
     owned = list(enumerate(held for held in view.held if held.trained))
@@ -222,7 +222,7 @@ def _cut(fsdp: FSDP2, held: Held) -> int:
 
 
 def _kinds(view: RankView) -> list[list[Held]]:
-    """What is clipped apart: what was DTensors before it was sharded, and what was not; of plain tensors, what is cut alike."""
+    """Parameters clipped together: by whether they were DTensors before FSDP, or by the axes that shard plain tensors."""
     kinds: dict[tuple[str, ...] | bool, list[Held]] = {}
     for held in view.held:
         kinds.setdefault(_kind(view, held), []).append(held)

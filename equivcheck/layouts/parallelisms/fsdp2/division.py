@@ -1,4 +1,4 @@
-"""How `fully_shard` divides the sums of gradients: by reductions that average, or apart from them."""
+"""Predicts how `fully_shard` divides gradient sums: by a reduction that averages, or by a separate division."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
-"""Versions of torch that average over shards and replicas where the divide factor is the number of all ranks.
+"""Versions that average over shards and replicas if the divide factor is the number of all ranks.
 
-Later ones average over shards where it is the number of shards, and sum over replicas."""
+Later versions average over shards if it is the number of shards, and sum over replicas."""
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """The ranks over which sums are made means; other parallelisms may cut rows over more."""
+    """Number of ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
 def averages(element_type: ElementType) -> bool:
-    """Whether the backend averages: only in element types that do not overflow easily, else the division is done apart."""
+    """Whether the reduction averages: float32 and bfloat16. Gradients of other dtypes are divided separately."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
-    """The divide factor of units of experts, which have seen the rows of all ranks, also of those along their own axis."""
+    """Divide factor for expert units, whose gradients contain the rows of all ranks along the expert axis, too."""
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """When sums of gradients of an element type are divided."""
+    """Time at which gradient sums of an element type are divided."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -39,7 +39,7 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
 
 
 def backend_divides(factor: float | None, layout: Layout) -> bool:
-    """Whether an average, or the division of what is not reduced, is by the divide factor; else it takes a premultiplied sum."""
+    """Whether an average, or a plain division, implements the divide factor. Otherwise torch uses a premultiplied sum."""
     if torch_in(FACTOR_OF_ALL_RANKS):
         return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)
@@ -47,7 +47,7 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
-    """What the reductions over shards and over replicas are called, of a unit with that divide factor."""
+    """Names of the reductions over shards and over replicas for a unit with the given divide factor."""
     if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
     sums_replicas = factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)

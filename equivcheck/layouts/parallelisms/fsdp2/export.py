@@ -1,4 +1,4 @@
-"""`fully_shard`."""
+"""Writes `fully_shard` into a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario import FSDP2, Muon, Wrapping
 
 
 def write(draft: Draft, parallelism: FSDP2) -> None:
-    """Shard the model in place."""
+    """Shard the script's model in place."""
     if parallelism.mixed_precision is not None:
         raise refuse("FSDP2.mixed_precision", "one device has to round as the ranks do, which no short script shows")
     draft.need("torch.distributed.fsdp", "fully_shard")
@@ -53,7 +53,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
 
 
 def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
-    """Have a script the optimizer that ranks have here, word for word."""
+    """Define the optimizer of distributed Muon that the ranks use here."""
     from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
 
     for name in ("Callable", "Iterable", "Mapping"):
@@ -71,14 +71,14 @@ def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
 
 
 def _scale(draft: Draft, fsdp: FSDP2) -> None:
-    """Begin backward with as much of the loss as undoes a divisor that is not the number of ranks."""
+    """Scale the loss before backward to compensate for the divide factor."""
     factor, ranks = fsdp.gradient_divide_factor, averaging_ranks(draft.scenario.layout)
     if factor not in (None, ranks):
         draft.gradient_scale = f"{factor!r} / {ranks}"
 
 
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
-    """What `fully_shard` is called with beside what it shards."""
+    """Keyword arguments of `fully_shard`."""
     options: dict[str, object] = {"mesh": mesh_of(draft, fsdp)}
     if fsdp.reshard_to is not None or not fsdp.reshard_after_forward:
         options["reshard_after_forward"] = fsdp.reshard_to or False
@@ -94,7 +94,7 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
 
 
 def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
-    """A loop over layers, or over lists of so many."""
+    """Loop that shards layers, or lists of `count` layers."""
     if count == 1 or len(draft.form.layers) == 1:
         return loop_over_units(draft, call("fully_shard", "layer", **options))
     sharded = call("fully_shard", f"layers[first : first + {count}]", **options)
@@ -102,7 +102,7 @@ def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
 
 
 def _prefetches(draft: Draft, count: int) -> list[str]:
-    """A loop over neighbours, each the first layer of a unit."""
+    """Loop that lets neighbouring units prefetch each other, by the first layer of each unit."""
     if len(draft.form.layers) == 1:
         return []
     draft.need("itertools", "pairwise")
@@ -115,12 +115,10 @@ def _prefetches(draft: Draft, count: int) -> list[str]:
 
 
 def _of_experts(draft: Draft, fsdp: FSDP2) -> list[str]:
-    """What is called on each unit of experts."""
     return _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
 
 
 def _divisions(fsdp: FSDP2) -> list[str]:
-    """What is called on each other unit."""
     return _divided(fsdp, fsdp.gradient_divide_factor)
 
 

@@ -1,4 +1,4 @@
-"""What issues on file ask of shards that are DTensors, be they cut by `fully_shard`, SPMD or tensor parallelism."""
+"""Predicates of known issues of DTensor shards, by `fully_shard`, SPMD or tensor parallelism."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.trace.differences import Divergence
 
 _EPSILON = 1e-6
-"""What `clip_grad_norm_` adds to the norm."""
+"""Epsilon that `clip_grad_norm_` adds to the norm."""
 _ROUNDING = 0.01
-"""What a quotient of two gradients may be off, more than either is rounded in float16."""
+"""Relative tolerance for a ratio of gradients, above the rounding of float16."""
 
 
 @need
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
-    """A gradient that is a DTensor is cut along a dim so short that some rank holds nothing of it."""
+    """Some rank has an empty shard of a DTensor gradient."""
     return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
 
 
 @need
 def sums_norms_of_shards(scenario: Scenario) -> bool:
-    """Gradients are clipped by a norm that is a sum over elements, and some are DTensors cut over several ranks."""
+    """Gradients are clipped by a norm other than infinity, and some are DTensors sharded over several ranks."""
     clipping = scenario.training.clipping
     is_sum = isinstance(clipping, ClipNorm) and clipping.norm_type is not NormType.INF
     return is_sum and any(ranks > 1 for _, ranks in _cuts(scenario))
@@ -53,7 +53,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """The clipped value is off by no more than the epsilon of `clip_grad_norm_`, taken once for each rank, makes out."""
+    """The error of the clipped value is at most the epsilon of `clip_grad_norm_` once for each rank."""
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
     largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
@@ -61,7 +61,7 @@ def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
 
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
-    """The size of each dim along which the gradient of a parameter is cut, and over how many ranks."""
+    """Size of each sharded gradient dim, and the number of ranks that shard it."""
     layout = scenario.layout
     of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
@@ -73,14 +73,14 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
 
 
 def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
-    """Whether a parallelism finds a gradient: of what is frozen, too, where tensor parallelism or local tensors unfreeze."""
+    """Whether a parallelism finds a gradient. Tensor parallelism and local tensors give gradients to frozen parameters, too."""
     if any(cut_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and torch_in(UNFREEZES):
         return True
     return parameter.trained or (isinstance(parallelism, TensorParallel | ExpertParallel) and not keeps_dtensors(layout))
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
-    """The length of a dim, at least 1, that tensor or expert parallelism leaves the last rank that has any; else all of it."""
+    """Size of a dim on the last rank with elements after tensor or expert parallelism; the full size if neither shards it."""
     layout = scenario.layout
     for parallelism in layout.of(PlannedParallelism, ExpertParallel):
         if cut_dim(parallelism, parameter) == dim:
@@ -91,7 +91,7 @@ def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
 
 @need
 def divided_apart_on_one_shard(scenario: Scenario) -> bool:
-    """`fully_shard` has one rank along the axis of shards and a divide factor, by which it divides what has been summed."""
+    """`fully_shard` with one rank along the sharding axis divides the sums by its divide factor separately."""
     layout, precision = scenario.layout, scenario.training.precision
     return layout.mesh.size(DP, SHARD) == 1 and any(
         any(factor not in (None, 1.0) for factor in _divide_factors(fsdp, scenario))
@@ -101,7 +101,7 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
 
 
 def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
-    """Those of the units of a model."""
+    """Divide factors of the units of a model."""
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
     kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
@@ -109,20 +109,20 @@ def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
 
 @need
 def weight_in_two_units(scenario: Scenario) -> bool:
-    """Layers that share a weight are units of their own."""
+    """Layers that share a weight are separate units."""
     is_cut = any(fsdp.wrapping is Wrapping.PER_LAYER for fsdp in scenario.layout.of(FSDP2))
     return is_cut and has_shares(scenario.training.model)
 
 
 @need
 def last_dims_cut_unevenly(scenario: Scenario) -> bool:
-    """`fully_shard` cuts a parameter along its last dim into unequal parts."""
+    """`fully_shard` splits the last dim of a parameter into unequal shards."""
     return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
 
 
 @need
 def reshards_last_dims(scenario: Scenario) -> bool:
-    """`fully_shard` gathers for backward, from fewer ranks than all, a parameter that is cut along another dim than the first."""
+    """`fully_shard` with reshard_to shards a parameter along a dim other than the first."""
     parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
     return any(
         fsdp.reshard_to is not None and any(cut_dim(fsdp, parameter) for parameter in parameters)
@@ -132,7 +132,7 @@ def reshards_last_dims(scenario: Scenario) -> bool:
 
 @show
 def divided_once_more(scenario: Scenario, divergence: Divergence) -> bool:
-    """The gradient is what it should be over the divide factor."""
+    """The gradient is divided by the divide factor a second time."""
     factors = [factor for fsdp in scenario.layout.of(FSDP2) for factor in _divide_factors(fsdp, scenario)]
     quotient = float(divergence.expected) / float(divergence.actual)
     return any(factor is not None and math.isclose(quotient, factor, rel_tol=_ROUNDING) for factor in factors)

@@ -1,4 +1,4 @@
-"""Data parallelism by hand."""
+"""Applies explicit data parallelism to a rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
-    """Gives each rank rows of its own, and averages gradients by hand after backward."""
+    """Distributes rows over ranks, and averages gradients explicitly after backward."""
 
     parallelism = LocalDataParallel
     limits = LIMITS
@@ -26,7 +26,7 @@ class LocalDataParallelKind(LayoutKind[LocalDataParallel]):
     communication = LOCAL_DATA_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalDataParallel, mesh: DeviceMesh) -> None:
-        """Share out rows, and reduce before gradients are read."""
+        """Take this rank's rows, and average gradients before they are read."""
         from equivcheck.layouts.base import gradients_by_hand
         from equivcheck.layouts.base.data_rows import take_rows
 

@@ -1,4 +1,4 @@
-"""What data parallelism by hand communicates: gradients, one after the other or all at once."""
+"""Expected calls of explicit data parallelism: one all-reduce for each gradient, or one for all of them."""
 
 from __future__ import annotations
 

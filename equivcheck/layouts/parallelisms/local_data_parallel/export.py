@@ -1,4 +1,4 @@
-"""Data parallelism by hand."""
+"""Writes explicit data parallelism into a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck.scenario.mesh import DP
 
 
 def write(draft: Draft, parallelism: LocalDataParallel) -> None:
-    """Average gradients before they are read."""
+    """Average the script's gradients before they are read."""
     layout = draft.scenario.layout
     draft.loss_scale = layout.num_data_ranks
     group, size = f"{mesh_of(draft, parallelism)}.get_group()", layout.mesh.size(DP)

@@ -1,4 +1,4 @@
-"""Composable `replicate`."""
+"""Applies composable `replicate` to a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ReplicateKind(LayoutKind[Replicate]):
-    """Calls one of the two `replicate` on the model."""
+    """Calls `replicate` or `replicate_with_fsdp` on the model."""
 
     parallelism = Replicate
     limits = LIMITS
@@ -44,11 +44,11 @@ class ReplicateKind(LayoutKind[Replicate]):
         take_rows(setup, mesh)
 
     def when_reduced(self, parallelism: Replicate, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
-        """As the implementation does: `DistributedDataParallel` keeps whole gradients."""
+        """Reduction at the last microbatch with `no_sync`. Only `DistributedDataParallel` keeps full gradients."""
         return WhenReduced(once=parallelism.no_sync, whole=parallelism.implementation is Replicator.DDP)
 
     def rounding(self, parallelism: Replicate, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002
-        """The element type of compressed gradients."""
+        """Rounding by gradient compression."""
         reduce = SENT_AS.get(parallelism.compression)
         if reduce is None:
             return None

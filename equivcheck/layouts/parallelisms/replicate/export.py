@@ -1,4 +1,4 @@
-"""Composable `replicate`."""
+"""Writes composable `replicate` into a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 
 def write(draft: Draft, parallelism: Replicate) -> None:
-    """Replicate the model in place."""
+    """Replicate the script's model in place."""
     if parallelism.compression is not Compression.NONE:
         raise refuse("Replicate.compression", "one device has to round as the ranks do, which no short script shows")
     draft.loss_scale = draft.scenario.layout.num_data_ranks

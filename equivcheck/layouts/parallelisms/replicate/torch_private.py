@@ -1,4 +1,4 @@
-"""The two functions named `replicate` of `torch.distributed._composable`, a private package; tried on torch 2.13."""
+"""Calls `replicate` and `replicate_with_fsdp` of the private package `torch.distributed._composable`; tested with torch 2.13."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.training.layers.module import LayerModule
 
 
 def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) -> None:
-    """Put hooks on a model that average its gradients over the mesh."""
+    """Add hooks to a model that average its gradients over the mesh."""
     if parallelism.implementation is Replicator.DDP:
         _replicate_with_ddp(model, parallelism, mesh)
     else:
@@ -23,13 +23,13 @@ def replicate_model(model: nn.Module, parallelism: Replicate, mesh: DeviceMesh) 
 
 
 def synchronises_only(model: Any, last: bool) -> AbstractContextManager[object]:
-    """Average at the last microbatch, keep local gradients at others."""
+    """Reduce gradients at the last microbatch only."""
     model.set_requires_gradient_sync(last)
     return nullcontext()
 
 
 def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """The wrapper inside a model that was replicated by it; None for any other model."""
+    """The `DistributedDataParallel` inside a replicated model; None for any other model."""
     from torch.distributed._composable.replicate import DDP, replicate
 
     if not isinstance(model, DDP):
