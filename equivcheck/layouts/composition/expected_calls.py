@@ -1,4 +1,4 @@
-"""What a scenario's ranks will communicate, as far as its parallelisms can say."""
+"""Predicts the calls of a scenario's ranks from its parallelisms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
-"""Predictions kept, a few KiB each: ranks that sit alike share one, and so do the runs of a training with other numbers."""
+"""Number of cached predictions, a few KiB each. Ranks in equivalent places share one."""
 
 UNMODELLED_EXECUTION = (
     Unmodelled(
@@ -28,40 +28,40 @@ UNMODELLED_EXECUTION = (
         applies=lambda _training, layout: layout.execution.is_compiled,
     ),
 )
-"""Ways to run that cannot be predicted, whatever the parallelism."""
+"""Execution modes that have no prediction with any parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one rank will communicate, without setup and reading."""
+    """Expected calls of one rank, without setup and reading."""
 
     totals: Totals
-    """Calls and bytes by step, stage, op and axes; empty where there is no prediction, too."""
+    """Calls and bytes by step, stage, op and axes; empty without a prediction."""
     reason: str = ""
-    """Why there is no prediction; empty where there is one."""
+    """Reason for no prediction; empty if there is one."""
     left_out: tuple[Unmodelled, ...] = ()
-    """What is communicated beside that, and is not predicted."""
+    """Calls that are not predicted although others are."""
     open_bytes: frozenset[str] = frozenset()
-    """Ops of which only calls are predicted."""
+    """Operations with predicted calls but unpredicted bytes."""
 
     def beside(self, actual: Totals) -> Totals:
-        """What is expected, with the bytes that were counted where they depend on values."""
+        """Expected calls, with bytes taken from `actual` if they depend on values."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 
     @property
     def unmodelled(self) -> str:
-        """Why not all calls are predicted; empty where they are."""
+        """Reason why some calls are not predicted; empty if all are."""
         return self.reason or "; ".join(unmodelled.reason for unmodelled in self.left_out)
 
     @property
     def ops_left_out(self) -> frozenset[str]:
-        """The ops of calls that are not predicted beside others that are."""
+        """Operations that are not predicted although others are."""
         return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
 
 
 def predicted(training: Training, layout: Layout, rank: int = 0) -> Prediction:
-    """What a rank of a scenario will communicate, or why that cannot be said."""
+    """Expected calls of a rank, or the reason why there is no prediction."""
     return _predicted(training, layout, _coordinate(layout, rank))
 
 
@@ -83,7 +83,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Indices along the axes of the mesh; 0 along those whose ranks communicate alike."""
+    """Index along each axis of the mesh; 0 if all ranks along the axis make the same calls."""
     mesh = layout.mesh
     uneven = {name for parallelism in layout.parallelisms for name in _uneven_axes(layout, parallelism)}
     return tuple(index if name in uneven else 0 for name, index in zip(mesh.names, mesh.coordinate(rank), strict=True))
@@ -97,13 +97,13 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
-    """Why nothing can be predicted: what predictions do not know of, then what they know that they cannot say."""
+    """Reasons why nothing can be predicted."""
     yield from (unmodelled.reason for unmodelled in UNMODELLED_EXECUTION if unmodelled.applies(training, layout))
     yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
 
 
 def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
-    """What parallelisms say that they do not model of a scenario."""
+    """Situations that the parallelisms of a scenario do not model."""
     for parallelism in layout.parallelisms:
         declared = kind_of(parallelism).communication.unmodelled
         yield from (unmodelled for unmodelled in declared if unmodelled.applies(training, layout))

@@ -1,4 +1,4 @@
-"""Which kind applies which parallelism, and which layouts can be named."""
+"""Registry of the kinds of parallelisms, and the names of all layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.scenario import Layout, Precision
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
-"""Entry-point group of third parties; each entry names a subclass of `LayoutKind`."""
+"""Entry-point group for third parties. Each entry names a subclass of `LayoutKind`."""
 
 SHIPPED: dict[str, str] = {
     "ddp": "ddp.apply:DDPKind",
@@ -29,7 +29,7 @@ SHIPPED: dict[str, str] = {
     "expert_parallel": "expert_parallel.apply:ExpertParallelKind",
     "local_data_parallel": "local_data_parallel.apply:LocalDataParallelKind",
 }
-"""Kinds that ship with equivcheck, by tag. A check imports only those that it uses, so they are named and not imported here."""
+"""Kinds that ship with equivcheck, by tag. They are names because a check imports only the kinds that it uses."""
 
 COMPOSITIONS: tuple[str, ...] = (
     "ddp x tensor_parallel",
@@ -53,13 +53,13 @@ COMPOSITIONS: tuple[str, ...] = (
     "local_data_parallel x expert_parallel",
     "local_data_parallel x context_parallel x local_tensor_parallel",
 )
-"""Names of the compositions that are generated, as `Layout.name` writes them. Add a line to have one generated."""
+"""Compositions that are generated, as `Layout.name` writes them."""
 TIMES = " x "
-"""What stands between two tags."""
+"""Separator between tags."""
 
 
 class BrokenLayout(EquivCheckError):
-    """An entry point does not give a usable kind of layout."""
+    """An entry point does not provide a usable kind."""
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
@@ -85,7 +85,7 @@ def shipped_kind(tag: str) -> LayoutKind[Any]:
 
 @cache
 def layout_kinds() -> dict[str, LayoutKind[Any]]:
-    """Every kind by the tag of its parallelism, built-in ones first; loaded once. Raises `BrokenLayout`."""
+    """All kinds by tag, those that ship with equivcheck first. They are loaded once. Raises `BrokenLayout`."""
     kinds = {tag: shipped_kind(tag) for tag in SHIPPED}
     for point in entry_points(group=ENTRY_POINTS):
         kind = _load(point)
@@ -97,12 +97,12 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
 
 @cache
 def layout_names() -> tuple[str, ...]:
-    """Every layout that can be named: the registered parallelisms by their tags, then the compositions. Raises `BrokenLayout`."""
+    """Names of all layouts: registered parallelisms by tag, then compositions. Raises `BrokenLayout`."""
     return (*layout_kinds(), *COMPOSITIONS)
 
 
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
-    """The kinds of the parallelisms of a named layout, innermost first. Raises `UsageError` for a name that does not exist."""
+    """Kinds of a named layout, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
         raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
@@ -126,22 +126,22 @@ def _place(point: EntryPoint) -> str:
 
 
 def imports_of(layout: Layout) -> tuple[str, ...]:
-    """Modules that ranks of the layout need in addition to those that most ranks need."""
+    """Modules to import before the ranks of a layout start."""
     return tuple(name for parallelism in layout.parallelisms for name in kind_of(parallelism).imports(parallelism))
 
 
 def when_reduced(layout: Layout) -> WhenReduced:
-    """When the layout reduces gradients of several microbatches."""
+    """Time at which the layout reduces gradients of several microbatches."""
     found = (kind_of(parallelism).when_reduced(parallelism, layout) for parallelism in layout.parallelisms)
     return next((when for when in found if when is not None), EACH)
 
 
 def rounding_of(layout: Layout, precision: Precision) -> Rounding | None:
-    """What the layout rounds to other element types than the training's; None for nothing."""
+    """Rounding by the layout; None if it rounds to no other element types."""
     roundings = (kind_of(parallelism).rounding(parallelism, layout, precision) for parallelism in layout.parallelisms)
     return next((rounding for rounding in roundings if rounding is not None), None)
 
 
 def rounds(layout: Layout) -> bool:
-    """Whether the layout rounds to other element types: in one precision as in any other."""
+    """Whether the layout rounds to other element types. That does not depend on the training's precision."""
     return rounding_of(layout, Precision.FLOAT32) is not None

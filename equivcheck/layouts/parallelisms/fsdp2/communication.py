@@ -101,7 +101,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
-        """Name of the group of neighbours that share resharded parameters."""
+        """Group of neighbours that share resharded parameters."""
         mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
 
         def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,7 +132,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
             unit.gathered, unit.resharded = stays[number], unit.resharded and not frees
 
     def _asked_for(self, number: int) -> int:
-        """Unit that another unit prefetches: the one that ended forward before it, or with explicit_prefetch the layer before it."""
+        """Unit that a unit prefetches: the one that ended forward before it, or with explicit_prefetch the previous layer."""
         told = self.fsdp.explicit_prefetch and not (self.units[number].is_of_experts or self.units[number].is_root)
         layers = [before for before in range(number) if not self.units[before].is_of_experts]
         return layers[-1] if told and layers else number - 1

@@ -1,4 +1,4 @@
-"""Tensor parallelism on plain tensors."""
+"""Applies tensor parallelism on plain tensors to a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
-    """Gives each rank its parts of parameters, and puts collectives around the modules that have them."""
+    """Keeps this rank's parameter shards, and adds collectives around the modules that have them."""
 
     parallelism = LocalTensorParallel
     limits = LIMITS
@@ -25,7 +25,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
     communication = LOCAL_TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
-        """Replace each module of the plan by its part, and take of each dropout mask what this rank has of the layer's output."""
+        """Replace each module of the plan by its shard, and select this rank's part of each dropout mask."""
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules
@@ -44,7 +44,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
         setup.take = take
 
     def finish(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
-        """Read parts as what they are of whole parameters, and clip by the norm over all of them."""
+        """Read shards as parts of full parameters, and clip by the norm over all shards."""
         from equivcheck.layouts.base.local_tensors import read_parts
 
         read_parts(setup, parallelism, mesh)

@@ -1,4 +1,4 @@
-"""Tensor parallelism on plain tensors: a script has the modules and collectives that ranks run here, word for word."""
+"""Writes tensor parallelism on plain tensors into a script: it contains the same modules and collectives as the ranks here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equivcheck.scenario import FSDP2, Collectives, ContextParallel, ExpertParal
 
 
 def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
-    """Replace the modules of the plan, and cut dropout masks as it spreads outputs."""
+    """Replace the script's modules by the plan, and shard dropout masks as their layers' outputs."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
         raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")

@@ -30,7 +30,7 @@ from equivcheck.training.setup import Setup
 
 
 class LocalLinear(nn.Module):
-    """This rank's part of a linear, cut along a dim of its weight and one of its bias, between two moves."""
+    """This rank's shard of a linear, between two redistributions of activations."""
 
     def __init__(
         self, full: nn.Linear, ranks: AxisRanks, enter: Route, leave: Route, dims: tuple[int | None, int | None]
@@ -45,7 +45,7 @@ class LocalLinear(nn.Module):
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map an activation that lies as the layer before left it to one that lies as the layer after wants it."""
+        """Redistribute the input, apply the linear, and redistribute the output."""
         entered = self.ranks.move(inputs, self.enter)
         weight: torch.Tensor = self.weight
         bias: torch.Tensor | None = self.bias
@@ -58,14 +58,14 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """A bias that each rank has whole, as it is added to an output."""
+        """Part of a replicated bias that is added to this rank's output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.used_by_all(bias)
         return self.ranks.move(bias, self.cut_bias)
 
 
 class LocalNorm(nn.Module):
-    """A norm of this rank's rows."""
+    """Norm over this rank's rows."""
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, ranks: AxisRanks) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class LocalNorm(nn.Module):
         self.is_centred, self.shape, self.eps = isinstance(norm, nn.LayerNorm), list(norm.normalized_shape), norm.eps
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map rows to rows."""
+        """Normalize this rank's rows."""
         weight = self.ranks.used_by_all(self.weight)
         if not self.is_centred:
             return functional.rms_norm(inputs, self.shape, weight, self.eps)
@@ -84,7 +84,7 @@ class LocalNorm(nn.Module):
 
 
 class LocalEmbedding(nn.Module):
-    """This rank's rows, or features, of an embedding; or all of it, whose output is moved."""
+    """This rank's shard of an embedding by tokens or features, or a replicated one, with a redistributed output."""
 
     def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Route, dim: int | None) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class LocalEmbedding(nn.Module):
         self.start = ranks.first(full.num_embeddings) if dim == 0 else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Map tokens to what they are embedded as."""
+        """Embed tokens."""
         if self.start is None:
             return self.ranks.move(functional.embedding(tokens, self.weight, self.padding_idx), self.leave)
         return self.ranks.move(self.own_tokens(tokens, self.start), self.leave)
 
     def own_tokens(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Zeros for the tokens of other ranks: they are looked up in a row after those of this one."""
+        """Embeddings of this rank's tokens. Other tokens look up a row of zeros behind this rank's rows."""
         num_rows, own = self.weight.shape[0], tokens - start
         own = torch.where((own >= 0) & (own < num_rows), own, num_rows)
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -108,30 +108,30 @@ class LocalEmbedding(nn.Module):
 
 
 class LocalRegion(Region):
-    """Where this rank computes an addend."""
+    """Region in which each rank computes a partial sum."""
 
     def __init__(self, ranks: AxisRanks, enter: Route, use: Route, leave: Route) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
     def entered(self, values: torch.Tensor) -> torch.Tensor:
-        """As inherited."""
+        """Redistribute the input of the region."""
         return self.ranks.move(values, self.enter)
 
     def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As inherited."""
+        """Let gradients of values and routing weights be summed over ranks."""
         return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
 
     def left(self, addend: torch.Tensor) -> torch.Tensor:
-        """As inherited."""
+        """Reduce the partial sums."""
         return self.ranks.move(addend, self.leave)
 
     def added_once(self, bias: torch.Tensor) -> torch.Tensor:
-        """As inherited."""
+        """Add the bias on the first rank only."""
         return self.ranks.added_once(bias)
 
 
 def cut_within(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
-    """Leave a rank its part of those parameters of a layer that have a dim here, and have it compute an addend."""
+    """Shard the parameters in `dims` by name, and let the layer compute partial sums."""
     layer.region = region
     for name, dim in dims.items():
         owner, _, attribute = name.rpartition(".")
@@ -141,7 +141,7 @@ def cut_within(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
-    """Replace every module that the plan has, or cut it within; returns the ranks that they move activations over."""
+    """Replace or shard every module of the plan. Returns the ranks that redistribute activations."""
     ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):
@@ -156,7 +156,7 @@ def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: Device
 
 
 def _kind(collectives: Collectives) -> type[AxisRanks]:
-    """spmd_types is imported where it is asked for: users bring it."""
+    """Class for the collectives. spmd_types is an optional dependency, so it is imported only on request."""
     if collectives is Collectives.FUNCTIONAL:
         return AxisRanks
     from equivcheck.layouts.parallelisms.local_tensor_parallel.typed_regions import TypedRanks

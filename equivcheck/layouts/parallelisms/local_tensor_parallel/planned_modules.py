@@ -1,4 +1,4 @@
-"""Modules that a plan replaces, and the redistributions of activations around them; without torch, for ranks and for scripts."""
+"""Modules that a plan replaces, and the redistributions around them; without torch, so that ranks and scripts share them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _LINEARS = {Split.COLUMN: COLUMN, Split.ROW: ROW}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A move of an activation, and that of its gradient."""
+    """Redistribution of an activation and of its gradient."""
 
     source: ActivationPlacement
-    """How values lie."""
+    """Placement of the input."""
     target: ActivationPlacement
-    """How they are to lie."""
+    """Placement of the output."""
     gradient_source: ActivationPlacement
-    """How the gradient of what is returned lies."""
+    """Placement of the output's gradient."""
     gradient_target: ActivationPlacement
-    """How the gradient of the values is to lie."""
+    """Placement of the input's gradient."""
     features: int
-    """Features of all ranks together."""
+    """Number of features over all ranks."""
 
     @property
     def moves(self) -> bool:
-        """Whether there is anything to do, in either direction."""
+        """Whether forward or backward changes a placement."""
         return self.source is not self.target or self.gradient_source is not self.gradient_target
 
 
@@ -57,7 +57,7 @@ SUMMED = Route(
     gradient_target=ActivationPlacement.WHOLE,
     features=0,
 )
-"""Addends of ranks to their sum on each of them."""
+"""Partial sums to replicated values."""
 COPIED = Route(
     source=ActivationPlacement.WHOLE,
     target=ActivationPlacement.WHOLE,
@@ -65,11 +65,11 @@ COPIED = Route(
     gradient_target=ActivationPlacement.WHOLE,
     features=0,
 )
-"""What every rank has, for each to compute an addend with: the other way round."""
+"""Replicated values from which each rank computes a partial sum, so backward sums their gradients."""
 
 
 def entering(told: Passage, features: int) -> Route:
-    """From how a linear finds its input to how it needs it."""
+    """Redistribution before a linear."""
     linear, before = _linear(told), OF_SHARDING[told.input]
     return Route(
         source=before,
@@ -81,28 +81,27 @@ def entering(told: Passage, features: int) -> Route:
 
 
 def leaving(told: Passage, features: int) -> Route:
-    """From how the output of a linear comes out to how it is to lie."""
+    """Redistribution after a linear."""
     return _leaving(_linear(told).made, told.output, features)
 
 
 def gathered(input: ActivationSharding, features: int) -> Route:
-    """From how a layer finds its input to all of it on every rank, which computes alike with it."""
+    """Redistribution of a layer's input to all ranks, which then compute the same."""
     whole, before = ActivationPlacement.WHOLE, OF_SHARDING[input]
     return Route(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def summed(output: ActivationSharding, features: int) -> Route:
-    """From addends of a layer's output to how it is to lie."""
+    """Reduction of a layer's partial sums."""
     return _leaving(ActivationPlacement.PENDING, output, features)
 
 
 def embedded(split: Split, output: ActivationSharding, features: int) -> Route:
-    """The same of an embedding."""
+    """Redistribution after an embedding."""
     return _leaving(_LINEARS.get(split, WHOLE).made, output, features)
 
 
 def _leaving(made: ActivationPlacement, output: ActivationSharding, features: int) -> Route:
-    """The gradient of addends is that of their sum."""
     after = OF_SHARDING[output]
     back = ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made
     return Route(source=made, target=after, gradient_source=after, gradient_target=back, features=features)
@@ -114,35 +113,35 @@ def _linear(told: Passage) -> LinearPlacements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModule:
-    """One module of a model: a norm where nothing is moved, an embedding where its output is, a linear where both are."""
+    """Module that is replaced: a norm without redistributions, an embedding with `leave`, or a linear with both."""
 
     name: str
     """Canonical name."""
     enter: Route | None = None
-    """The move of its input."""
+    """Redistribution of the input."""
     leave: Route | None = None
-    """The move of its output."""
+    """Redistribution of the output."""
     dims: tuple[int | None, int | None] = (None, None)
-    """The dims along which its weight and its bias are cut; None for those that each rank has whole."""
+    """Sharded dims of weight and bias; None for a replicated one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRegion:
-    """A layer of whose output each rank computes an addend."""
+    """Layer in which each rank computes a partial sum of the output."""
 
     layer: int
-    """Index of the layer."""
+    """Layer index."""
     enter: Route
-    """The move of its input, after the norm."""
+    """Redistribution of the input after the norm."""
     leave: Route
-    """The move of its addends."""
+    """Reduction of the partial sums."""
     dims: tuple[tuple[str, int], ...]
-    """Names within the layer of the parameters that are cut, and the dim of each."""
+    """Parameter names within the layer, with the dim that is sharded."""
 
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedModule, ...]:
-    """Every module that is replaced, in the order of the model; kept, as every rank asks for them."""
+    """All modules that are replaced, in the model's order. They are cached because every rank asks for them."""
     planning = _Planning(model, parallelism)
     layers = (
         planning.layer(index, layer)
@@ -154,7 +153,7 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
 
 @lru_cache(maxsize=KEPT_MODELS)
 def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedRegion, ...]:
-    """Every one, in the order of the model; kept as modules are."""
+    """All layers that compute partial sums, in the model's order."""
     inputs, found = inputs_of(model, parallelism), parameters_of(model)
     cut = [(each, cut_dim(parallelism, each)) for each in found]
     return tuple(
@@ -205,7 +204,6 @@ class _Planning:
         yield self._linear("head.linear", head_passage(self.model, self.parallelism), owned)
 
     def _linear(self, name: str, told: Passage, owned: str) -> PlannedModule:
-        """A linear whose weight is that of `owned`, which it is given again afterwards where that is another."""
         shape = self.shapes[f"{owned}.weight"]
         dims = self.dims[f"{owned}.weight"], self.dims.get(f"{name}.bias")
         return PlannedModule(name=name, enter=entering(told, shape[1]), leave=leaving(told, shape[0]), dims=dims)

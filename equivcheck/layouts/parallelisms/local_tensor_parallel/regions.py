@@ -1,7 +1,7 @@
-"""Moves of activations over the ranks of an axis, each with its derivative: what Megatron calls regions of tensor parallelism.
+"""Differentiable redistributions of activations over the ranks of an axis, called regions in Megatron.
 
-On functional collectives, whose own derivatives lack two things: parts of unequal size, which are padded here, and gradients that
-lie otherwise than the values.
+They use functional collectives, whose own backward supports neither unequal shards nor gradients with another placement than the
+values. Unequal shards are padded here.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """The ranks of an axis, as one of them sees them. Mutable."""
+    """Ranks of an axis, as one of them sees them. Mutable."""
 
     group: ProcessGroup
-    """For collectives."""
+    """Process group of the ranks."""
     size: int
-    """How many there are."""
+    """Number of ranks."""
     index: int
-    """Which of them this one is."""
+    """Index of this rank."""
     rows: int = 0
-    """Rows, or positions, that they share out of the microbatch that is computed."""
+    """Number of rows, or positions, of the current microbatch over all ranks."""
 
     def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
-        """Values as the route's target has them."""
+        """Redistribute values by a route."""
         if self.size == 1 or not route.moves:
             return values
         moved: torch.Tensor = Move.apply(values, self, route)  # type: ignore[no-untyped-call]
         return moved
 
     def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter that each rank has whole and uses for values of its own: its gradient is the sum over ranks."""
+        """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
         if self.size == 1:
             return parameter
         used: torch.Tensor = UsedByAll.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
     def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A parameter that each rank has whole, as its addend of a sum over ranks in which it is once.
+        """Make a replicated parameter a partial sum that counts once: zero on all ranks but the first.
 
-        Its gradient is that of the sum, which each rank has: nothing is communicated.
+        All ranks already have the gradient of the sum, so backward communicates nothing.
         """
         if self.size == 1:
             return parameter
@@ -58,16 +58,16 @@ class AxisRanks:
         return addend
 
     def first(self, size: int) -> int:
-        """The first index of this rank's part of a dim."""
+        """First index of this rank's shard of a dim."""
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part along a dim, a view."""
+        """View of this rank's shard along a dim."""
         size = values.shape[dim]
         return values.narrow(dim, self.first(size), chunk_sizes(size, self.size)[self.index])
 
     def own_parameter(self, parameter: torch.Tensor, dim: int | None) -> nn.Parameter:
-        """This rank's part of a parameter along a dim, a parameter again; the same where none is cut."""
+        """Parameter with this rank's shard along a dim; the full one if `dim` is None."""
         assert isinstance(parameter, nn.Parameter), type(parameter)
         if dim is None or self.size == 1:
             return parameter
@@ -76,7 +76,7 @@ class AxisRanks:
     def placed(
         self, values: torch.Tensor, source: ActivationPlacement, target: ActivationPlacement, extents: tuple[int, int]
     ) -> torch.Tensor:
-        """Values moved from one way to lie to another, without a derivative; `extents` are those of rows and features."""
+        """Redistribute values without a derivative. `extents` are the numbers of rows and features over all ranks."""
         if source is target:
             return values
         if source is ActivationPlacement.PENDING:
@@ -88,11 +88,11 @@ class AxisRanks:
         return values if target is ActivationPlacement.WHOLE else self.own_part(values, dim_of(target))
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks."""
+        """Sum over ranks."""
         return waited(collectives.all_reduce(addend.contiguous(), "sum", self.group))
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest over ranks, without a derivative."""
+        """Maximum over ranks, without a derivative."""
         return waited(collectives.all_reduce(values.contiguous(), "max", self.group))
 
     def _gathered(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
@@ -108,64 +108,64 @@ class AxisRanks:
 
 
 class Move(torch.autograd.Function):
-    """A route in both directions. Every rank calls both, whatever it holds."""
+    """Autograd function for a route. Every rank calls forward and backward, even with an empty shard."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: AxisRanks, route: Route) -> torch.Tensor:
-        """Move the values."""
+        """Redistribute the values."""
         ctx.ranks, ctx.route, ctx.extents = ranks, route, (ranks.rows, route.features)
         moved = ranks.placed(values, route.source, route.target, ctx.extents)
         return moved.view_as(moved) if moved is values else moved
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Move the gradient."""
+        """Redistribute the gradient."""
         route = ctx.route
         return ctx.ranks.placed(gradients[0], route.gradient_source, route.gradient_target, ctx.extents), None, None
 
 
 class UsedByAll(torch.autograd.Function):
-    """Nothing forward, a sum over ranks backward."""
+    """Autograd function: identity in forward, sum over ranks in backward."""
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, ranks: AxisRanks) -> torch.Tensor:
-        """The parameter."""
+        """Return the parameter."""
         ctx.ranks = ranks
         return parameter.view_as(parameter)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The sum over ranks."""
+        """Sum the gradient over ranks."""
         return ctx.ranks.sum(gradients[0]), None
 
 
 class AddedOnce(torch.autograd.Function):
-    """On the first rank as it is, on others zero; backward as it is."""
+    """Autograd function: the parameter on the first rank and zero on others; backward is the identity."""
 
     @staticmethod
     def forward(_ctx: Any, parameter: torch.Tensor, ranks: AxisRanks) -> torch.Tensor:
-        """This rank's addend."""
+        """Return this rank's partial sum."""
         return torch.zeros_like(parameter) if ranks.index else parameter.view_as(parameter)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Of the sum, and so of what is in it once."""
+        """Return the gradient."""
         return gradients[0], None
 
 
 def dim_of(lies: ActivationPlacement) -> int:
-    """The dim that is cut, from the end: rows, or positions where rows are sequences, or features."""
+    """Sharded dim, counted from the end: rows or positions, or features."""
     return -2 if lies is ActivationPlacement.ROWS else -1
 
 
 def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """Rows with zeros after them, up to a length."""
+    """Pad rows with zeros up to a length."""
     missing = length - rows.shape[0]
     return functional.pad(rows, (*(0, 0) * (rows.dim() - 1), 0, missing)) if missing else rows.contiguous()
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """What a functional collective returns, once it is there."""
+    """Result of a functional collective after it has finished."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found

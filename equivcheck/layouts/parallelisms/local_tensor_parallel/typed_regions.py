@@ -1,7 +1,7 @@
-"""The same moves by the collectives of spmd_types, each named by the types between which it leads, which say its derivative.
+"""Redistributions by the collectives of spmd_types. Their names state types, and the types determine the derivatives.
 
-Invariant (I) is whole with a whole gradient, replicated (R) whole with addends for a gradient, S(dim) a part with the gradient of
-that part, partial (P) addends. See https://github.com/meta-pytorch/spmd_types.
+Invariant (I) is replicated with a replicated gradient. Replicated (R) has a partial gradient. S(dim) is sharded with a sharded
+gradient. Partial (P) is a partial sum. See https://github.com/meta-pytorch/spmd_types.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRa
 
 @dataclass(slots=True, kw_only=True)
 class TypedRanks(AxisRanks):
-    """Ranks that move values by spmd_types. Mutable."""
+    """Ranks that redistribute values by spmd_types. Mutable."""
 
     def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
-        """As inherited; from one part to another by way of the whole."""
+        """Redistribute values by a route. Sharded values are gathered before they are sharded along another dim."""
         if self.size == 1 or not route.moves:
             return values
         source, target = route.source, route.target
@@ -38,11 +38,11 @@ class TypedRanks(AxisRanks):
         return whole if target is ActivationPlacement.WHOLE else self._cut(whole, dim_of(target))
 
     def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
-        """As inherited."""
+        """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
         return parameter if self.size == 1 else self._copied(parameter)
 
     def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
-        """As inherited."""
+        """Make a replicated parameter a partial sum that counts once."""
         return (
             parameter
             if self.size == 1
@@ -50,7 +50,7 @@ class TypedRanks(AxisRanks):
         )
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
-        """As inherited; the library adds up and gathers, no more."""
+        """Maximum over ranks by an all-gather, because spmd_types reduces only sums."""
         return _tensor(spmd.all_gather(values.contiguous(), self.group, src=spmd.V, dst=spmd.R)).amax(0)
 
     def _copied(self, whole: torch.Tensor) -> torch.Tensor:
@@ -75,25 +75,25 @@ class TypedRanks(AxisRanks):
         return gathered.narrow(0, 0, extent).movedim(0, dim)
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Equally many rows for each rank."""
+        """Pad rows to a multiple of the ranks."""
         return _lengthened(rows, chunk_size(len(rows), self.size) * self.size)
 
     def _own(self, part: torch.Tensor, extent: int) -> torch.Tensor:
-        """A part without what it was padded with."""
+        """Remove the padding of this rank's shard."""
         return part.narrow(0, 0, chunk_sizes(extent, self.size)[self.index])
 
 
 class WithContiguousGradient(torch.autograd.Function):
-    """The same values. The library refuses to add up gradients that are not contiguous, which is out of its caller's hands."""
+    """Identity that makes gradients contiguous, because spmd_types refuses to sum other gradients."""
 
     @staticmethod
     def forward(_ctx: Any, values: torch.Tensor) -> torch.Tensor:
-        """As they are."""
+        """Return the values."""
         return values.view_as(values)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        """In a row."""
+        """Make the gradient contiguous."""
         return gradients[0].contiguous()
 
 

@@ -1,4 +1,4 @@
-"""`torch.distributed.pipelining`."""
+"""Applies `torch.distributed.pipelining` to a rank."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class PipelineKind(LayoutKind[Pipeline]):
     communication = PIPELINE_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
-        """Take the model apart, and let a schedule compute each step."""
+        """Split the model into stages, and let a schedule compute each step."""
         from equivcheck.layouts.parallelisms.pipeline.schedules import build_pipeline
 
         build_pipeline(setup, parallelism, mesh)
 
     def imports(self, parallelism: Pipeline) -> tuple[str, ...]:  # noqa: ARG002 - of the base class
-        """`torch.distributed.pipelining`."""
+        """Module that imports `torch.distributed.pipelining`."""
         return ("equivcheck.layouts.parallelisms.pipeline.schedules",)
 
     def write_script(self, draft: Draft, parallelism: Pipeline) -> None:

@@ -19,7 +19,7 @@ from equivcheck.scenario.mesh import PP
 
 
 def write(draft: Draft, parallelism: Pipeline) -> None:
-    """Leave each rank its stages, and let a schedule compute."""
+    """Keep each rank's stages, and let a schedule compute."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if len(layout.parallelisms) > 1:
         raise refuse(f"layout {layout.name}", "only a pipeline alone is written")
@@ -46,7 +46,7 @@ def write(draft: Draft, parallelism: Pipeline) -> None:
 
 
 def _stage_class(draft: Draft) -> list[str]:
-    """A stage of layers that take more than the output of the one before, or to whose outputs more is done at the end."""
+    """Class for stages that take extra inputs, or that end with more than a layer."""
     extras, model = draft.form.extras, draft.scenario.training.model
     made = [
         "super().__init__()",
@@ -90,7 +90,7 @@ def _stage_class(draft: Draft) -> list[str]:
 
 
 def _embedded_by(model: Model) -> tuple[str, ...]:
-    """The modules that tokens are embedded by."""
+    """Embedding modules by name."""
     if model.source is None:
         return ()
     return ("embedding", "positions") if model.source.learned_positions else ("embedding",)
@@ -104,7 +104,7 @@ def _embedding_lines(model: Model) -> list[str]:
 
 
 def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, ...]) -> None:
-    """The stages of this rank, the schedule, and identities in the place of other layers."""
+    """Build this rank's stages and schedule, and replace all other layers by identities."""
     last = ranks * parallelism.stages_per_rank - 1
     rows = tuple(sorted(set(draft.scenario.training.data.microbatches)))
     if parallelism.stages_per_rank == 1:
@@ -145,7 +145,7 @@ def _build(draft: Draft, parallelism: Pipeline, ranks: int, spans: tuple[range, 
 
 
 def _stage(draft: Draft, parallelism: Pipeline, num_stages: int, spans: tuple[range, ...]) -> str:
-    """The expression of the stage of a number."""
+    """Code for one stage."""
     layers = "model[STAGES[number].start : STAGES[number].stop]"
     if draft.form.stack != "model":
         layers = "Stage(model, STAGES[number])"
@@ -179,7 +179,7 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
 
 
 def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
-    """Define the loss of a chunk's outputs, as a part of the step's, and give the expression of it."""
+    """Define the loss of a chunk as its share of the step's loss, and return code for it."""
     training = draft.scenario.training
     loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
@@ -234,20 +234,20 @@ def _clip(clipping: ClipNorm, counted: str) -> list[str]:
 
 
 WEIGHTS = "weights = [model.get_submodule(owner).weight for owner, _ in SHARED]"
-"""Before ranks let go of the layers of other stages."""
+"""Runs before ranks drop the layers of other stages."""
 
 SUM_GRADIENTS = (
     "for weight, group in copies:",
     "    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad",
     "    dist.all_reduce(weight.grad, group=group)",
 )
-"""After all microbatches."""
+"""Runs after all microbatches."""
 CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in model.parameters() if weight not in uncounted])"
-"""Clipping by the norm of the whole model, in which one copy of each weight counts."""
+"""Clips by the norm of the full model, which counts one copy of each weight."""
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
-    """Let ranks keep copies of weights by the names that they have in the whole model, and sum their gradients."""
+    """Keep copies of shared weights under their names in the full model, and sum their gradients."""
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),

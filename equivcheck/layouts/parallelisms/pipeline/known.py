@@ -1,4 +1,4 @@
-"""What entries of known.toml may ask of a pipeline."""
+"""Predicates of known issues of pipelines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivcheck.training.layers.parameters import SCALE, layer_of
 from equivcheck.worlds.trace.differences import Divergence
 
 ENDS_IN_VIEW = (ShapeOp.FLATTEN, ShapeOp.SQUEEZE, ShapeOp.VIEW)
-"""What leaves a layer's output a view of another tensor."""
+"""Shape operations that make a layer's output a view."""
 
 
 def _pipeline(scenario: Scenario) -> Pipeline | None:
@@ -32,14 +32,14 @@ def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
 
 @need
 def always_splits_backward(scenario: Scenario) -> bool:
-    """A zero-bubble schedule computes gradients of inputs and of weights apart."""
+    """A zero-bubble schedule computes gradients of inputs and weights separately."""
     pipeline = _pipeline(scenario)
     return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
 
 
 @need
 def sometimes_splits_backward(scenario: Scenario) -> bool:
-    """DualPipeV on several ranks computes gradients of inputs and of weights apart for some chunks, together for others."""
+    """DualPipeV on several ranks computes gradients of inputs and weights separately for some chunks only."""
     pipeline = _pipeline(scenario)
     dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
     return dual and scenario.layout.mesh.size(PP) > 1
@@ -47,24 +47,24 @@ def sometimes_splits_backward(scenario: Scenario) -> bool:
 
 @need
 def splits_backward(scenario: Scenario) -> bool:
-    """Gradients of inputs and of weights are computed apart for some chunk."""
+    """Gradients of inputs and weights are computed separately for some chunk."""
     return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
 
 
 @need
 def stage_behind_frozen_layers(scenario: Scenario) -> bool:
-    """No layer before some stage is trained, so that its input needs no gradient."""
+    """All layers before some stage are frozen, so its input needs no gradient."""
     return bool(_behind_frozen_layers(scenario))
 
 
 def _behind_frozen_layers(scenario: Scenario) -> set[int]:
-    """The stages of which that is so, without the first."""
+    """Stages behind frozen layers only, without the first stage."""
     return stages_behind_frozen_layers(scenario.training.model, scenario.layout) if scenario.layout.has(Pipeline) else set()
 
 
 @show
 def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor belongs to a stage of which no layer before it is trained."""
+    """The tensor belongs to a stage behind frozen layers only."""
     stages = stage_of_layers(scenario.layout, len(scenario.training.model.layers))
     is_last = divergence.tensor == SCALE.full_name or divergence.tensor.startswith("head.")
     layer = len(stages) - 1 if is_last else layer_of(divergence.tensor)
@@ -72,14 +72,14 @@ def in_a_stage_behind_frozen_layers(scenario: Scenario, divergence: Divergence) 
 
 
 def ends_in_view(model: Model, index: int) -> bool:
-    """Whether a layer's output is a view: by what is done to it last, or as what a linear with a bias makes of sequences."""
+    """Whether a layer's output is a view: by its shape operation, or because a linear with a bias flattened sequences."""
     layer = model.layers[index]
     return layer.shape_op in ENDS_IN_VIEW or (model.length is not None and layer.bias and layer.ends_in_linear)
 
 
 @need
 def stage_ends_in_view(scenario: Scenario) -> bool:
-    """What some stage between the first and the last hands on is a view."""
+    """Some stage between the first and the last sends a view."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False
@@ -95,12 +95,12 @@ def weight_shared_around_others(scenario: Scenario) -> bool:
 
 @need
 def weight_shared_in_a_row(scenario: Scenario) -> bool:
-    """In a stage behind the first a trained weight has two uses, and nothing that is trained lies between them."""
+    """In a stage behind the first, a trained weight has two uses with no trained parameter between them."""
     return not all(map(_has_trained, _between_uses(scenario)))
 
 
 def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
-    """The layers from one use of a trained weight to another in its stage, that of the other included, behind the first stage."""
+    """Layers after one use of a trained weight, up to and including the next use in the same stage behind the first."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
     for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
         for index in span:
@@ -110,12 +110,12 @@ def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
 
 
 def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
-    """Whether any has a trained parameter before its linear, or a trained linear of its own."""
+    """Whether any layer has a trained parameter before its linear, or a trained linear of its own."""
     return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
 
 
 def rank_of_stages_without_gradients(scenario: Scenario) -> bool:
-    """Some rank has only stages of which no layer is trained, or gets a gradient (`split_backward_behind_frozen_layers`)."""
+    """Some rank has only stages without trained layers, or without gradients (`split_backward_behind_frozen_layers`)."""
     pipeline = _pipeline(scenario)
     if pipeline is None:
         return False

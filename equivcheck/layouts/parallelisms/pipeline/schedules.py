@@ -1,4 +1,4 @@
-"""Stages of a model's layers, and the schedules of `torch.distributed.pipelining` that run them."""
+"""Stages of a model, and the schedules of `torch.distributed.pipelining` that run them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SCHEDULES: dict[PipelineSchedule, str] = {
     PipelineSchedule.ZBV: "ScheduleZBVZeroBubble",
     PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
 }
-"""Names of the classes."""
+"""Class names in torch."""
 
 
 class StageLayers(nn.Module):
-    """Consecutive layers as one module; the first have the model's embedding before them, the last what comes after layers.
+    """Consecutive layers as one module. The first stage starts with the embedding, the last ends with the head.
 
-    A stage is called with tensors alone: versions of torch differ in what else they take.
+    Stages take only tensors, because torch versions differ in other arguments.
     """
 
     step: int
@@ -59,7 +59,7 @@ class StageLayers(nn.Module):
         self.scale = model.scale if is_last and "scale" in model._parameters else None
 
     def forward(self, inputs: torch.Tensor, **masks: torch.Tensor) -> torch.Tensor:
-        """Map what enters the first layer, or tokens, to what leaves the last; masks are named by the layers that have one."""
+        """Run the stage on tokens or activations. Dropout masks are named by layer."""
         values = inputs if self.embed is None else self.embed(inputs)
         for index, block in zip(self.indices, self.blocks, strict=True):
             values = block(values, masks.get(_mask_of(index)), self.step)
@@ -75,14 +75,14 @@ class Copy:
     """This rank's copy of a trained weight that stages of other ranks use, too."""
 
     weight: nn.Parameter
-    """The parameter."""
+    """Parameter."""
     group: dist.ProcessGroup
-    """The ranks that have a copy."""
+    """Process group of the ranks with a copy."""
     counts: bool
-    """Whether it counts in the norm of all gradients, as one of the copies does."""
+    """Whether this copy counts in the norm of all gradients. One copy does."""
 
     def sum_gradients(self) -> None:
-        """Give each copy the gradient of all uses."""
+        """Sum the gradient over all copies."""
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight)
         dist.all_reduce(self.weight.grad, group=self.group)
@@ -93,27 +93,27 @@ class Pipe:
     """This rank's part of a pipeline."""
 
     setup: Setup
-    """What it trains with."""
+    """Setup of the training."""
     parallelism: Pipeline
-    """How."""
+    """Options of the pipeline."""
     group: dist.ProcessGroup
-    """The ranks of the pipeline."""
+    """Process group of the pipeline."""
     modules: dict[int, StageLayers]
-    """The layers of each of this rank's stages."""
+    """Module of each stage on this rank, by stage index."""
     copies: tuple[Copy, ...] = ()
-    """The weights that stages of other ranks use, too."""
+    """Weights that stages of other ranks use, too."""
     divisor: float = 1.0
-    """What a loss of labels is divided by in the step that runs."""
+    """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
-    """The schedule for microbatches of so many rows on this rank: a stage's buffers have one shape."""
+    """Schedule for each number of rows, because the buffers of a stage have a fixed shape."""
 
     @property
     def num_stages(self) -> int:
-        """Stages over all ranks."""
+        """Number of stages over all ranks."""
         return dist.get_world_size(self.group) * self.parallelism.stages_per_rank
 
     def compute(self, setup: Setup, microbatches: Sequence[Batch], index: int) -> float | None:
-        """Run the schedule for each microbatch; the loss is known where the last stage is."""
+        """Run the schedule for each microbatch. Returns the loss on the rank with the last stage, else None."""
         losses: list[torch.Tensor] = []
         for batch in microbatches:
             setup.announce(Stage.COMPUTE, index)
@@ -126,12 +126,12 @@ class Pipe:
         return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
-        """Sum the gradients that copies of a weight have on their ranks."""
+        """Sum gradients over the copies of shared weights."""
         for copy in self.copies:
             copy.sum_gradients()
 
     def clip(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
-        """Clip by the norm over the parameters of all stages, in which a weight counts once, whatever its copies."""
+        """Clip by the norm over all stages. Each shared weight counts once."""
         return clip_across(self.group, parameters, clipping, {copy.weight for copy in self.copies if not copy.counts})
 
     def _run(self, part: Batch, rows: int, index: int) -> list[torch.Tensor]:
@@ -146,7 +146,7 @@ class Pipe:
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:
-        """The schedule for microbatches like this one, of `rows` rows on all ranks; built once."""
+        """Schedule for microbatches of `rows` rows over all ranks, built once."""
         if rows not in self.schedules:
             self.schedules[rows] = self._build(part, rows)
         return self.schedules[rows]
@@ -159,12 +159,12 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Maps outputs and targets of a chunk of a microbatch of `rows` rows to its part of the step's loss."""
+        """Function that computes a chunk's share of the step's loss, for microbatches of `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of outputs beside targets."""
+        """Loss of outputs and targets."""
         return self.setup.loss(self.setup.training, outputs, targets, self.divisor)
 
     def _stage(self, number: int, part: Batch) -> PipelineStage:
@@ -173,7 +173,7 @@ class Pipe:
         return PipelineStage(module, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
-        """A chunk of the stage's input and output, as far as its shape, element type and need of a gradient go."""
+        """Example input and output of the stage, with their shape, element type and need for a gradient."""
         model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
         first, last = module.indices[0], module.indices[-1]
         trained, is_last = trained_layers(model), last == len(model.layers) - 1
@@ -193,7 +193,7 @@ class Pipe:
 
 
 def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
-    """Leave this rank the layers of its stages, and let a schedule compute each step."""
+    """Keep the layers of this rank's stages, and let a schedule compute each step."""
     rank, ranks, model = mesh.get_local_rank(), mesh.size(), setup.model
     assert isinstance(model, MLP), "the model is a stack"
     spans = layers_of_stages(parallelism, ranks, len(model.layers))
@@ -208,7 +208,7 @@ def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> Non
 
 
 def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[Copy]:
-    """This rank's copies of weights that several ranks have; every rank calls it, as all make the groups of some."""
+    """This rank's copies of shared weights. Every rank must call it, because all ranks create each group."""
     for weight in shared:
         if weight.trained:
             group = group_of(weight.ranks)
@@ -217,7 +217,7 @@ def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[C
 
 
 def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
-    """Leave a model the parameters of these stages alone, those that they share with other stages by their first names."""
+    """Remove the parameters of other stages from the model. Shared weights keep their names."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     kept = {index for module in modules for index in module.indices}
     for index in range(len(model.layers)):
@@ -234,7 +234,7 @@ def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
 
 
 def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
-    """Let modules without a use have a parameter by the name that it has in the whole model."""
+    """Register a shared weight under its name in the full model, even if this rank has no module of that name."""
     *path, last = name.split(".")
     module: nn.Module = model
     for part in path:
@@ -248,7 +248,7 @@ def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
 def clip_across(
     group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
 ) -> torch.Tensor:
-    """Clip by the norm over the parameters of all stages, which torch leaves to its users; returns the norm before."""
+    """Clip by the norm over the parameters of all stages; torch leaves that to users. Returns the norm before clipping."""
     order = float(clipping.norm_type.value)
     counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
     gradients = [parameter.grad for parameter in counted if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""Which layers and stages a rank of a pipeline has."""
+"""Distribution of layers over stages, and of stages over ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
-"""Schedules that compute gradients of inputs and of weights apart, for every chunk."""
+"""Schedules that compute gradients of inputs and weights separately for every chunk."""
 
 
 Use = tuple[str, int]
-"""The canonical name of a module that uses a weight of several uses, and its stage or rank."""
+"""Canonical name of a module that uses a shared weight, and its stage or rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeight:
-    """A weight with uses in stages of several ranks, of which each has a copy."""
+    """Weight that several ranks use in their stages. Each of them has a copy."""
 
     uses: tuple[Use, ...]
-    """By the module that owns it, then by others, each with its rank."""
+    """Uses with their ranks, owner first."""
     trained: bool
     """Whether it requires a gradient."""
 
@@ -40,29 +40,29 @@ class SharedWeight:
 
     @property
     def first(self) -> int:
-        """The rank of the first use, where it counts as a parameter of the whole model."""
+        """Rank of the first use, on which it counts as a parameter of the full model."""
         return self.uses[0][1]
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that have a copy, in rising order."""
+        """Ranks with a copy, in rising order."""
         return tuple(sorted({rank for _, rank in self.uses}))
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
-    """The stages of one of so many ranks, in rising order: round the ranks, or down and up again."""
+    """Stages of a rank in rising order: round-robin, or down the ranks and up again."""
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
 
 
 def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """By stage, the rank that has it."""
+    """Rank of each stage."""
     return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
 
 
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
-    """The layers of each stage: as the boundaries say, else as even as can be, the first stages one layer longer."""
+    """Layers of each stage: by boundaries, or as even as possible with the longer stages first."""
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
     else:
@@ -72,18 +72,18 @@ def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[r
 
 
 def num_stages(layout: Layout) -> int:
-    """The stages of a layout that has a pipeline."""
+    """Number of stages of a layout with a pipeline."""
     return layout.mesh.size(PP) * parallelism_of(layout, Pipeline).stages_per_rank
 
 
 def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Per layer, the stage that has it."""
+    """Stage of each layer."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
 
 def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
-    """The stages, without the first, of which no layer before is trained, so that their input needs no gradient."""
+    """Stages behind frozen layers only, without the first stage. Their inputs need no gradient."""
     if model.source is not None and not model.source.frozen:
         return set()
     stages, trained = stage_of_layers(layout, len(model.layers)), trained_layers(model)
@@ -91,7 +91,7 @@ def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
 
 
 def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
-    """Of each weight that has several, its uses with their stages, that of the module that owns it first."""
+    """Uses of each shared weight with their stages, owner first."""
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     found: dict[str, list[Use]] = {}
@@ -104,7 +104,7 @@ def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple
 
 
 def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tuple[SharedWeight, ...]:
-    """The weights of which several ranks have a copy, in one order on all of them."""
+    """Weights with copies on several ranks, in the same order on all ranks."""
     rank_of = rank_of_stages(pipeline, ranks)
     trained = {parameter.full_name: parameter.trained for parameter in parameters_of(model)}
     found = []
@@ -115,7 +115,7 @@ def weights_of_several_ranks(model: Model, pipeline: Pipeline, ranks: int) -> tu
 
 
 def trained_layers(model: Model) -> tuple[bool, ...]:
-    """Per layer, whether it has a trained parameter that takes part in some step, so that its output needs a gradient."""
+    """Whether each layer has a trained parameter that is used in some step, so that its output needs a gradient."""
     return tuple(_is_trained(model, layer) for layer in model.layers)
 
 

@@ -1,4 +1,4 @@
-"""Data parallelism by DTensor propagation alone."""
+"""Applies data parallelism by DTensor propagation to a rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class SPMDKind(LayoutKind[SPMD]):
-    """Distributes the parameters, and the batch by rows."""
+    """Makes parameters DTensors, and shards the batch by rows."""
 
     parallelism = SPMD
     limits = LIMITS
     communication = SPMD_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: SPMD, mesh: DeviceMesh) -> None:
-        """Make parameters and batch DTensors; losses are then of the whole batch, and so are gradients."""
+        """Make parameters and batches DTensors. Losses and gradients are then those of the whole batch."""
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.layouts.base.distribute import distribute_batch, distribute_parameters, redistribute_gradients
 

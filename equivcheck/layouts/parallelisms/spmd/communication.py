@@ -1,7 +1,7 @@
-"""What DTensor propagation communicates where parameters are whole on every rank: each gradient, summed before it is kept.
+"""Expected calls of DTensor propagation with replicated parameters: one sum for each gradient.
 
-The gradient of a linear loss is the same for all rows, and so whole on every rank until, going backward, it meets something that
-is cut by rows. A bias before that has its gradient without any communication.
+The gradient of a linear loss is the same for all rows. In backward it stays replicated until an operation needs an activation
+sharded by rows, so the biases of the last layers get their gradients without communication.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
 
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
-    """The calls of all steps."""
+    """Calls of all steps."""
     ledger, names = Ledger(), view.layout.axes_of(spmd)
     num_microbatches = len(view.training.data.microbatches)
     for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):
@@ -25,7 +25,7 @@ def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
 
 
 def _is_whole(view: RankView, held: Held) -> bool:
-    """Whether a gradient comes out whole on every rank."""
+    """Whether a gradient is replicated without communication."""
     if held.name != "linear.bias" or not view.training.loss.is_linear:
         return False
     layers = view.training.model.linears[held.layer :]

@@ -1,4 +1,4 @@
-"""Data parallelism by DTensor propagation."""
+"""Writes data parallelism by DTensor propagation into a script."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BESIDE = (
 
 
 def write(draft: Draft, parallelism: SPMD) -> None:
-    """Make DTensors of parameters and batches."""
+    """Make parameters and batches DTensors."""
     placement = "Replicate()" if parallelism.distribution is Distribution.REPLICATE else "Shard(0)"
     mesh, training = mesh_of(draft, parallelism), draft.scenario.training
     draft.need("torch.distributed.tensor", "DTensor", "distribute_tensor", "Shard", placement.partition("(")[0])
@@ -60,13 +60,13 @@ def write(draft: Draft, parallelism: SPMD) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define the function that makes DTensors of what goes with them."""
+    """Define the function that turns replicated tensors into DTensors if they meet one."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 
 
 def redistribute_gradients(draft: Draft) -> None:
-    """Put hooks on parameters that bring gradients to their placements: propagation may leave them pending a sum."""
+    """Add hooks that redistribute gradients to their parameters' placements, because propagation may leave them partial."""
     draft.need("functools", "partial")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.add(LoopPosition.WRAP, *_REDISTRIBUTE_GRADIENTS)

@@ -1,4 +1,4 @@
-"""What issues on file ask of SPMD scenarios."""
+"""Predicates of known issues of SPMD scenarios."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from equivcheck.training.layers.registry import kind_of
 from equivcheck.worlds.trace.differences import Divergence
 
 CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
-"""Versions of torch in which propagation may cut outputs, of a few rows, though rows come first."""
+"""Versions in which propagation may shard outputs of a few rows by features, although rows come first."""
 
 
 @need
 def sharded_by_rows(scenario: Scenario) -> bool:
-    """DTensor SPMD with parameters sharded by their first dim."""
+    """SPMD with parameters sharded along dim 0."""
     return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def gradients_as_propagated(scenario: Scenario) -> bool:
-    """DTensor SPMD whose gradients keep the placements that propagation gives them."""
+    """SPMD with gradients in the placements that propagation chose."""
     return any(not spmd.redistribute_gradients for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
-    """Gradients of microbatches that differ in their rows are added up, or of steps of which only some run a second linear."""
+    """Gradients are accumulated over microbatches with unequal rows, or over steps of which only some run an auxiliary linear."""
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
     at_some = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
@@ -36,20 +36,20 @@ def unlike_gradients_added_up(scenario: Scenario) -> bool:
 
 @need
 def one_row_after_several(scenario: Scenario) -> bool:
-    """A rank has several rows of the first microbatch, and one of a later."""
+    """A rank has several rows of the first microbatch, and one row of a later one."""
     (first, *later), ranks = scenario.training.data.microbatches, scenario.layout.num_data_ranks
     return first > ranks and ranks in later
 
 
 @need
 def sharded_by_batch(scenario: Scenario) -> bool:
-    """DTensor SPMD with replicated parameters, so that what layers compute stays sharded by rows of the batch."""
+    """SPMD with replicated parameters, so that activations stay sharded by rows."""
     return any(spmd.distribution is Distribution.REPLICATE for spmd in scenario.layout.of(SPMD))
 
 
 @need
 def flattened_between_transpositions(scenario: Scenario) -> bool:
-    """A layer flattens its output, or a linear its sequences, rows lie along dim 1, and gradients are not all alike."""
+    """A layer flattens its output, or a linear flattens sequences; rows lie along dim 1, and gradients differ between rows."""
     training = scenario.training
     flattens = any(layer.shape_op is ShapeOp.FLATTEN for layer in training.model.linears) or training.model.length is not None
     squares = isinstance(training.loss, Loss) and not training.loss.is_linear
@@ -58,21 +58,21 @@ def flattened_between_transpositions(scenario: Scenario) -> bool:
 
 @need
 def rows_and_features_flattened(scenario: Scenario) -> bool:
-    """A layer flattens several rows of several features."""
+    """A layer flattens several rows with several features."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     return max(microbatches) > 1 and any(layer.shape_op is ShapeOp.FLATTEN and layer.width > 1 for layer in layers)
 
 
 @need
 def several_heads(scenario: Scenario) -> bool:
-    """Positions of a layer look at others through several heads, whose products flatten them together with rows."""
+    """Attention has several heads, whose products flatten them together with rows."""
     lookings = (kind_of(layer).looking(layer) for layer in scenario.training.model.layers)
     return any(looking is not None and looking.heads > 1 for looking in lookings)
 
 
 @need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
-    """A layer views its features as two dims, the first of which is no multiple of the data ranks."""
+    """A layer views its features as two dims, and the first is not a multiple of the data ranks."""
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.linears
@@ -81,7 +81,7 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """On one rank, a layer flattens a microbatch of one row, or a layer sharded by rows has one output and a bias."""
+    """On one rank, a layer flattens a microbatch of one row, or a layer sharded along dim 0 has one output and a bias."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
     features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
@@ -90,7 +90,7 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
-    """Propagation cuts outputs that come before rows, or may cut any, from parameters sharded by rows, and cuts them unevenly."""
+    """Propagation may shard outputs by features from parameters sharded along dim 0, into unequal shards."""
     training = scenario.training
     uneven = training.model.outputs % scenario.layout.num_data_ranks != 0
     may_be_cut = training.data.batch_dim == 1 or torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
@@ -105,7 +105,7 @@ def traced_steps(scenario: Scenario) -> bool:
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """The loss is one that the ranks' means can have where each is counted alike, however many outputs it is of."""
+    """The loss is an average of the ranks' means that weighs unequal shards equally."""
     outputs, ranks = scenario.training.model.outputs, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

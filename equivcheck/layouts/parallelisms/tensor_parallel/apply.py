@@ -1,4 +1,4 @@
-"""`torch.distributed.tensor.parallel.parallelize_module`."""
+"""Applies `torch.distributed.tensor.parallel.parallelize_module` to a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TensorParallelKind(LayoutKind[TensorParallel]):
-    """Shares out embedding, layers and head by a plan, and activations between layers by rows or features."""
+    """Shards embedding, layers and head by a plan, and activations between layers by rows or features."""
 
     parallelism = TensorParallel
     limits = LIMITS
@@ -30,7 +30,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
     communication = TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: TensorParallel, mesh: DeviceMesh) -> None:
-        """Parallelize each module by the plan, and take of each dropout mask what this rank has of the layer's output."""
+        """Parallelize each module by the plan, and select this rank's part of each dropout mask."""
         from torch.distributed.tensor.parallel import parallelize_module
 
         from equivcheck.layouts.base.data_rows import local_masks

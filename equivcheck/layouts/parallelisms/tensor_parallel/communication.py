@@ -1,7 +1,7 @@
-"""What `parallelize_module` communicates: activations and their gradients moved from where they lie to where they are needed.
+"""Expected calls of `parallelize_module`: redistributions of activations and their gradients.
 
-Layers hand local tensors to each other, so that every move belongs to one linear or norm: of its input, of its output, of the
-gradients of both, and of the gradients of parameters that every rank has but of which each sees only some rows.
+Layers pass local tensors to each other, so every redistribution belongs to one linear or norm. Gradients of replicated parameters
+are summed if each rank has seen only some rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from equivcheck.system.torch_version import torch_in
 
 
 class TensorParallelCalls(PlannedCalls):
-    """DTensor computes no linear in parts of which some would be empty, and sums gradients of what it replicates at the end."""
+    """Counts the calls of DTensor, which never computes a linear with empty shards and sums replicated gradients at the end."""
 
     def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:
-        """As the plan says, unless there are fewer features than ranks."""
+        """Computation by the plan, unless a linear has fewer features than ranks."""
         if told.split is Split.COLUMN and once.width < self.parts:
             return NARROW_COLUMN
         if told.split is Split.ROW and once.inputs < self.parts:
@@ -48,11 +48,11 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(told, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Padded, where they are what is cut next."""
+        """Number of features to gather, padded if they are sharded next."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """What DTensor gathers of a linear with fewer features than ranks, which it will not compute in parts."""
+        """Count all-gathers of a linear with fewer features than ranks."""
         again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
@@ -63,9 +63,9 @@ class TensorParallelCalls(PlannedCalls):
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
     def loss(self, step: int, rows: int) -> None:
-        """Of each row's logits the maximum, the sum of exponentials and that of the label, even on one rank.
+        """Count the maximum of each row's logits, the sum of exponentials and that of the label, even on one rank.
 
-        A z-loss gathers the logits, as DTensor takes the `logsumexp` of whole rows.
+        A z-loss gathers the logits, because DTensor computes `logsumexp` on full rows.
         """
         for op in ("all_reduce.max", "all_reduce.sum", "all_reduce.sum"):
             self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
@@ -75,7 +75,7 @@ class TensorParallelCalls(PlannedCalls):
             self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Gradients of parameters that every rank has whole, of which each rank has seen some rows: summed when they are kept."""
+        """Count replicated parameters' gradient sums if each rank has seen only some rows. Accumulation reduces them."""
         times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
         for held in self.view.held:
             if self._sees_own_rows(held) and self.view.has_gradient(held, step):
@@ -93,7 +93,7 @@ class TensorParallelCalls(PlannedCalls):
 
 
 def holds_back(layout: Layout) -> bool:
-    """Whether a parallelism around this one takes up gradients at the last microbatch alone, as they are."""
+    """Whether an outer parallelism takes over gradients only at the last microbatch."""
     for one in layout.parallelisms:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):
             return one.no_sync
@@ -107,7 +107,7 @@ def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
 
 
 def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held) -> bool:
-    """Whether each rank has the whole gradient of what is cut: DTensor leaves that of an untied embedding by tokens so."""
+    """Whether each rank has a sharded parameter's full gradient, as DTensor keeps it for an untied embedding split by tokens."""
     head = view.training.model.head
     is_by_tokens = held.parameter.owner is Owner.SOURCE and parallelism.source is Split.ROW
     return is_by_tokens and not parallelism.redistribute_gradients and not (head is not None and head.tied)

@@ -1,4 +1,4 @@
-"""`parallelize_module`."""
+"""Writes `parallelize_module` into a script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPLICATED = (
 
 
 def write(draft: Draft, parallelism: TensorParallel) -> None:
-    """Parallelize each layer by its plan, and cut dropout masks as it spreads outputs."""
+    """Parallelize each layer by its plan, and shard dropout masks as their layers' outputs."""
     parameters = parameters_of(draft.scenario.training.model)
     draft.mixes_tensors = len({is_outside(parallelism, parameter) for parameter in parameters}) > 1
     mesh = mesh_of(draft, parallelism)
@@ -54,7 +54,7 @@ def write(draft: Draft, parallelism: TensorParallel) -> None:
 
 
 def _keep_logits_apart(draft: Draft, mesh: str) -> None:
-    """Compute losses under `loss_parallel`, beside labels that are DTensors, and leave plain ones."""
+    """Compute losses under `loss_parallel` with labels that are DTensors."""
     draft.need("contextlib", "nullcontext")
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.need("torch.distributed.tensor.parallel", "loss_parallel")
@@ -66,7 +66,7 @@ def _keep_logits_apart(draft: Draft, mesh: str) -> None:
 
 
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
-    """Entries of a plan for `parallelize_module`, and lines for what it has no style for."""
+    """Entries of the plan for `parallelize_module`, and lines for modules without a style."""
     styles, by_hand = [], []
     for path, style, places in _modules(draft, parallelism):
         if style:
@@ -78,13 +78,13 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
 
 
 def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
-    """Have a tied head use the weight of the embedding, of which each module has been given a parameter of its own."""
+    """Tie the head to the embedding again, because `parallelize_module` gave each its own parameter."""
     if model.head is not None and model.head.tied and parallelism.source is not Split.OUTSIDE:
         yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
 
 
 _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
-"""The name of each module in the script, its style, and if it has none how its input lies, is needed, and its output lies."""
+"""Name of each module in the script and its style. Without a style, the placements of input, computation and output follow."""
 
 
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:

@@ -1,4 +1,4 @@
-"""What issues on file ask of tensor-parallel plans."""
+"""Predicates of known issues of tensor-parallel plans."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from equivcheck.worlds.trace.differences import Divergence
 
 @need
 def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
-    """Tensor parallelism cuts a trained parameter along a dim so short that some rank holds nothing of it."""
+    """Tensor parallelism leaves some rank an empty shard of a trained parameter."""
     return any(parameter.trained for _, parameter in _cut_to_nothing(scenario))
 
 
 @need
 def fully_shard_reduces(scenario: Scenario) -> bool:
-    """Gradients are reduced by `fully_shard`, or by `replicate` built on it."""
+    """`fully_shard`, or `replicate_with_fsdp`, reduces gradients."""
     return any(isinstance(each, FSDP2) or _replicates_by_fsdp(each) for each in scenario.layout.parallelisms)
 
 
 @need
 def fully_shard_manages_no_column(scenario: Scenario) -> bool:
-    """Tensor parallelism cuts a weight by columns, some rank gets none, and `fully_shard` or `replicate` built on it has it."""
+    """Tensor parallelism leaves some rank no column, and `fully_shard` or `replicate_with_fsdp` manages the weight."""
     return any(
         dim > 0 and any(_fully_shards(each, parameter) for each in scenario.layout.parallelisms)
         for dim, parameter in _cut_to_nothing(scenario)
@@ -63,13 +63,13 @@ def fully_shard_manages_no_column(scenario: Scenario) -> bool:
 
 @need
 def embedding_by_tokens(scenario: Scenario) -> bool:
-    """Tensor parallelism shares an embedding out by tokens."""
+    """Tensor parallelism shards an embedding by tokens."""
     return any(plan.source is Split.ROW for plan in scenario.layout.of(TensorParallel))
 
 
 @need
 def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
-    """Under `loss_parallel` classes have weights, and some labels may not count."""
+    """`loss_parallel` has class weights, and some labels may be ignored."""
     loss = scenario.training.loss
     weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not Ignored.NONE
     return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
@@ -77,7 +77,7 @@ def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def smooths_labels_in_parts(scenario: Scenario) -> bool:
-    """Under `loss_parallel` a share of the target is spread over all classes."""
+    """`loss_parallel` has label smoothing."""
     loss = scenario.training.loss
     smooths = isinstance(loss, CrossEntropy) and loss.label_smoothing > 0
     return smooths and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
@@ -85,7 +85,7 @@ def smooths_labels_in_parts(scenario: Scenario) -> bool:
 
 @need
 def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
-    """Tensor parallelism cuts a weight, or those of experts, by rows, some rank gets none, and `fully_shard` cuts by columns."""
+    """Tensor parallelism leaves some rank no row, and `fully_shard` shards the weight's columns."""
     return any(
         (cut_dim(fsdp, parameter) or 0) > dim
         for dim, parameter in _cut_to_nothing(scenario)
@@ -94,7 +94,7 @@ def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
 
 
 def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
-    """The parameters of which tensor parallelism, which unties layers, leaves some rank nothing, and the dim that it cuts."""
+    """Parameters with an empty shard on some rank, and the sharded dim. Tensor parallelism unties layers."""
     model = without_shares(scenario.training).model
     for plan in scenario.layout.of(PlannedParallelism):
         for parameter in parameters_of(model):
@@ -104,13 +104,13 @@ def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
 
 
 def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
-    """Whether `fully_shard` has a parameter: one that it ignores it does not cut."""
+    """Whether `fully_shard` manages a parameter; it does not shard ignored ones."""
     return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and cut_dim(parallelism, parameter) is not None)
 
 
 @need
 def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
-    """Gradients are clipped by norm that are left as propagation leaves them, some pending a sum over several ranks."""
+    """Gradients keep partial placements over several ranks, and they are clipped by norm."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
         not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism)
@@ -122,10 +122,7 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
 
 @need
 def columns_cut_again_unevenly(scenario: Scenario) -> bool:
-    """``fully_shard`` cuts the rows of a parameter once more that tensor parallelism has cut, and not all parts are alike.
-
-    So it does of experts that are DTensors.
-    """
+    """`fully_shard` shards rows that tensor or expert parallelism has already sharded, into unequal shards."""
     model, layout = scenario.training.model, scenario.layout
     parts = layout.mesh.size(DP, SHARD) * layout.mesh.size(TP, EP)
     rows = [
@@ -140,25 +137,25 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
 
 @need
 def weights_split_over_ranks(scenario: Scenario) -> bool:
-    """Tensor parallelism gives several ranks different parts of some weight."""
+    """Tensor parallelism by DTensors shards some weight over several ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(TensorParallel)))
 
 
 @need
 def plan_splits_weights(scenario: Scenario) -> bool:
-    """A plan does, whose parts may be DTensors or plain tensors."""
+    """A plan shards some weight over several ranks, by DTensors or plain tensors."""
     return scenario.layout.mesh.size(TP) > 1 and any(map(splits_weights, scenario.layout.of(PlannedParallelism)))
 
 
 @need
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
-    """Tensor parallelism with a frozen norm whose input lies by rows."""
+    """Tensor parallelism has a frozen norm with sharded rows."""
     return bool(unfrozen_norms(scenario.training.model, scenario.layout))
 
 
 @need
 def frozen_linear_is_split(scenario: Scenario) -> bool:
-    """Tensor parallelism with a frozen layer whose linear is split by columns or rows."""
+    """Tensor parallelism shards a frozen linear by columns or rows."""
     return bool(frozen_splits(scenario.training.model, scenario.layout))
 
 
@@ -168,7 +165,7 @@ def _replicates_by_fsdp(parallelism: object) -> bool:
 
 @need
 def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
-    """A frozen layer under tensor parallelism, or of experts that are DTensors, inside what goes by local tensors."""
+    """A frozen layer is a DTensor inside a parallelism that replaces DTensors by local tensors."""
     if any(_replicates_by_fsdp(parallelism) for parallelism in scenario.layout.parallelisms):
         return False
     kinds = {type(parallelism) for parallelism in scenario.layout.parallelisms}
@@ -180,7 +177,7 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
-    """Tensor parallelism cuts the columns of a frozen layer over so many ranks that some have none."""
+    """Tensor parallelism leaves some rank an empty shard of a frozen layer's columns."""
     model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
     return any(
         not parameter.trained and (cut_dim(parallelism, parameter) or 0) > 0 and leaves_nothing(size, ranks)
@@ -191,13 +188,13 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
 
 @need
 def trains_local_tensors(scenario: Scenario) -> bool:
-    """The optimizer gets local tensors, of which a rank may have no elements, where the layout has DTensors."""
+    """A parallelism replaces DTensors by local tensors, so the optimizer may get a rank's empty local tensors."""
     return not keeps_dtensors(scenario.layout)
 
 
 @need
 def column_of_one_on_one_rank(scenario: Scenario) -> bool:
-    """Tensor parallelism on one rank with a column-parallel layer of one output and a bias that gets a gradient."""
+    """Tensor parallelism on one rank has a column-parallel layer with one output and a trained bias."""
     if scenario.layout.mesh.size(TP) != 1:
         return False
     unfreezes = not keeps_dtensors(scenario.layout)
@@ -210,7 +207,7 @@ def column_of_one_on_one_rank(scenario: Scenario) -> bool:
 
 @need
 def activations_cut_unevenly(scenario: Scenario) -> bool:
-    """Between two layers of a tensor-parallel plan, rows or features are cut into unequal parts."""
+    """A tensor-parallel plan shards rows or features between two layers unequally."""
     layout, ranks = scenario.layout, scenario.layout.mesh.size(TP)
     rows = tuple(rows // layout.num_data_ranks for rows in scenario.training.data.microbatches)
     found = [
@@ -229,20 +226,20 @@ def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
 
 @show
 def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen norm whose input lies by rows."""
+    """The tensor is a parameter of a frozen norm with sharded rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
     return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen linear that is split by columns or rows."""
+    """The tensor is a parameter of a frozen linear that is sharded by columns or rows."""
     return divergence.tensor in frozen_splits(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen layer, be it a weight that another layer has untied."""
+    """The tensor is a parameter of a frozen layer, or a frozen weight that another layer has untied."""
     match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
     if match is None:
         return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}

@@ -1,6 +1,6 @@
-"""How `parallelize_module` treats each module of a layer, and which part of a dropout mask a rank needs.
+"""Parallel styles for `parallelize_module`, one for each module of a plan.
 
-Subclasses `ParallelStyle`, whose `_apply` is private; tried on torch 2.13.
+Subclasses `ParallelStyle`, whose `_apply` is private; tested with torch 2.13.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from equivcheck.training.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
-    """The DTensor placement of an activation of shape (rows, features), or (rows, length, features)."""
+    """DTensor placement of an activation of shape (rows, features) or (rows, length, features)."""
     if sharding is ActivationSharding.WHOLE:
         return Replicate()
     return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
 
 
 class Replicated(ParallelStyle):
-    """Runs a module with replicated parameters on its input redistributed to `computes`; local tensors outside."""
+    """Runs a module with replicated parameters on an input redistributed to `computes`. Input and output are local tensors."""
 
     def __init__(self, *, input: Placement, computes: Placement, output: Placement) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Replicated(ParallelStyle):
 def layer_styles(
     model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of each module of a layer that has parameters, for an input that lies as `sharding`."""
+    """Style of each module with parameters in a layer whose input has the placement `sharding`."""
     if plan.split is Split.OUTSIDE:
         return
     if layer.norm is not None:
@@ -68,7 +68,7 @@ def layer_styles(
 
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of each module of a head."""
+    """Style of each module of the head."""
     told = head_passage(model, parallelism)
     if model.head is not None and model.head.norm is not None:
         yield "head.norm", _norm_style(model, told.input)
@@ -76,7 +76,7 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """The style of the embedding of tokens, and of learnt positions, which are whole on every rank."""
+    """Styles of the token embedding and of learned positions, which are replicated."""
     output = placement(model, parallelism.source_output)
     if parallelism.source is Split.ROW:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
@@ -106,5 +106,5 @@ def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
 
 
 def tie_again(model: nn.Module) -> None:
-    """Have the head use the weight of the embedding, of which `parallelize_module` has made a parameter each."""
+    """Tie the head to the embedding again, because `parallelize_module` gave each its own parameter."""
     tie_head(model)
