@@ -1,4 +1,4 @@
-"""Writes one script for a scenario that imports only torch and the standard library."""
+"""Writes a script that runs a scenario and imports only torch and the standard library."""
 
 from __future__ import annotations
 

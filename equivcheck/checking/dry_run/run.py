@@ -61,7 +61,7 @@ class RankPlan:
     optimizer_bytes: int
     """Optimizer state size in bytes."""
     traffic: tuple[Traffic, ...]
-    """Calls in the setup and in each step, without calls that only read results."""
+    """Calls in the setup and in each step, except those that only read results for the comparison."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

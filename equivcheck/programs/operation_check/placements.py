@@ -28,7 +28,7 @@ MOST = 2000
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """Every placement combination; the first tensor varies slowest. Only floating-point tensors are partial."""
+    """All combinations of placements; the first tensor varies slowest. Only floating-point tensors can be partial."""
     for each in reductions:
         if each not in REDUCTIONS:
             raise invalid(f"reductions {each!r}", "unknown reduction", ", ".join(REDUCTIONS))

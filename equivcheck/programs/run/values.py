@@ -43,7 +43,7 @@ def _orders(chance: np.random.Generator, statement: Constant) -> torch.Tensor:
 
 
 def weights_of(shape: tuple[int, ...], number: int) -> torch.Tensor:
-    """Weights for a value in the weighted sum that is differentiated."""
+    """Weights that multiply a value before it is summed up for the backward pass."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count, dtype=torch.float64) * 7 + number * 3) % 16 - 6.5).view(tuple(shape)) / 8
 

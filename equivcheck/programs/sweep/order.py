@@ -64,7 +64,7 @@ class Passes:
         )
 
     def shard(self, number: int, of: int) -> Passes:
-        """Part `number`, from 1, out of each pass. Parts share no program and together cover the sweep."""
+        """Part `number` (from 1) of each pass. The parts share no program and together contain all."""
         return Passes(programs={name: programs[number - 1 :: of] for name, programs in self.programs.items()})
 
 

@@ -34,7 +34,7 @@ MAX_OUTPUTS = 10
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
 """Redistributed shapes."""
 _SIZES = re.compile(r", torch\.Size\(.*\), \d+")
-"""A size inside the placement for masked rows. Nothing depends on it."""
+"""Sizes in the text of a placement with masked rows. They are dropped, because nothing depends on them."""
 _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
 
 

@@ -42,7 +42,7 @@ class KnownDifference:
     facts: frozenset[str] = frozenset()
     """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
-    """Facts; the program must have at least one. Empty if it needs none."""
+    """The program must have at least one of these facts; empty if it needs none."""
     phases: tuple[Phase, ...] = ()
     """Phases in which values can differ first; empty if values do not differ."""
     raises: str = ""

@@ -105,7 +105,7 @@ class Collectives:
         return _waited(functional.all_to_all_single_autograd(sent, received, sizes, self.group))
 
     def as_varying(self, whole: torch.Tensor) -> torch.Tensor:
-        """Mark a replicated tensor as used differently by each rank from now on."""
+        """Mark a replicated tensor as a local one, which each rank may use differently."""
         return whole
 
     def as_partial(self, part: torch.Tensor) -> torch.Tensor:
