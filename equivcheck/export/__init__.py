@@ -1,1 +1,1 @@
-"""Scripts that reproduce a scenario and import only torch."""
+"""Scripts to reproduce a scenario with torch only."""

@@ -1,4 +1,4 @@
-"""Lines of a script that compare both runs and print the differences."""
+"""The end of a script: compares both runs and prints the differences."""
 
 from __future__ import annotations
 

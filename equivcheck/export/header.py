@@ -1,4 +1,4 @@
-"""Writes a script's docstring: the failure, its first evidence, and the command that runs the script."""
+"""Writes a script's docstring: the failure, its first evidence, and the command to run the script."""
 
 from __future__ import annotations
 

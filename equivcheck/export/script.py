@@ -35,7 +35,7 @@ def script_of(
     """Write a script that runs a scenario on one device and in parallel, and compares both runs.
 
     The docstring of the script describes `verdict`. By default, `numbers` are literals if there are few, and `seen_on` is the
-    installed version of torch. Raises `CannotExport`, which names the option that a script cannot express.
+    installed version of torch. Raises `CannotExport` with the name of an unsupported option.
     """
     draft = _drafted(scenario, verdict, numbers or usual_numbers(scenario.training))
     header = docstring(
