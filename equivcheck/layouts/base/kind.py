@@ -1,4 +1,4 @@
-"""How equivcheck runs one kind of parallelism: the base class that a third party subclasses, too."""
+"""Base class for all kinds of parallelism. Third parties subclass it, too."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ P = TypeVar("P", bound=Parallelism)
 
 
 class LayoutKind(ABC, Generic[P]):
-    """Applies one kind of parallelism, and states its limits, its collectives and its part of a script.
+    """Applies one kind of parallelism, and states its limits, its collectives and its part in a script.
 
-    Scenarios are generated without torch, so the module of a kind must not import torch; its methods may.
+    Scenarios are generated without torch, so the kind's module must not import torch; its methods may.
     """
 
     parallelism: type[P]
-    """Dataclass with the options of this parallelism."""
+    """Dataclass with this parallelism's options."""
     model_limits: tuple[Limit, ...] = ()
-    """Layers and losses that it cannot run. They are checked before all other limits of the layout."""
+    """Layers and losses that it cannot run. They are checked before all other limits in the layout."""
     limits: tuple[Limit, ...] = ()
     """Trainings that it cannot run."""
     layout_limits: tuple[LayoutLimit, ...] = ()
@@ -38,10 +38,10 @@ class LayoutKind(ABC, Generic[P]):
 
     @abstractmethod
     def apply(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
-        """Change the setup of this rank. Every rank calls it; `mesh` has only the axes of this parallelism."""
+        """Change this rank's setup. Every rank calls it; `mesh` has only this parallelism's axes."""
 
     def finish(self, setup: Setup, parallelism: P, mesh: DeviceMesh) -> None:
-        """Change the setup again after all parallelisms of the layout have been applied."""
+        """Change the setup again after all parallelisms in the layout have been applied."""
 
     def imports(self, parallelism: P) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
         """Modules that are slow to import and that only this parallelism needs.
@@ -51,7 +51,7 @@ class LayoutKind(ABC, Generic[P]):
         return ()
 
     def when_reduced(self, parallelism: P, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for subclasses
-        """When gradients of several microbatches are reduced; None if this parallelism does not average gradients."""
+        """When gradients from several microbatches are reduced; None if this parallelism does not average gradients."""
         return None
 
     def rounding(self, parallelism: P, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - for subclasses
@@ -65,4 +65,4 @@ class LayoutKind(ABC, Generic[P]):
         raise refuse(f"parallelism {parallelism.tag}", f"{type(self).__name__} does not implement write_script")
 
     def import_known(self) -> None:
-        """Import the predicates of known issues that are about this parallelism, which registers them."""
+        """Import predicates for known issues with this parallelism, which registers them."""

@@ -1,4 +1,4 @@
-"""Predicts the calls of a scenario's ranks from its parallelisms."""
+"""Predicts the calls on a scenario's ranks from its parallelisms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
-"""Number of cached predictions, a few KiB each. Ranks in equivalent places share one."""
+"""Cached predictions, a few KiB each. Ranks in equivalent places share one."""
 
 UNMODELLED_EXECUTION = (
     Unmodelled(
@@ -33,7 +33,7 @@ UNMODELLED_EXECUTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Expected calls of one rank, without setup and reading."""
+    """Expected calls on one rank, without setup and reading."""
 
     totals: Totals
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
@@ -61,7 +61,7 @@ class Prediction:
 
 
 def predicted(training: Training, layout: Layout, rank: int = 0) -> Prediction:
-    """Expected calls of a rank, or the reason why there is no prediction."""
+    """Expected calls on a rank, or the reason for no prediction."""
     return _predicted(training, layout, _coordinate(layout, rank))
 
 
@@ -83,7 +83,7 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Index along each axis of the mesh; 0 if all ranks along the axis make the same calls."""
+    """Index along each mesh axis; 0 if all ranks along the axis make the same calls."""
     mesh = layout.mesh
     uneven = {name for parallelism in layout.parallelisms for name in _uneven_axes(layout, parallelism)}
     return tuple(index if name in uneven else 0 for name, index in zip(mesh.names, mesh.coordinate(rank), strict=True))
@@ -103,7 +103,7 @@ def _reasons(training: Training, layout: Layout) -> Iterator[str]:
 
 
 def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
-    """Situations that the parallelisms of a scenario do not model."""
+    """Situations in a scenario that its parallelisms do not model."""
     for parallelism in layout.parallelisms:
         declared = kind_of(parallelism).communication.unmodelled
         yield from (unmodelled for unmodelled in declared if unmodelled.applies(training, layout))

@@ -1,4 +1,4 @@
-"""Registry of the kinds of parallelisms, and the names of all layouts."""
+"""Registry for all kinds of parallelisms, and the names for all layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.scenario import Layout, Precision
 from equivcheck.scenario.parallelism import PARALLELISMS
 
 ENTRY_POINTS = "equivcheck.layouts"
-"""Entry-point group for third parties. Each entry names a subclass of `LayoutKind`."""
+"""Entry-point group for third parties. Each entry names a `LayoutKind` subclass."""
 
 SHIPPED: dict[str, str] = {
     "ddp": "ddp.apply:DDPKind",
@@ -63,7 +63,7 @@ class BrokenLayout(EquivCheckError):
 
 
 def kind_of(parallelism: P) -> LayoutKind[P]:
-    """The kind of a parallelism. A kind that ships with equivcheck is imported without the others.
+    """A parallelism's kind. A kind that ships with equivcheck is imported without the others.
 
     Raises `UsageError` for a parallelism that nobody registered, and `BrokenLayout` if it is a third party's and any entry point
     is broken.
@@ -97,12 +97,12 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
 
 @cache
 def layout_names() -> tuple[str, ...]:
-    """Names of all layouts: registered parallelisms by tag, then compositions. Raises `BrokenLayout`."""
+    """All layout names: registered parallelisms by tag, then compositions. Raises `BrokenLayout`."""
     return (*layout_kinds(), *COMPOSITIONS)
 
 
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
-    """Kinds of a named layout, innermost first. Raises `UsageError` for an unknown name."""
+    """A named layout's kinds, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
         raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
@@ -126,12 +126,12 @@ def _place(point: EntryPoint) -> str:
 
 
 def imports_of(layout: Layout) -> tuple[str, ...]:
-    """Modules to import before the ranks of a layout start."""
+    """Modules to import before a layout's ranks start."""
     return tuple(name for parallelism in layout.parallelisms for name in kind_of(parallelism).imports(parallelism))
 
 
 def when_reduced(layout: Layout) -> WhenReduced:
-    """Time at which the layout reduces gradients of several microbatches."""
+    """When the layout reduces gradients from several microbatches."""
     found = (kind_of(parallelism).when_reduced(parallelism, layout) for parallelism in layout.parallelisms)
     return next((when for when in found if when is not None), EACH)
 

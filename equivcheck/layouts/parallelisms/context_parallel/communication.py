@@ -1,4 +1,4 @@
-"""Expected calls of context parallelism: exchanges of keys and values, their gradients, and sums of parameter gradients."""
+"""Expected calls for context parallelism: exchanges of keys and values, their gradients, and parameter gradient sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.training.layers.registry import kind_of
 
 
 class ContextParallelCalls:
-    """Counts the exchanges of attention layers for each step."""
+    """Counts attention layers' exchanges in each step."""
 
     def __init__(self, view: RankView, parallelism: ContextParallel) -> None:
         self.view = view
@@ -33,7 +33,7 @@ class ContextParallelCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """All calls of the training."""
+        """All calls in the training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:
@@ -58,7 +58,7 @@ class ContextParallelCalls:
         return replace(looking, heads=looking.heads // looking.kv_heads * share, kv_heads=share)
 
     def _block(self, looking: Looking, rows: int) -> int:
-        """Bytes of this rank's keys and values, padded to the longest shard."""
+        """Bytes in this rank's keys and values, padded to the longest shard."""
         return 2 * rows * looking.kv_heads * self.longest * looking.width * self.view.item_bytes
 
     def _gathered(self, step: int, looking: Looking, rows: int, forwards: int, backwards: int) -> None:

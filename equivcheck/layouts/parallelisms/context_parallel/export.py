@@ -41,7 +41,7 @@ def _take(draft: Draft) -> None:
 
 
 def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
-    """Scale a mean over this rank's positions to its share of the mean over all positions."""
+    """Scale a mean over this rank's positions to its share in the mean over all positions."""
     if not draft.scenario.training.loss.is_mean:
         return
     if not all(parts):
@@ -80,7 +80,7 @@ def _define(draft: Draft, exchange: Exchange) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """Source without keyword-only dataclasses, imports of equivcheck and lint comments."""
+    """Source without keyword-only dataclasses, equivcheck imports and lint comments."""
     text = "\n".join(source_of(found))
     for here, there in (
         (": Looks", ": Any"),

@@ -19,20 +19,20 @@ from equivcheck.training.setup import Setup
 
 
 def look_from(setup: Setup, sequence: Sequence) -> None:
-    """Give the sequence to the model and to each of its layers."""
+    """Give the sequence to the model and to all its layers."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
             module.sequence = sequence
 
 
 def take_positions(setup: Setup, ranks: PositionRanks) -> None:
-    """Select this rank's positions of inputs, targets and dropout masks before inner layouts take their share."""
+    """Select this rank's positions in inputs, targets and dropout masks before inner layouts take their share."""
     inner = setup.take
     setup.take = lambda batch: inner(positions_of(batch, ranks.own))
 
 
 def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
-    """Select positions of a batch of sequences."""
+    """Select positions in a batch with sequences."""
     dim = 1 - batch.batch_dim
     inputs, targets = (values.index_select(dim, positions) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.index_select(1, positions) for mask in batch.masks)
@@ -43,9 +43,9 @@ _SUMMED = {Loss.MSE_MEAN: Loss.MSE_SUM, Loss.LINEAR_MEAN: Loss.LINEAR_SUM}
 
 
 def own_loss(setup: Setup, ranks: PositionRanks) -> None:
-    """Make a mean loss this rank's partial sum of the mean over all positions. Ranks may have unequal numbers of positions.
+    """Make a mean loss this rank's share in the mean over all positions. Ranks may have unequal numbers of positions.
 
-    Losses over labels need no change because they already divide by the label count of the whole step.
+    Losses over labels need no change because they already divide by the whole step's label count.
     """
     inner, training = setup.loss, setup.training
     if not isinstance(training.loss, Loss) or not training.loss.is_mean:
@@ -60,7 +60,7 @@ def own_loss(setup: Setup, ranks: PositionRanks) -> None:
 
 
 def sum_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
-    """Sum each parameter's gradient over ranks after the last backward of a step, and sum the reported loss."""
+    """Sum each parameter's gradient over ranks after a step's last backward, and sum the reported loss."""
     inner = setup.compute
 
     def compute(setup: Setup, microbatches: Several[Batch], index: int) -> float | None:

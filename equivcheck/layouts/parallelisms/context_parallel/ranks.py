@@ -1,8 +1,9 @@
-"""Differentiable exchanges between the ranks of context parallelism. Values have shape (..., positions, width).
+"""Differentiable exchanges between context-parallel ranks. Values have shape (..., positions, width).
 
-`Gather` collects all positions on each rank. `ToHeads` and `ToPositions` are the all-to-alls of DeepSpeed-Ulysses
-(https://arxiv.org/abs/2309.14509): from some positions of all heads to all positions of some heads, and back. Heads are exchanged
-in units of one key-value head and its query heads: (rows, units, heads of each, positions, width). A rank may have no unit.
+`Gather` collects all positions on each rank. `ToHeads` and `ToPositions` are the all-to-alls in DeepSpeed-Ulysses
+(https://arxiv.org/abs/2309.14509): from some positions with all heads to all positions with some heads, and back. A unit is one
+key-value head with its query heads, and values then have shape (rows, units, heads per unit, positions, width). A rank may have
+no unit.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PositionRanks:
-    """Ranks that shard the positions of sequences, as one of them sees them."""
+    """Ranks that shard the positions in sequences, as one rank sees them."""
 
     group: ProcessGroup
-    """Process group of these ranks."""
+    """Process group."""
     index: int
-    """Index of this rank in the group."""
+    """This rank's index in the group."""
     parts: tuple[torch.Tensor, ...]
-    """Positions of each rank, in the rank's own order."""
+    """Each rank's positions, in the rank's own order."""
 
     @property
     def own(self) -> torch.Tensor:
-        """Positions of this rank."""
+        """This rank's positions."""
         return self.parts[self.index]
 
     @property
@@ -52,7 +53,7 @@ class PositionRanks:
         return max(map(len, self.parts))
 
     def slots(self) -> torch.Tensor:
-        """Index of each position in the concatenation of padded shards, shape (length,)."""
+        """Each position's index after padded shards are concatenated, shape (length,)."""
         found = torch.empty(self.length, dtype=torch.int64)
         for rank, part in enumerate(self.parts):
             found[part] = rank * self.longest + torch.arange(len(part))
@@ -64,7 +65,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: PositionRanks) -> torch.Tensor:
-        """Gather shards that are padded to the longest, and restore the order of positions."""
+        """Gather shards that are padded to the longest, and restore the position order."""
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
         gathered = waited(collectives.all_gather_tensor(own, 0, ranks.group))
@@ -89,14 +90,14 @@ def padded(values: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """Result of a functional collective after it has finished."""
+    """A functional collective's result after it has finished."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found
 
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange this rank's positions of all units for all positions of its units. `order` lists all ranks' positions."""
+    """Exchange all units at this rank's positions for all positions of its units. `order` lists all ranks' positions."""
     rows, _, count, _, width = values.shape
     shares = chunk_sizes(values.shape[1], ranks.size)
     shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
@@ -105,7 +106,7 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange all positions of this rank's units for this rank's positions of all units."""
+    """Exchange all positions of this rank's units for all units at this rank's positions."""
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
@@ -132,7 +133,7 @@ class ToHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Exchange gradients of units for gradients of positions."""
+        """Exchange unit gradients for position gradients."""
         return to_positions(gradients[0], ctx.units, ctx.ranks, *ctx.saved_tensors), None
 
 
@@ -148,5 +149,5 @@ class ToPositions(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Exchange gradients of positions for gradients of units."""
+        """Exchange position gradients for unit gradients."""
         return to_heads(gradients[0], ctx.ranks, *ctx.saved_tensors), None, None

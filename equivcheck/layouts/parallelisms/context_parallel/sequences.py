@@ -1,4 +1,4 @@
-"""How attention reads the positions of other ranks: by gathering them, by exchanging heads, or by passing them round a ring.
+"""How attention reads other ranks' positions: by gathering them, by exchanging heads, or by passing them round a ring.
 
 Ring attention (https://arxiv.org/abs/2310.01889) combines the softmax block by block. In backward, keys and values go round once
 more together with their gradients, and the gradients take one more turn to reach their rank.
@@ -21,7 +21,7 @@ from equivcheck.training.layers.sequence import Looks, Sequence
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Ring:
-    """One layer's pass of keys and values round the ranks."""
+    """Keys and values during one layer's pass round the ranks."""
 
     ranks: PositionRanks
     """Ranks in the ring."""
@@ -29,7 +29,7 @@ class Ring:
     """Attention layer."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Send a block to the next rank. Returns a function that waits for the block of the previous rank."""
+        """Send a block to the next rank. Returns a function that waits for the previous rank's block."""
         ranks, arriving = self.ranks, torch.empty_like(block)
         after, before = (dist.get_global_rank(ranks.group, (ranks.index + step) % ranks.size) for step in (1, -1))
         messages = (dist.P2POp(dist.isend, block, after, ranks.group), dist.P2POp(dist.irecv, arriving, before, ranks.group))
@@ -43,17 +43,17 @@ class Ring:
         return arrived
 
     def origin(self, turn: int) -> torch.Tensor:
-        """Positions of the block that this rank holds at a turn."""
+        """Positions in the block that this rank holds at a turn."""
         return self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Attention scores of this rank's queries for keys at the given positions, for each query head."""
+        """Attention scores for this rank's queries and keys at the given positions, for each query head."""
         scores = query @ self.looks.grouped(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
         unseen = self.looks.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
     def of_heads(self, values: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Gradient of keys or values, summed over the query heads that share them."""
+        """Gradient for keys or values, summed over the query heads that share them."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
             grouped = self.looks.grouped(leaf)
@@ -61,7 +61,7 @@ class Ring:
 
 
 class BlockwiseSoftmax:
-    """Softmax-weighted sum of values, updated block by block.
+    """Softmax-weighted value sum, updated block by block.
 
     Sums are stored relative to the largest score so far. The first block must have a score for each query.
     """
@@ -72,7 +72,7 @@ class BlockwiseSoftmax:
         self.found = torch.zeros_like(query)
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """Add a block of scores and values."""
+        """Add a block with scores and values."""
         if not scores.shape[-1]:
             return
         largest = torch.maximum(self.largest, scores.amax(-1, keepdim=True))
@@ -127,13 +127,13 @@ class RingAttention(torch.autograd.Function):
 
 
 class PartOfSequence(Sequence):
-    """Base of sequences of which this rank holds some positions."""
+    """Base for sequences with only some positions on this rank."""
 
     def __init__(self, ranks: PositionRanks) -> None:
         self.ranks = ranks
 
     def positions(self, count: int, device: torch.device) -> torch.Tensor:  # noqa: ARG002 - of the base class
-        """Positions of this rank."""
+        """This rank's positions."""
         return self.ranks.own.to(device)
 
 
@@ -149,7 +149,7 @@ class Gathered(PartOfSequence):
 
 
 class SharedHeads(PartOfSequence):
-    """Attends with some of the heads to full sequences (DeepSpeed-Ulysses)."""
+    """Attends to full sequences with some heads (DeepSpeed-Ulysses)."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Exchange positions for heads, attend, and exchange heads for positions."""
@@ -170,10 +170,10 @@ def by_units_of(query: torch.Tensor, units: int) -> torch.Tensor:
 
 
 class RoundTrips(PartOfSequence):
-    """Attends while keys and values pass round a ring of ranks."""
+    """Attends while keys and values pass round a ring."""
 
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Attend to the block of each rank in turn."""
+        """Attend to each rank's block in turn."""
         ring = Ring(ranks=self.ranks, looks=looks)
         found: torch.Tensor = RingAttention.apply(query, torch.stack((key, value)), ring)  # type: ignore[no-untyped-call]
         return found

@@ -75,7 +75,7 @@ class DDPKind(LayoutKind[DDP]):
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:
-        """Module of `ZeroRedundancyOptimizer`, because it imports `torch.distributed.optim`."""
+        """`ZeroRedundancyOptimizer`'s module, because it imports `torch.distributed.optim`."""
         return ("equivcheck.layouts.parallelisms.ddp.zero_redundancy",) if parallelism.zero_redundancy else ()
 
     def when_reduced(self, parallelism: DDP, layout: Layout) -> WhenReduced:  # noqa: ARG002 - of the base class
@@ -108,7 +108,7 @@ class DDPKind(LayoutKind[DDP]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.ddp.known  # noqa: F401
 
 

@@ -2,7 +2,7 @@
 
 The gradient that reaches the cap closes its bucket, so a bucket may exceed the cap. In the first backward, DDP reduces all
 gradients in one bucket. Then it knows the order in which gradients become ready, and rebuilds the buckets once. With
-find_unused_parameters it follows the order of the parameters from the start and never rebuilds.
+find_unused_parameters it follows the parameters' order from the start and never rebuilds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
 
 MEBIBYTE = 2**20
 FIRST_BUCKET_BYTES = MEBIBYTE
-"""Default cap of the first bucket. It is small so that the first gradients are sent early."""
+"""Default cap for the first bucket. It is small so that the first gradients are sent early."""
 USED_MAP_ITEM_BYTES = 4
-"""Bytes for each parameter in the map of used parameters (int32)."""
+"""Bytes for each parameter in the used-parameter map (int32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Bucketing:
     """Sizes and options that determine the buckets. All gradients have one element type."""
 
     num_bytes: tuple[int, ...]
-    """Bytes of each gradient, in the order of the trainable parameters."""
+    """Bytes in each gradient, in the trainable parameters' order."""
     ready: tuple[int, ...]
     """Indices into `num_bytes` in the order in which gradients become ready; unused parameters come last."""
     cap_mb: float | None = None
@@ -42,12 +42,12 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reductions:
-    """All-reduces of one backward pass that synchronizes."""
+    """All-reduces in one backward pass that synchronizes."""
 
     buckets: tuple[int, ...]
-    """Bytes of each bucket, in call order."""
+    """Bytes in each bucket, in call order."""
     used_map: int = 0
-    """Bytes of the map of used parameters; 0 if it is not exchanged."""
+    """Bytes in the used-parameter map; 0 if it is not exchanged."""
     used_map_first: bool = False
     """Whether the map is reduced before the buckets."""
 
@@ -67,19 +67,19 @@ def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, 
 
 
 def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Indices of the gradients in each bucket of the first backward, in call order."""
+    """Gradient indices in each bucket during the first backward, in call order."""
     settles = bucketing.static_graph or not bucketing.find_unused_parameters
     return filled(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
 
 
 def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
-    """Indices of the gradients in each bucket after DDP has rebuilt them, in call order."""
+    """Gradient indices in each bucket after DDP has rebuilt them, in call order."""
     sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
     return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in filled(sizes, _limits(bucketing.cap_mb)))
 
 
 def reductions(bucketing: Bucketing) -> Iterator[Reductions]:
-    """Reductions of each backward pass that synchronizes; the iterator never ends."""
+    """Reductions in each backward pass that synchronizes; the iterator never ends."""
     used_map = USED_MAP_ITEM_BYTES * len(bucketing.num_bytes)
     initial = _bytes(bucketing, initial_buckets(bucketing))
     if bucketing.static_graph:
@@ -103,7 +103,7 @@ def _bytes(bucketing: Bucketing, buckets: tuple[tuple[int, ...], ...]) -> tuple[
 
 
 def trained_parameters(model: Model) -> tuple[str, ...]:
-    """Canonical names of the trainable parameters, in the model's order."""
+    """Trainable parameters' canonical names, in the model's order."""
     return tuple(parameter.full_name for parameter in parameters_of(model) if parameter.trained)
 
 

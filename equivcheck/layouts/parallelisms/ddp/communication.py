@@ -1,4 +1,4 @@
-"""Expected calls of `DistributedDataParallel`: bucketed gradients, the map of used parameters, buffers and rebuilt buckets."""
+"""Expected calls for `DistributedDataParallel`: bucketed gradients, the used-parameter map, buffers and rebuilt buckets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from equivcheck.worlds.trace.stage import Stage
 
 INT32_BYTES = 4
 COUNTER_BYTES = 8
-"""Bytes of the buffer that counts forward passes (int64)."""
+"""Bytes in the buffer that counts forward passes (int64)."""
 COMPRESSED_BYTES = 2
-"""Bytes of a compressed element."""
+"""Bytes in a compressed element."""
 EMPTY_BUCKET_BYTES = 4
 """Bytes that a rank sends if it has no parameters to update (one float32)."""
 
 
 def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True) -> Totals:
-    """Calls of all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
+    """Calls in all steps over a group. `replicate` wraps only parameters, so it broadcasts no buffers."""
     ledger, training = Ledger(), view.training
     bucketing = bucketing_of(view, ddp)
     expected = reductions(bucketing)
@@ -55,7 +55,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
 
 
 def _buffers(view: RankView) -> tuple[int, ...]:
-    """Bytes of the buffers, summed for each element type."""
+    """Buffer bytes, summed for each element type."""
     model = view.training.model
     found = (COUNTER_BYTES if model.counter else 0, model.outputs * view.item_bytes if model.offset else 0)
     return tuple(filter(None, found))
@@ -66,7 +66,7 @@ def _reduced_bytes(view: RankView, ddp: DDP) -> int:
 
 
 def rebuilding(ddp: DDP) -> int:
-    """Number of reductions before the buckets are rebuilt; -1 if they never are."""
+    """Reductions before the buckets are rebuilt; -1 if they never are."""
     if ddp.static_graph:
         return 2
     return -1 if ddp.find_unused_parameters else 1
@@ -109,7 +109,7 @@ def _was_dtensor(layout: Layout, parameter: Parameter) -> bool:
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:
-    """Count the broadcasts of the rebuilt buckets: parameter indices with their number, then bucket sizes."""
+    """Count the broadcasts that rebuild buckets: parameter indices with their number, then bucket sizes."""
     num_indices = len(bucketing.num_bytes) + 1
     ledger.note(step, "broadcast", axes, INT32_BYTES * num_indices)
     ledger.note(step, "broadcast", axes, INT32_BYTES * len(rebuilt_buckets(bucketing)))
@@ -121,7 +121,7 @@ def _all_calls(view: RankView, ddp: DDP) -> Totals:
 
 
 def update_totals(view: RankView, ddp: DDP) -> Totals:
-    """Broadcasts of `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
+    """Broadcasts by `ZeroRedundancyOptimizer`: each parameter, or each rank's bucket, from the rank that updated it."""
     ledger, names = Ledger(Stage.UPDATE), view.layout.axes_of(ddp)
     if ddp.parameters_as_bucket_view:
         trained = [sum(held.numel for held in part if held.trained) for part in _parts(view, view.layout.mesh.size(*names))]

@@ -1,4 +1,4 @@
-"""Predicates of known issues of `DistributedDataParallel` and composable `replicate`."""
+"""Known-issue predicates for `DistributedDataParallel` and composable `replicate`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 
 def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
-    """Distribute the updates of all parameters over the ranks of a mesh. Each rank has full parameters."""
+    """Distribute all parameters' updates over a mesh's ranks. Each rank has full parameters."""
     group = mesh.get_group()
 
     def build(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
@@ -38,7 +38,7 @@ def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: 
 
 
 def local_state(optimizer: torch.optim.Optimizer) -> State:
-    """Optimizer state of the parameters that this rank updates."""
+    """Optimizer state for the parameters that this rank updates."""
     assert isinstance(optimizer, ZeroRedundancyOptimizer), "the layout builds it"
     state: State = optimizer.optim.state
     return state

@@ -37,7 +37,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         take_rows(setup, mesh)
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
-        """Reduce gradients of the final parameters, and read experts that are plain tensors as shards."""
+        """Reduce the final parameters' gradients, and read experts that are plain tensors as shards."""
         from equivcheck.layouts.base.local_tensors import read_parts
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
@@ -59,5 +59,5 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.expert_parallel.known  # noqa: F401

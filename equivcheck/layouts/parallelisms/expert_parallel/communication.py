@@ -1,4 +1,4 @@
-"""Expected calls of expert parallelism: all-to-alls of rows, and reductions of the gradients of replicated parameters."""
+"""Expected calls for expert parallelism: all-to-alls of rows, and replicated parameters' gradient reductions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) 
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
-    """All-to-alls of a layer in one microbatch. Backward returns the gradients of rows and outputs that need them."""
+    """A layer's all-to-alls in one microbatch. Backward returns the gradients that rows and outputs need."""
     layer = view.training.model.layers[index]
     dispatch = kind_of(layer).dispatch(layer)
     if dispatch is None:
@@ -48,7 +48,7 @@ def _exchanges(view: RankView, step: int, index: int) -> int:
 
 
 def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
-    """Parameters with this rank's shard of the experts."""
+    """Parameters with this rank's expert shards."""
     ranks = view.layout.mesh.size(EP)
     for held in view.held:
         dim = cut_dim(parallelism, held.parameter)

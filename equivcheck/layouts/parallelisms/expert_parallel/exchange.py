@@ -1,6 +1,6 @@
-"""Differentiable all-to-alls that send rows to the ranks of their experts, and back.
+"""Differentiable all-to-alls that send rows to their experts' ranks, and back.
 
-Parts may be unequal. Every rank takes part in each all-to-all of forward and backward, even without rows or experts.
+Parts may be unequal. Every rank takes part in each all-to-all in forward and backward, even without rows or experts.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from equivcheck.training.layers.module import DispatchingModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
-    """Experts of one layer over the ranks of an axis, as one rank sees them."""
+    """One layer's experts over an axis, as one rank sees them."""
 
     layer: DispatchingModule
     """Layer that holds only this rank's experts."""
     group: ProcessGroup
-    """Process group of the ranks."""
+    """Process group."""
     num_units: tuple[int, ...]
     """Number of experts on each rank."""
     rank: int
-    """Index of this rank."""
+    """This rank's index."""
     names: tuple[str, ...]
     """Parameter names within the experts' module."""
 
     def __call__(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Outputs of the experts for rows sorted by expert.
+        """Expert outputs for rows sorted by expert.
 
         Args:
             rows: Shape (rows, features).
@@ -76,7 +76,7 @@ class Exchange:
         return arriving.view(ranks, own)
 
     def exchanged(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
-        """All-to-all of rows; backward exchanges their gradients the other way."""
+        """All-to-all with rows; backward exchanges their gradients the other way."""
         exchange: Any = collectives.all_to_all_single_autograd
         wait: Any = collectives.wait_tensor
         found: torch.Tensor = wait(exchange(rows.contiguous(), received, sent, self.group))
@@ -84,7 +84,7 @@ class Exchange:
 
 
 Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
-"""Makes this rank's part of a parameter with experts along dim 0."""
+"""Makes this rank's part from a parameter with experts along dim 0."""
 
 
 def share_out_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
@@ -116,7 +116,7 @@ def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 
 def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of experts, and all other parameters, of a model before its first forward.
+    """Expert parameters, and all other parameters, in a model before its first forward.
 
     After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.
     """
@@ -127,9 +127,9 @@ def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
 
 def reduce_gradients(own: list[nn.Parameter], others: list[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Average the gradients of replicated parameters over ranks, and divide those of experts by the number of ranks.
+    """Average replicated parameters' gradients over ranks, and divide expert gradients by the rank count.
 
-    Gradients of experts already contain the rows of all ranks. If other axes shard a gradient, its local shard is reduced.
+    Expert gradients already contain all ranks' rows. If other axes shard a gradient, its local shard is reduced.
     """
     gradients_by_hand.sum_gradients(others, mesh.get_group())
     gradients_by_hand.divide_gradients([*own, *others], mesh.size())

@@ -48,7 +48,7 @@ def _require_written(draft: Draft) -> None:
 
 
 def exchange_keeping(storage: ExpertStorage) -> Callable[..., object]:
-    """Function of `exchange` that makes this rank's part of the experts."""
+    """Function in `exchange` that makes this rank's expert shard."""
     from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
     return exchange.own_tensor if storage is ExpertStorage.PLAIN else exchange.dtensor_of_all
@@ -76,7 +76,7 @@ def _define(draft: Draft, keep: Callable[..., object]) -> None:
 
 
 def _source(found: object) -> list[str]:
-    """Source without types of equivcheck."""
+    """Source without equivcheck's types."""
     text = "\n".join(source_of(found))
     for here, there in (
         ("isinstance(layer, DispatchingModule)", 'hasattr(layer, "by_units")'),

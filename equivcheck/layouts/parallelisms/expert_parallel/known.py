@@ -1,4 +1,4 @@
-"""Predicates of known issues of experts that are DTensors."""
+"""Known-issue predicates for experts that are DTensors."""
 
 from __future__ import annotations
 

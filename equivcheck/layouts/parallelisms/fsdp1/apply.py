@@ -76,7 +76,7 @@ class FSDP1Kind(LayoutKind[FSDP1]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.fsdp1.known  # noqa: F401
 
 

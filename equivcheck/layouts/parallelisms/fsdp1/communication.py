@@ -1,4 +1,4 @@
-"""Expected calls of `FullyShardedDataParallel`: all-gathers of flat parameters, gradient reductions, and the gradient norm."""
+"""Expected calls for `FullyShardedDataParallel`: flat parameters' all-gathers, gradient reductions, and the gradient norm."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy
 from equivcheck.worlds.trace.stage import Stage
 
 NORM_BYTES = 4
-"""Bytes of a norm over shards (one float32)."""
+"""Bytes in a norm over shards (one float32)."""
 
 _FREED_AFTER_FORWARD = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
 class FSDP1Calls(UnitCalls[FSDP1]):
-    """Counts the calls of `FullyShardedDataParallel` in its order."""
+    """Counts `FullyShardedDataParallel`'s calls in its order."""
 
     def __init__(self, view: RankView, fsdp: FSDP1) -> None:
         super().__init__(view, fsdp)
         self.is_sharded = fsdp.strategy is not ShardingStrategy.NO_SHARD and self.parts > 1
 
     def totals(self) -> Totals:
-        """Calls of all steps, including clipping by norm."""
+        """Calls in all steps, including clipping by norm."""
         return super().totals() | self._clipping()
 
     def _forward(self, step: int) -> None:
@@ -67,7 +67,7 @@ class FSDP1Calls(UnitCalls[FSDP1]):
             self.ledger.note(step, "all_reduce.sum", self.replicas, shard)
 
     def _num_flat(self, held: tuple[Held, ...]) -> int:
-        """Elements of a flat parameter, including padding between and after parameters."""
+        """Elements in a flat parameter, including padding between and after parameters."""
         total = flat_starts([parameter.numel for parameter in held], alignment_of(self.view.training, self.fsdp))[-1]
         return chunk_size(total, self.parts) * self.parts if self.fsdp.use_orig_params else total
 

@@ -1,6 +1,6 @@
-"""Predicts positions of parameters in flat parameters of `FullyShardedDataParallel`, from sizes only.
+"""Predicts parameter positions in `FullyShardedDataParallel`'s flat parameters, from sizes only.
 
-With use_orig_params, each parameter starts at a multiple of 16 bytes in the unit's compute dtype (`_get_aligned_numel` of
+With use_orig_params, each parameter starts at a multiple of 16 bytes in the unit's compute dtype (`_get_aligned_numel` in
 torch.distributed.fsdp). All shards have the same length, but the last ones may be shorter or empty.
 """
 
@@ -12,17 +12,17 @@ from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in
 from equivcheck.scenario import FSDP1, Training
 
 ALIGNMENT_BYTES = 16
-"""Alignment of parameters within a flat parameter with use_orig_params."""
+"""Parameter alignment within a flat parameter with use_orig_params."""
 
 
 def alignment_of(training: Training, fsdp: FSDP1) -> int:
-    """Alignment of parameters in elements; 1 without use_orig_params."""
+    """Parameter alignment in elements; 1 without use_orig_params."""
     computed = computed_in(training.precision, fsdp.mixed_precision)
     return ALIGNMENT_BYTES // ITEM_BYTES[computed.value] if fsdp.use_orig_params else 1
 
 
 def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
-    """Start of each parameter and end of the flat parameter, in elements."""
+    """Each parameter's start and the flat parameter's end, in elements."""
     starts, end = [], 0
     for numel in numels:
         starts.append(-(-end // alignment) * alignment)
@@ -31,7 +31,7 @@ def flat_starts(numels: Sequence[int], alignment: int) -> tuple[int, ...]:
 
 
 def held_of(numels: Sequence[int], alignment: int, num_shards: int, shard: int) -> tuple[int, ...]:
-    """Elements of each parameter in one shard."""
+    """Each parameter's elements in one shard."""
     *starts, end = flat_starts(numels, alignment)
     length = -(-end // num_shards)
     first, last = shard * length, (shard + 1) * length

@@ -1,4 +1,4 @@
-"""Reads a rank's shards of flat parameters of `FullyShardedDataParallel`.
+"""Reads a rank's shards of `FullyShardedDataParallel`'s flat parameters.
 
 Uses private torch API (`FlatParamHandle`); tested with torch 2.13.
 """
@@ -44,7 +44,7 @@ def release(root: FullyShardedDataParallel) -> None:
 
 
 def _handles(root: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Handle of each unit with its canonical name prefix, in the order of the single-device optimizer."""
+    """Each unit's handle with its canonical name prefix, in the single-device optimizer's order."""
     for name, unit in root.named_modules():
         if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None:
             prefix = canonical_name(f"{name}." if name else "")
@@ -61,14 +61,14 @@ def _piece(handle: Any, index: int, prefix: str) -> Piece:
 
 
 def _box(name: str, local: tuple[int, ...], spec: Any) -> Piece:
-    """Piece of a parameter that the ranks of one unit hold together: all of it, or a tensor-parallel shard."""
+    """Piece that a unit's ranks hold together: a full parameter, or a tensor-parallel shard."""
     if spec is None:
         return Piece(name=name, shape=local)
     return box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
 
 
 def _padded(handle: Any, pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Pieces of a flat parameter without alignment, and the padding at the end of its shard."""
+    """A flat parameter's pieces without alignment, and the padding at its shard's end."""
     total, ends = handle.flat_param.numel(), list(accumulate((piece.numel for piece in pieces), initial=0))
     placed = [replace(piece, place=(start, total)) for piece, start in zip(pieces, ends, strict=False)]
     rest = total - ends[-1]

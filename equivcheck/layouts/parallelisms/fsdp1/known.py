@@ -1,4 +1,4 @@
-"""Predicates of known issues of `FullyShardedDataParallel`."""
+"""Known-issue predicates for `FullyShardedDataParallel`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from equivcheck.training.layers.parameters import Parameter, by_layer, parameter
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 _ROUNDING = 0.01
-"""Relative tolerance for a ratio of gradients, above the rounding of float16."""
+"""Relative tolerance for a gradient ratio, above float16 rounding."""
 
 
 @need
@@ -36,7 +36,7 @@ def unit_of_nothing(scenario: Scenario) -> bool:
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Replicas disagree, or all have the sum divided by the number of replicas, because their gradients are equal."""
+    """Replicas disagree, or all have the sum divided by the replica count, because their gradients are equal."""
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -66,7 +66,7 @@ def flat_parameters_are_cut(scenario: Scenario) -> bool:
 
 @need
 def rank_without_gradients(scenario: Scenario) -> bool:
-    """Some rank of FSDP1 with use_orig_params, or of a pipeline, has no element of a trained parameter."""
+    """Some rank under FSDP1 with use_orig_params, or in a pipeline, has no element from a trained parameter."""
     return rank_of_stages_without_gradients(scenario) or any(
         _some_rank_has_nothing_trained(scenario, parallelism)
         for parallelism in scenario.layout.of(FSDP1)
@@ -81,7 +81,7 @@ def _some_rank_has_nothing_trained(scenario: Scenario, fsdp: FSDP1) -> bool:
 
 
 def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Iterator[int]:
-    """Elements of each trained parameter in one shard of one tensor-parallel rank."""
+    """Each trained parameter's elements in one shard on one tensor-parallel rank."""
     ranks, alignment = scenario.layout.mesh.size(DP, SHARD), alignment_of(scenario.training, fsdp)
     for unit in _units(scenario, fsdp):
         held = held_of(_numels(scenario, unit, part), alignment, ranks, shard)
@@ -89,7 +89,7 @@ def _trained_on(shard: int, part: int, scenario: Scenario, fsdp: FSDP1) -> Itera
 
 
 def _numels(scenario: Scenario, unit: list[Parameter], part: int) -> list[int]:
-    """Elements of each parameter of a unit on one tensor-parallel rank."""
+    """Elements in each unit parameter on one tensor-parallel rank."""
     return [math.prod(local_shape(scenario.layout, parameter, {TP: part})) for parameter in unit]
 
 
@@ -133,7 +133,7 @@ def _compiled_flat(scenario: Scenario) -> list[FSDP1]:
 
 @need
 def reduces_each_microbatch(scenario: Scenario) -> bool:
-    """Gradients of several microbatches are accumulated, and each microbatch reduces them."""
+    """Gradients from several microbatches are accumulated, and each microbatch reduces them."""
     return len(scenario.training.data.microbatches) > 1 and any(
         not parallelism.no_sync for parallelism in scenario.layout.of(FSDP1)
     )

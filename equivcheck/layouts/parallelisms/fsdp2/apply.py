@@ -37,7 +37,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
     communication = FSDP2_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
-        """Shard the model in place, and set the options of its units."""
+        """Shard the model in place, and set its units' options."""
         from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
         from torch.distributed.tensor import Shard
 
@@ -114,7 +114,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
@@ -128,7 +128,7 @@ def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
 
 
 def _expert_units(setup: Setup) -> list[nn.Module]:
-    """Experts of each layer if they are DTensors."""
+    """Each layer's experts if they are DTensors."""
     return expert_units(setup.model) if has_dtensor_experts(_layout_of(setup)) else []
 
 
@@ -190,7 +190,7 @@ def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractCon
 
 
 def _policy(policy: MixedPrecision | None, *, is_root: bool) -> MixedPrecisionPolicy:
-    """Mixed-precision policy of a unit. Only the root casts outputs."""
+    """A unit's mixed-precision policy. Only the root casts outputs."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 

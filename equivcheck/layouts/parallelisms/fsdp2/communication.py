@@ -1,4 +1,4 @@
-"""Expected calls of `fully_shard`: all-gathers for forward and, after resharding, for backward; then gradient reductions."""
+"""Expected calls for `fully_shard`: all-gathers for forward and, after resharding, for backward; then gradient reductions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Unit:
     """Parameters that are gathered and reduced together."""
 
     held: tuple[Held, ...]
-    """Parameters of the unit."""
+    """The unit's parameters."""
     last_layer: int
     """Index of the layer that computes the unit's output."""
     is_root: bool = False
-    """Whether the unit is the root, with all parameters outside of other units."""
+    """Whether the unit is the root, with all parameters outside other units."""
     is_of_experts: bool = False
-    """Whether the unit has the DTensor experts of a layer. The unit of that layer contains it."""
+    """Whether the unit has a layer's DTensor experts. That layer's unit contains it."""
     gathered: bool = False
     """Whether this rank has full parameters now."""
     resharded: bool = False
@@ -56,7 +56,7 @@ class Unit:
 
 
 class UnitCalls(ABC, Generic[F]):
-    """Counts the calls of a training whose units are gathered and reduced."""
+    """Counts the calls in a training whose units are gathered and reduced."""
 
     def __init__(self, view: RankView, fsdp: F, layers_per_unit: int = 1) -> None:
         self.view = view
@@ -72,7 +72,7 @@ class UnitCalls(ABC, Generic[F]):
         self.units = units_of(view, fsdp.wrapping, layers_per_unit)
 
     def totals(self) -> Totals:
-        """Calls of all steps without clipping."""
+        """Calls in all steps without clipping."""
         training = self.view.training
         last = len(training.data.microbatches) - 1
         for step in range(training.steps):
@@ -83,15 +83,15 @@ class UnitCalls(ABC, Generic[F]):
 
     @abstractmethod
     def _forward(self, step: int) -> None:
-        """Count the calls of one microbatch's forward."""
+        """Count the calls in one microbatch's forward."""
 
     @abstractmethod
     def _backward(self, step: int, last: bool) -> None:
-        """Count the calls of one microbatch's backward. `last` marks the last microbatch of the step."""
+        """Count the calls in one microbatch's backward. `last` marks the step's last microbatch."""
 
 
 class FSDP2Calls(UnitCalls[FSDP2]):
-    """Counts the calls of `fully_shard` in its order."""
+    """Counts `fully_shard`'s calls in its order."""
 
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
@@ -101,7 +101,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
-        """Group of neighbours that share resharded parameters."""
+        """Neighbours that share resharded parameters."""
         mesh, axis = self.view.layout.mesh, self.view.layout.mesh.names.index(self.view.layout.axes_of(self.fsdp)[-1])
 
         def group(coordinate: tuple[int, ...]) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         unit.gathered = True
 
     def _part(self, parameters: Iterable[Held]) -> int:
-        """Elements of a rank's padded shards of some parameters."""
+        """Elements in a rank's padded shards of some parameters."""
         dims = ((held, cut_dim(self.fsdp, held.parameter)) for held in parameters)
         return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
 
@@ -202,7 +202,7 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
 
 
 def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
-    """Calls of distributed Muon: shards to the owner of each matrix, and updates back."""
+    """Distributed Muon's calls: shards to each matrix's owner, and updates back."""
     ledger, axis = Ledger(Stage.UPDATE), view.layout.axes_of(fsdp)[-1]
     parts, index = view.layout.mesh.size(axis), view.index(axis)
     owned = list(enumerate(held for held in view.held if held.trained))

@@ -8,28 +8,28 @@ from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
 from equivcheck.system.torch_version import torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
-"""Versions that average over shards and replicas if the divide factor is the number of all ranks.
+"""Versions that average over shards and replicas if the divide factor is the total rank count.
 
-Later versions average over shards if it is the number of shards, and sum over replicas."""
+Later versions average over shards if it is the shard count, and sum over replicas."""
 
 
 def averaging_ranks(layout: Layout) -> int:
-    """Number of ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
+    """Ranks over which gradients are averaged. Other parallelisms may shard rows over more ranks."""
     return layout.mesh.size(DP, REPLICATE, SHARD)
 
 
 def averages(element_type: ElementType) -> bool:
-    """Whether the reduction averages: float32 and bfloat16. Gradients of other dtypes are divided separately."""
+    """Whether the reduction averages: float32 and bfloat16. Other dtypes are divided separately."""
     return element_type in (ElementType.FLOAT32, ElementType.BFLOAT16)
 
 
 def expert_divide_factor(fsdp: FSDP2, layout: Layout) -> float:
-    """Divide factor for expert units, whose gradients contain the rows of all ranks along the expert axis, too."""
+    """Divide factor for expert units, whose gradients contain all ranks' rows along the expert axis, too."""
     return (fsdp.gradient_divide_factor or averaging_ranks(layout)) * layout.mesh.size(EP)
 
 
 def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Division:
-    """Time at which gradient sums of an element type are divided."""
+    """When gradient sums in an element type are divided."""
     if not averages(element_type):
         return Division.AROUND
     if fsdp.sum_reductions:
@@ -47,7 +47,7 @@ def backend_divides(factor: float | None, layout: Layout) -> bool:
 
 
 def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: float | None) -> tuple[str, str]:
-    """Names of the reductions over shards and over replicas for a unit with the given divide factor."""
+    """Reduction names over shards and over replicas for a unit with the given divide factor."""
     if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
     sums_replicas = factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)

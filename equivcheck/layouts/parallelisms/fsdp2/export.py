@@ -53,7 +53,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
 
 
 def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
-    """Define the optimizer of distributed Muon that the ranks use here."""
+    """Define the distributed Muon optimizer that the ranks use here."""
     from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
 
     for name in ("Callable", "Iterable", "Mapping"):
@@ -78,7 +78,7 @@ def _scale(draft: Draft, fsdp: FSDP2) -> None:
 
 
 def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
-    """Keyword arguments of `fully_shard`."""
+    """Keyword arguments for `fully_shard`."""
     options: dict[str, object] = {"mesh": mesh_of(draft, fsdp)}
     if fsdp.reshard_to is not None or not fsdp.reshard_after_forward:
         options["reshard_after_forward"] = fsdp.reshard_to or False
@@ -102,7 +102,7 @@ def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
 
 
 def _prefetches(draft: Draft, count: int) -> list[str]:
-    """Loop that lets neighbouring units prefetch each other, by the first layer of each unit."""
+    """Loop that lets neighbouring units prefetch each other, by each unit's first layer."""
     if len(draft.form.layers) == 1:
         return []
     draft.need("itertools", "pairwise")

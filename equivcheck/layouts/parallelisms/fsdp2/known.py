@@ -1,4 +1,4 @@
-"""Predicates of known issues of DTensor shards, by `fully_shard`, SPMD or tensor parallelism."""
+"""Known-issue predicates for DTensor shards, by `fully_shard`, SPMD or tensor parallelism."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from equivcheck.worlds.trace.differences import Divergence
 _EPSILON = 1e-6
 """Epsilon that `clip_grad_norm_` adds to the norm."""
 _ROUNDING = 0.01
-"""Relative tolerance for a ratio of gradients, above the rounding of float16."""
+"""Relative tolerance for a gradient ratio, above float16 rounding."""
 
 
 @need
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
-    """Some rank has an empty shard of a DTensor gradient."""
+    """Some rank has an empty shard in a DTensor gradient."""
     return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
 
 
@@ -53,7 +53,7 @@ def sums_norms_of_shards(scenario: Scenario) -> bool:
 
 @show
 def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
-    """The error of the clipped value is at most the epsilon of `clip_grad_norm_` once for each rank."""
+    """The clipped value's error is at most `clip_grad_norm_`'s epsilon once for each rank."""
     clipping, expected = scenario.training.clipping, float(divergence.expected)
     assert isinstance(clipping, ClipNorm), clipping
     largest = scenario.layout.mesh.num_ranks * _EPSILON / clipping.max_norm
@@ -61,7 +61,7 @@ def off_by_epsilons(scenario: Scenario, divergence: Divergence) -> bool:
 
 
 def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
-    """Size of each sharded gradient dim, and the number of ranks that shard it."""
+    """Size and rank count for each sharded gradient dim."""
     layout = scenario.layout
     of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
@@ -80,7 +80,7 @@ def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout
 
 
 def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
-    """Size of a dim on the last rank with elements after tensor or expert parallelism; the full size if neither shards it."""
+    """A dim's size on the last rank with elements after tensor or expert parallelism; the full size if neither shards it."""
     layout = scenario.layout
     for parallelism in layout.of(PlannedParallelism, ExpertParallel):
         if cut_dim(parallelism, parameter) == dim:
@@ -101,7 +101,7 @@ def divided_apart_on_one_shard(scenario: Scenario) -> bool:
 
 
 def _divide_factors(fsdp: FSDP2, scenario: Scenario) -> list[float | None]:
-    """Divide factors of the units of a model."""
+    """Divide factors in a model's units."""
     layout, parameters = scenario.layout, parameters_of(scenario.training.model)
     kinds = {is_dtensor_expert(layout, parameter) for parameter in parameters if parameter.trained}
     return [expert_divide_factor(fsdp, layout) if of_experts else fsdp.gradient_divide_factor for of_experts in kinds]
@@ -116,7 +116,7 @@ def weight_in_two_units(scenario: Scenario) -> bool:
 
 @need
 def last_dims_cut_unevenly(scenario: Scenario) -> bool:
-    """`fully_shard` splits the last dim of a parameter into unequal shards."""
+    """`fully_shard` splits a parameter's last dim into unequal shards."""
     return scenario.layout.has(FSDP2) and cuts_last_dims_unevenly(scenario.training, scenario.layout)
 
 

@@ -1,7 +1,7 @@
 """Distributed Muon: one rank owns each sharded matrix and orthogonalizes the full matrix.
 
-An all-to-all sends all shards of an update to the owner of the matrix, and another all-to-all sends the orthogonalized shards
-back. Large trainings do the same (arXiv:2502.16982 by gathers; pytorch/torchtitan#2494 and NVIDIA/Megatron-LM#6720 by owners).
+An all-to-all sends all shards to the matrix's owner, and another all-to-all sends the orthogonalized shards back. Large trainings
+do the same (arXiv:2502.16982 by gathers; pytorch/torchtitan#2494 and NVIDIA/Megatron-LM#6720 by owners).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from equivcheck.layouts.base.partition import chunk_sizes
 
 
 class MuonByOwners(torch.optim.Muon):
-    """`torch.optim.Muon` for DTensors that are sharded along one dim over the ranks of a group."""
+    """`torch.optim.Muon` for DTensors that are sharded along one dim over a group."""
 
     def __init__(
         self, groups: Iterable[Any], group: dist.ProcessGroup, owners: Mapping[torch.Tensor, int], **settings: Any
     ) -> None:
-        """Takes the arguments of `Muon`, the group, and the rank within the group that owns each parameter."""
+        """Takes `Muon`'s arguments, the group, and each parameter's owner as a rank within the group."""
         super().__init__(groups, **settings)
         self.group, self.owners = group, owners
         self.nothing = _local(next(iter(owners))).detach().new_empty(0)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters with gradients. Ranks must have gradients of the same parameters."""
+        """Update all parameters with gradients. Ranks must agree on the parameters with gradients."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         trained = [(each, settings) for settings in self.param_groups for each in settings["params"] if each.grad is not None]
         moved = {each: self._momentum(each, settings) for each, settings in trained}
@@ -42,7 +42,7 @@ class MuonByOwners(torch.optim.Muon):
         return loss
 
     def _momentum(self, parameter: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-        """This rank's shard of the matrix to orthogonalize."""
+        """This rank's shard to orthogonalize."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -54,7 +54,7 @@ class MuonByOwners(torch.optim.Muon):
     def _orthogonalised(
         self, moved: dict[torch.Tensor, torch.Tensor], settings: Mapping[torch.Tensor, dict[str, Any]]
     ) -> dict[torch.Tensor, torch.Tensor]:
-        """This rank's shards of the orthogonalized updates, by parameter."""
+        """This rank's orthogonalized update shards, by parameter."""
         if not moved:
             return {}
         count, rank = self.group.size(), self.group.rank()
@@ -72,7 +72,7 @@ class MuonByOwners(torch.optim.Muon):
         return dict(zip(chain(*owned), chain(*found), strict=True))
 
     def _exchanged(self, sent: list[list[torch.Tensor]], shapes: list[list[torch.Size]]) -> list[list[torch.Tensor]]:
-        """Exchange lists of matrices with each rank of the group. `shapes` are those of the received matrices."""
+        """Exchange matrices with each rank in the group. `shapes` are the received ones."""
         flat = torch.cat([self.nothing, *(matrix.reshape(-1) for some in sent for matrix in some)])
         outgoing = [sum(matrix.numel() for matrix in some) for some in sent]
         incoming = [sum(shape.numel() for shape in some) for some in shapes]
@@ -86,7 +86,7 @@ class MuonByOwners(torch.optim.Muon):
 
 
 def _orthogonal(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-    """Update of Muon without learning rate and momentum."""
+    """Muon's update without learning rate and momentum."""
     matrix = nn.Parameter(torch.zeros_like(update))
     matrix.grad = -update
     own = {name: settings[name] for name in ("ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -96,13 +96,13 @@ def _orthogonal(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
 
 
 def _shapes(parameters: Iterable[torch.Tensor], count: int, number: int) -> list[torch.Size]:
-    """Shapes of one rank's shards."""
+    """One rank's shard shapes."""
     dims = [(each, _dim(each)) for each in parameters]
     return [torch.Size((*each.shape[:dim], _sizes(each, count)[number], *each.shape[dim + 1 :])) for each, dim in dims]
 
 
 def _sizes(parameter: torch.Tensor, count: int) -> list[int]:
-    """Sizes of all shards along the sharded dim."""
+    """All shard sizes along the sharded dim."""
     return list(chunk_sizes(parameter.shape[_dim(parameter)], count))
 
 

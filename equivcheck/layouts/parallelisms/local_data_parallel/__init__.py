@@ -1,1 +1,1 @@
-"""Data parallelism by hand: gradients of plain tensors averaged after a step's last backward."""
+"""Explicit data parallelism: plain tensors' gradients are averaged after a step's last backward."""

@@ -1,4 +1,4 @@
-"""Expected calls of explicit data parallelism: one all-reduce for each gradient, or one for all of them."""
+"""Expected calls for explicit data parallelism: one all-reduce for each gradient, or one for all together."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
     communication = LOCAL_TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
-        """Replace each module of the plan by its shard, and select this rank's part of each dropout mask."""
+        """Replace each module in the plan by its shard, and select this rank's part in each dropout mask."""
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
         from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules

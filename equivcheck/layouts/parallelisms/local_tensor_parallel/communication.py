@@ -1,4 +1,4 @@
-"""Expected calls of tensor parallelism on plain tensors: redistributions of activations, and sums of replicated gradients."""
+"""Expected calls for tensor parallelism on plain tensors: redistributed activations, and sums of replicated gradients."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from equivcheck.scenario.mesh import TP
 
 
 class LocalCalls(PlannedCalls):
-    """Counts sums of gradients in each microbatch's backward if ranks use a replicated parameter for different rows."""
+    """Counts gradient sums in each microbatch's backward if ranks use a replicated parameter for different rows."""
 
     def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:
-        """Count gradients of a linear that computes sharded rows, or of a bias that is added to a sharded output."""
+        """Count gradients for a linear that computes sharded rows, or for a bias that is added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
@@ -28,7 +28,7 @@ class LocalCalls(PlannedCalls):
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count the maximum of each row's logits, and the sums over classes in one call."""
+        """Count the maximum over each row's logits, and the sums over classes in one call."""
         loss = self.view.training.loss
         assert isinstance(loss, CrossEntropy), "a limit leaves no other"
         if self.parts > 1:
@@ -39,7 +39,7 @@ class LocalCalls(PlannedCalls):
             self.ledger.note(step, "all_reduce.sum", self.axes, num_sums * rows * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
-        """Count gradients of norms over sharded rows."""
+        """Count gradients for norms over sharded rows."""
         times = len(self.view.training.data.microbatches)
         for held in self.view.held:
             if held.parameter.is_of_norm and self._is_of_own_rows(held) and self._is_differentiated(held, step):

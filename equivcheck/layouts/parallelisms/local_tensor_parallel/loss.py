@@ -1,4 +1,4 @@
-"""Cross-entropy of vocabulary-parallel logits: each rank has the logits of its own classes.
+"""Cross-entropy with vocabulary-parallel logits: each rank has its own classes' logits.
 
 As in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3), the maximum and the sums over classes are reduced over ranks.
 Each rank computes its own logits' gradient.
@@ -16,7 +16,7 @@ from equivcheck.training.setup import Setup
 
 
 def keep_logits_apart(setup: Setup, ranks: AxisRanks) -> None:
-    """Compute the loss from this rank's shard of the logits."""
+    """Compute the loss from this rank's logits."""
     num_classes = setup.training.model.outputs
 
     def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
@@ -29,7 +29,7 @@ def keep_logits_apart(setup: Setup, ranks: AxisRanks) -> None:
 
 
 class _Parts:
-    """Logits of shape (rows, own classes) with labels of shape (rows,)."""
+    """Logits with shape (rows, own classes), labels with shape (rows,)."""
 
     def __init__(
         self, loss: CrossEntropy, ranks: AxisRanks, num_classes: int, logits: torch.Tensor, labels: torch.Tensor
@@ -39,7 +39,7 @@ class _Parts:
         self.weights = class_weights(num_classes, logits.dtype) if loss.class_weights else logits.new_ones(num_classes)
 
     def total(self) -> torch.Tensor:
-        """Sum of the losses of all counted labels, the same on every rank."""
+        """Loss sum over all counted labels, equal on all ranks."""
         largest = self.ranks.maximum(torch.cat([self.logits.detach(), self._column(-torch.inf)], -1).amax(-1))
         sums = [(self.logits - largest.unsqueeze(-1)).exp().sum(-1), self._of_labels()]
         if self.loss.label_smoothing:
@@ -56,7 +56,7 @@ class _Parts:
         return total
 
     def _of_labels(self) -> torch.Tensor:
-        """Logit of each label if this rank has its class, else zero."""
+        """Each label's logit if this rank has its class, else zero."""
         num_own = self.logits.shape[-1]
         own = self.labels - self.ranks.first(self.num_classes)
         own = torch.where((own >= 0) & (own < num_own), own, num_own)

@@ -1,4 +1,4 @@
-"""Modules with sharded plain tensors, and how they replace the modules of a model.
+"""Modules with sharded plain tensors, and how they replace a model's modules.
 
 Each module holds its part of a linear or embedding and redistributes activations before and after it. A layer that computes
 partial sums, such as experts sharded by hidden features, is a region: all ranks route alike, and its output is summed once.
@@ -30,7 +30,7 @@ from equivcheck.training.setup import Setup
 
 
 class LocalLinear(nn.Module):
-    """This rank's shard of a linear, between two redistributions of activations."""
+    """This rank's part of a linear, between two activation redistributions."""
 
     def __init__(
         self, full: nn.Linear, ranks: AxisRanks, enter: Route, leave: Route, dims: tuple[int | None, int | None]
@@ -58,7 +58,7 @@ class LocalLinear(nn.Module):
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
 
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
-        """Part of a replicated bias that is added to this rank's output."""
+        """This rank's part of a replicated bias, as it is added to the output."""
         if self.leave.target is ActivationPlacement.ROWS:
             return self.ranks.used_by_all(bias)
         return self.ranks.move(bias, self.cut_bias)
@@ -84,7 +84,7 @@ class LocalNorm(nn.Module):
 
 
 class LocalEmbedding(nn.Module):
-    """This rank's shard of an embedding by tokens or features, or a replicated one, with a redistributed output."""
+    """This rank's part of an embedding by tokens or features, or a replicated one, with a redistributed output."""
 
     def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Route, dim: int | None) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class LocalEmbedding(nn.Module):
         return self.ranks.move(self.own_tokens(tokens, self.start), self.leave)
 
     def own_tokens(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Embeddings of this rank's tokens. Other tokens look up a row of zeros behind this rank's rows."""
+        """Embeddings for this rank's tokens. Other tokens look up a zero row behind this rank's rows."""
         num_rows, own = self.weight.shape[0], tokens - start
         own = torch.where((own >= 0) & (own < num_rows), own, num_rows)
         rows = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -114,11 +114,11 @@ class LocalRegion(Region):
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
     def entered(self, values: torch.Tensor) -> torch.Tensor:
-        """Redistribute the input of the region."""
+        """Redistribute the region's input."""
         return self.ranks.move(values, self.enter)
 
     def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let gradients of values and routing weights be summed over ranks."""
+        """Let gradients for values and routing weights be summed over ranks."""
         return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
 
     def left(self, addend: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ def cut_within(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None
 
 
 def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> AxisRanks:
-    """Replace or shard every module of the plan. Returns the ranks that redistribute activations."""
+    """Replace or shard every module in the plan. Returns the ranks that redistribute activations."""
     ranks = _kind(parallelism.collectives)(group=mesh.get_group(), size=mesh.size(), index=mesh.get_local_rank())
     model = setup.training.model
     for planned in planned_modules(model, parallelism):

@@ -31,16 +31,16 @@ _LINEARS = {Split.COLUMN: COLUMN, Split.ROW: ROW}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Redistribution of an activation and of its gradient."""
+    """How an activation and its gradient are redistributed."""
 
     source: ActivationPlacement
-    """Placement of the input."""
+    """Input placement."""
     target: ActivationPlacement
-    """Placement of the output."""
+    """Output placement."""
     gradient_source: ActivationPlacement
-    """Placement of the output's gradient."""
+    """Output gradient's placement."""
     gradient_target: ActivationPlacement
-    """Placement of the input's gradient."""
+    """Input gradient's placement."""
     features: int
     """Number of features over all ranks."""
 
@@ -86,13 +86,13 @@ def leaving(told: Passage, features: int) -> Route:
 
 
 def gathered(input: ActivationSharding, features: int) -> Route:
-    """Redistribution of a layer's input to all ranks, which then compute the same."""
+    """Redistribution that replicates a layer's input, with which all ranks then compute the same."""
     whole, before = ActivationPlacement.WHOLE, OF_SHARDING[input]
     return Route(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def summed(output: ActivationSharding, features: int) -> Route:
-    """Reduction of a layer's partial sums."""
+    """Reduction for a layer's partial sums."""
     return _leaving(ActivationPlacement.PENDING, output, features)
 
 
@@ -118,23 +118,23 @@ class PlannedModule:
     name: str
     """Canonical name."""
     enter: Route | None = None
-    """Redistribution of the input."""
+    """Input redistribution."""
     leave: Route | None = None
-    """Redistribution of the output."""
+    """Output redistribution."""
     dims: tuple[int | None, int | None] = (None, None)
-    """Sharded dims of weight and bias; None for a replicated one."""
+    """Sharded dims in weight and bias; None for a replicated one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRegion:
-    """Layer in which each rank computes a partial sum of the output."""
+    """Layer in which each rank computes a partial sum."""
 
     layer: int
     """Layer index."""
     enter: Route
-    """Redistribution of the input after the norm."""
+    """Input redistribution after the norm."""
     leave: Route
-    """Reduction of the partial sums."""
+    """Reduction for the partial sums."""
     dims: tuple[tuple[str, int], ...]
     """Parameter names within the layer, with the dim that is sharded."""
 

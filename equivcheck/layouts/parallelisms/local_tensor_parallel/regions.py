@@ -1,4 +1,4 @@
-"""Differentiable redistributions of activations over the ranks of an axis, called regions in Megatron.
+"""Differentiable activation redistributions over an axis, called regions in Megatron.
 
 They use functional collectives, whose own backward supports neither unequal shards nor gradients with another placement than the
 values. Unequal shards are padded here.
@@ -22,16 +22,16 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """Ranks of an axis, as one of them sees them. Mutable."""
+    """An axis's ranks, as one rank sees them. Mutable."""
 
     group: ProcessGroup
-    """Process group of the ranks."""
+    """Process group."""
     size: int
     """Number of ranks."""
     index: int
-    """Index of this rank."""
+    """This rank's index."""
     rows: int = 0
-    """Number of rows, or positions, of the current microbatch over all ranks."""
+    """Rows, or positions, in the current microbatch over all ranks."""
 
     def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
         """Redistribute values by a route."""
@@ -50,7 +50,7 @@ class AxisRanks:
     def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
         """Make a replicated parameter a partial sum that counts once: zero on all ranks but the first.
 
-        All ranks already have the gradient of the sum, so backward communicates nothing.
+        All ranks already have the sum's gradient, so backward communicates nothing.
         """
         if self.size == 1:
             return parameter
@@ -58,11 +58,11 @@ class AxisRanks:
         return addend
 
     def first(self, size: int) -> int:
-        """First index of this rank's shard of a dim."""
+        """First index in this rank's shard along a dim."""
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
-        """View of this rank's shard along a dim."""
+        """This rank's shard along a dim, as a view."""
         size = values.shape[dim]
         return values.narrow(dim, self.first(size), chunk_sizes(size, self.size)[self.index])
 
@@ -76,7 +76,7 @@ class AxisRanks:
     def placed(
         self, values: torch.Tensor, source: ActivationPlacement, target: ActivationPlacement, extents: tuple[int, int]
     ) -> torch.Tensor:
-        """Redistribute values without a derivative. `extents` are the numbers of rows and features over all ranks."""
+        """Redistribute values without a derivative. `extents` are the row and feature counts over all ranks."""
         if source is target:
             return values
         if source is ActivationPlacement.PENDING:
@@ -165,7 +165,7 @@ def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """Result of a functional collective after it has finished."""
+    """A functional collective's result after it has finished."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found

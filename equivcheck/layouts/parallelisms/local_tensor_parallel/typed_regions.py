@@ -1,4 +1,4 @@
-"""Redistributions by the collectives of spmd_types. Their names state types, and the types determine the derivatives.
+"""Redistributions by spmd_types' collectives. Their names state types, and the types determine the derivatives.
 
 Invariant (I) is replicated with a replicated gradient. Replicated (R) has a partial gradient. S(dim) is sharded with a sharded
 gradient. Partial (P) is a partial sum. See https://github.com/meta-pytorch/spmd_types.
@@ -75,11 +75,11 @@ class TypedRanks(AxisRanks):
         return gathered.narrow(0, 0, extent).movedim(0, dim)
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pad rows to a multiple of the ranks."""
+        """Pad rows to a multiple of the number of ranks."""
         return _lengthened(rows, chunk_size(len(rows), self.size) * self.size)
 
     def _own(self, part: torch.Tensor, extent: int) -> torch.Tensor:
-        """Remove the padding of this rank's shard."""
+        """Remove this rank's padding."""
         return part.narrow(0, 0, chunk_sizes(extent, self.size)[self.index])
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PipelineKind(LayoutKind[Pipeline]):
-    """Keeps the layers of this rank's stages, and runs them by a schedule."""
+    """Keeps this rank's stages, and runs them by a schedule."""
 
     parallelism = Pipeline
     limits = LIMITS
@@ -41,5 +41,5 @@ class PipelineKind(LayoutKind[Pipeline]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.pipeline.known  # noqa: F401

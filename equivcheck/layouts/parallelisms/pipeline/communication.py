@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.stage import Stage
 CONNECTS_AT_ONCE = ">=2.15"
 """Versions whose schedules, in their first run, agree on shape inference and connect neighbouring stages."""
 _FLAG_BYTES = 4
-"""Bytes of the int32 that they exchange."""
+"""Bytes in the int32 that they exchange."""
 
 
 def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
@@ -28,7 +28,7 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
 
 
 def _note_connections(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
-    """Count the connections in the first step. There is one schedule for each number of rows."""
+    """Count the connections in the first step. Each number of rows has its own schedule."""
     rounds = _num_rounds(pipeline, view.layout.mesh.size(PP))
     for _ in set(view.training.data.microbatches):
         ledger.note(0, "all_reduce.min", view.axes(PP), _FLAG_BYTES)
@@ -36,7 +36,7 @@ def _note_connections(ledger: Ledger, view: RankView, pipeline: Pipeline) -> Non
 
 
 def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
-    """Rounds in which ranks of neighbouring stages meet. Each pair meets in the first round with both ranks free."""
+    """Rounds in which neighbouring stages' ranks meet. Each pair meets in the first round with both ranks free."""
     of_stage = rank_of_stages(pipeline, ranks)
     pairs = {tuple(sorted((of_stage[stage - 1], of_stage[stage]))) for stage in range(1, len(of_stage))}
     rounds: list[set[int]] = []
@@ -50,7 +50,7 @@ def _num_rounds(pipeline: Pipeline, ranks: int) -> int:
 
 
 def _note_exchanges(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
-    """Count one sum a step for each trained weight of which several ranks have a copy."""
+    """Count one sum a step for each trained weight with copies on several ranks."""
     mesh, shapes = view.layout.mesh, {held.parameter.full_name: held.shape for held in view.held}
     for weight in weights_of_several_ranks(view.training.model, pipeline, mesh.size(PP)):
         if weight.trained and view.index(PP) in weight.ranks:

@@ -179,7 +179,7 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
 
 
 def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
-    """Define the loss of a chunk as its share of the step's loss, and return code for it."""
+    """Define a chunk's loss as its share in the step's loss, and return code for it."""
     training = draft.scenario.training
     loss, arguments = loss_of(draft, "outputs").replace("[step]", "[loss_fn.step]"), "outputs, targets"
     chunks = 1 if parallelism.scale_grads else parallelism.num_chunks
@@ -234,7 +234,7 @@ def _clip(clipping: ClipNorm, counted: str) -> list[str]:
 
 
 WEIGHTS = "weights = [model.get_submodule(owner).weight for owner, _ in SHARED]"
-"""Runs before ranks drop the layers of other stages."""
+"""Runs before ranks drop other stages' layers."""
 
 SUM_GRADIENTS = (
     "for weight, group in copies:",
@@ -243,11 +243,11 @@ SUM_GRADIENTS = (
 )
 """Runs after all microbatches."""
 CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in model.parameters() if weight not in uncounted])"
-"""Clips by the norm of the full model, which counts one copy of each weight."""
+"""Clips by the full model's norm, in which one copy counts for each weight."""
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
-    """Keep copies of shared weights under their names in the full model, and sum their gradients."""
+    """Keep shared weights' copies under their names in the full model, and sum their gradients."""
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),

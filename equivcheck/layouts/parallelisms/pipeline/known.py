@@ -1,4 +1,4 @@
-"""Predicates of known issues of pipelines."""
+"""Known-issue predicates for pipelines."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _spans(scenario: Scenario, pipeline: Pipeline) -> tuple[range, ...]:
 
 @need
 def always_splits_backward(scenario: Scenario) -> bool:
-    """A zero-bubble schedule computes gradients of inputs and weights separately."""
+    """A zero-bubble schedule computes input and weight gradients separately."""
     pipeline = _pipeline(scenario)
     return pipeline is not None and pipeline.schedule in ALWAYS_SPLIT
 
 
 @need
 def sometimes_splits_backward(scenario: Scenario) -> bool:
-    """DualPipeV on several ranks computes gradients of inputs and weights separately for some chunks only."""
+    """DualPipeV on several ranks computes input and weight gradients separately for some chunks only."""
     pipeline = _pipeline(scenario)
     dual = pipeline is not None and pipeline.schedule is PipelineSchedule.DUAL_PIPE_V
     return dual and scenario.layout.mesh.size(PP) > 1
@@ -47,7 +47,7 @@ def sometimes_splits_backward(scenario: Scenario) -> bool:
 
 @need
 def splits_backward(scenario: Scenario) -> bool:
-    """Gradients of inputs and weights are computed separately for some chunk."""
+    """Input and weight gradients are computed separately for some chunk."""
     return always_splits_backward(scenario) or sometimes_splits_backward(scenario)
 
 
@@ -89,7 +89,7 @@ def stage_ends_in_view(scenario: Scenario) -> bool:
 
 @need
 def weight_shared_around_others(scenario: Scenario) -> bool:
-    """In a stage behind the first, a trained parameter lies between two uses of a trained weight."""
+    """In a stage behind the first, a trained parameter lies between a trained weight's two uses."""
     return any(map(_has_trained, _between_uses(scenario)))
 
 
@@ -100,7 +100,7 @@ def weight_shared_in_a_row(scenario: Scenario) -> bool:
 
 
 def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
-    """Layers after one use of a trained weight, up to and including the next use in the same stage behind the first."""
+    """Layers after a trained weight's use, up to and including the next use in the same stage behind the first."""
     pipeline, layers = _pipeline(scenario), scenario.training.model.layers
     for span in () if pipeline is None else _spans(scenario, pipeline)[1:]:
         for index in span:
@@ -110,7 +110,7 @@ def _between_uses(scenario: Scenario) -> Iterator[tuple[AnyLayer, ...]]:
 
 
 def _has_trained(layers: tuple[AnyLayer, ...]) -> bool:
-    """Whether any layer has a trained parameter before its linear, or a trained linear of its own."""
+    """Whether any layer has a trained parameter before its linear, or a trained linear that it owns."""
     return any(not layer.frozen and (layer.norm is not None or layer.shares is None) for layer in layers)
 
 

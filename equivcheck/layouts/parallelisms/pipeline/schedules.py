@@ -1,4 +1,4 @@
-"""Stages of a model, and the schedules of `torch.distributed.pipelining` that run them."""
+"""A model's stages, and the `torch.distributed.pipelining` schedules that run them."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def _mask_of(layer: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copy:
-    """This rank's copy of a trained weight that stages of other ranks use, too."""
+    """This rank's copy of a trained weight that other ranks' stages use, too."""
 
     weight: nn.Parameter
     """Parameter."""
     group: dist.ProcessGroup
-    """Process group of the ranks with a copy."""
+    """Process group for the ranks with a copy."""
     counts: bool
-    """Whether this copy counts in the norm of all gradients. One copy does."""
+    """Whether this copy counts in the norm over all gradients. One copy does."""
 
     def sum_gradients(self) -> None:
         """Sum the gradient over all copies."""
@@ -90,22 +90,22 @@ class Copy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pipe:
-    """This rank's part of a pipeline."""
+    """This rank's part in a pipeline."""
 
     setup: Setup
-    """Setup of the training."""
+    """The training's setup."""
     parallelism: Pipeline
-    """Options of the pipeline."""
+    """The pipeline's options."""
     group: dist.ProcessGroup
-    """Process group of the pipeline."""
+    """The pipeline's process group."""
     modules: dict[int, StageLayers]
-    """Module of each stage on this rank, by stage index."""
+    """Each stage's module on this rank, by stage index."""
     copies: tuple[Copy, ...] = ()
-    """Weights that stages of other ranks use, too."""
+    """Weights that other ranks' stages use, too."""
     divisor: float = 1.0
     """Divisor for losses over labels in the current step."""
     schedules: dict[int, Any] = field(default_factory=dict)
-    """Schedule for each number of rows, because the buffers of a stage have a fixed shape."""
+    """Schedule for each number of rows, because a stage's buffers have a fixed shape."""
 
     @property
     def num_stages(self) -> int:
@@ -126,7 +126,7 @@ class Pipe:
         return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
-        """Sum gradients over the copies of shared weights."""
+        """Sum gradients over shared weights' copies."""
         for copy in self.copies:
             copy.sum_gradients()
 
@@ -146,7 +146,7 @@ class Pipe:
         return losses
 
     def _schedule(self, part: Batch, rows: int) -> Any:
-        """Schedule for microbatches of `rows` rows over all ranks, built once."""
+        """Schedule for microbatches with `rows` rows over all ranks, built once."""
         if rows not in self.schedules:
             self.schedules[rows] = self._build(part, rows)
         return self.schedules[rows]
@@ -159,12 +159,12 @@ class Pipe:
         return kind(made, parallelism.num_chunks, loss_fn=self.loss_of_chunk(rows), scale_grads=parallelism.scale_grads)
 
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Function that computes a chunk's share of the step's loss, for microbatches of `rows` rows."""
+        """Function that computes a chunk's share in the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
         return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Loss of outputs and targets."""
+        """Loss for outputs and targets."""
         return self.setup.loss(self.setup.training, outputs, targets, self.divisor)
 
     def _stage(self, number: int, part: Batch) -> PipelineStage:
@@ -173,7 +173,7 @@ class Pipe:
         return PipelineStage(module, number, self.num_stages, torch.device("cpu"), group=self.group, **shapes)
 
     def _shapes(self, module: StageLayers, part: Batch) -> dict[str, Any]:
-        """Example input and output of the stage, with their shape, element type and need for a gradient."""
+        """Example input and output for the stage, with shape, element type and need for a gradient."""
         model, rows = self.setup.training.model, part.rows // self.parallelism.num_chunks
         first, last = module.indices[0], module.indices[-1]
         trained, is_last = trained_layers(model), last == len(model.layers) - 1
@@ -193,7 +193,7 @@ class Pipe:
 
 
 def build_pipeline(setup: Setup, parallelism: Pipeline, mesh: DeviceMesh) -> None:
-    """Keep the layers of this rank's stages, and let a schedule compute each step."""
+    """Keep this rank's stages, and let a schedule compute each step."""
     rank, ranks, model = mesh.get_local_rank(), mesh.size(), setup.model
     assert isinstance(model, MLP), "the model is a stack"
     spans = layers_of_stages(parallelism, ranks, len(model.layers))
@@ -217,7 +217,7 @@ def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[C
 
 
 def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
-    """Remove the parameters of other stages from the model. Shared weights keep their names."""
+    """Remove other stages' parameters from the model. Shared weights keep their names."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     kept = {index for module in modules for index in module.indices}
     for index in range(len(model.layers)):
@@ -234,7 +234,7 @@ def _leave(model: MLP, modules: Collection[StageLayers]) -> None:
 
 
 def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
-    """Register a shared weight under its name in the full model, even if this rank has no module of that name."""
+    """Register a shared weight under its name in the full model, even if this rank has no such module."""
     *path, last = name.split(".")
     module: nn.Module = model
     for part in path:
@@ -248,7 +248,7 @@ def _keep_name(model: MLP, name: str, parameter: nn.Parameter) -> None:
 def clip_across(
     group: dist.ProcessGroup, parameters: list[torch.Tensor], clipping: ClipNorm, counted_elsewhere: Collection[torch.Tensor] = ()
 ) -> torch.Tensor:
-    """Clip by the norm over the parameters of all stages; torch leaves that to users. Returns the norm before clipping."""
+    """Clip by the norm over all stages' parameters; torch leaves that to users. Returns the norm before clipping."""
     order = float(clipping.norm_type.value)
     counted = (parameter for parameter in parameters if parameter not in counted_elsewhere)
     gradients = [parameter.grad for parameter in counted if parameter.grad is not None]

@@ -1,4 +1,4 @@
-"""Distribution of layers over stages, and of stages over ranks."""
+"""How a pipeline distributes layers over stages, and stages over ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from equivcheck.scenario.mesh import PP
 from equivcheck.training.layers.parameters import parameters_of
 
 ALWAYS_SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
-"""Schedules that compute gradients of inputs and weights separately for every chunk."""
+"""Schedules that compute input and weight gradients separately for every chunk."""
 
 
 Use = tuple[str, int]
-"""Canonical name of a module that uses a shared weight, and its stage or rank."""
+"""Canonical module name and stage or rank, for one use of a shared weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeight:
-    """Weight that several ranks use in their stages. Each of them has a copy."""
+    """Weight that several ranks use in their stages. Each rank has a copy."""
 
     uses: tuple[Use, ...]
     """Uses with their ranks, owner first."""
@@ -30,7 +30,7 @@ class SharedWeight:
 
     @property
     def owner(self) -> str:
-        """Canonical name of the module that owns it."""
+        """Owning module's canonical name."""
         return self.uses[0][0]
 
     @property
@@ -40,7 +40,7 @@ class SharedWeight:
 
     @property
     def first(self) -> int:
-        """Rank of the first use, on which it counts as a parameter of the full model."""
+        """Rank with the first use, on which it counts as a parameter in the full model."""
         return self.uses[0][1]
 
     @property
@@ -50,19 +50,19 @@ class SharedWeight:
 
 
 def stages_of_rank(pipeline: Pipeline, rank: int, ranks: int) -> tuple[int, ...]:
-    """Stages of a rank in rising order: round-robin, or down the ranks and up again."""
+    """A rank's stages in rising order: round-robin, or down the ranks and up again."""
     if pipeline.schedule.is_v:
         return rank, 2 * ranks - 1 - rank
     return tuple(range(rank, ranks * pipeline.stages_per_rank, ranks))
 
 
 def rank_of_stages(pipeline: Pipeline, ranks: int) -> dict[int, int]:
-    """Rank of each stage."""
+    """Each stage's rank."""
     return {stage: rank for rank in range(ranks) for stage in stages_of_rank(pipeline, rank, ranks)}
 
 
 def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[range, ...]:
-    """Layers of each stage: by boundaries, or as even as possible with the longer stages first."""
+    """Each stage's layers: by boundaries, or as even as possible with the longer stages first."""
     if pipeline.boundaries:
         starts: Sequence[int] = (0, *pipeline.boundaries)
     else:
@@ -72,12 +72,12 @@ def layers_of_stages(pipeline: Pipeline, ranks: int, num_layers: int) -> tuple[r
 
 
 def num_stages(layout: Layout) -> int:
-    """Number of stages of a layout with a pipeline."""
+    """Number of stages in a layout with a pipeline."""
     return layout.mesh.size(PP) * parallelism_of(layout, Pipeline).stages_per_rank
 
 
 def stage_of_layers(layout: Layout, num_layers: int) -> tuple[int, ...]:
-    """Stage of each layer."""
+    """Each layer's stage."""
     spans = layers_of_stages(parallelism_of(layout, Pipeline), layout.mesh.size(PP), num_layers)
     return tuple(stage for stage, layers in enumerate(spans) for _ in layers)
 
@@ -91,7 +91,7 @@ def stages_behind_frozen_layers(model: Model, layout: Layout) -> set[int]:
 
 
 def uses_of_weights(model: Model, pipeline: Pipeline, ranks: int) -> tuple[tuple[Use, ...], ...]:
-    """Uses of each shared weight with their stages, owner first."""
+    """Each shared weight's uses with their stages, owner first."""
     spans = layers_of_stages(pipeline, ranks, len(model.layers))
     stages = [stage for stage, span in enumerate(spans) for _ in span]
     found: dict[str, list[Use]] = {}

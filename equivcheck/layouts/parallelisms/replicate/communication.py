@@ -1,4 +1,4 @@
-"""Expected calls of composable `replicate`: as for `DistributedDataParallel`, or for `fully_shard` without sharding."""
+"""Expected calls for composable `replicate`: as for `DistributedDataParallel`, or for `fully_shard` without sharding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _all_calls(view: RankView, replicate: Replicate) -> Totals:
 
 
 def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
-    """Calls of all steps; only gradients are reduced, unit by unit."""
+    """Calls in all steps; only gradients are reduced, unit by unit."""
     ledger, units = Ledger(), units_of(view, replicate.wrapping)
     axes, op = view.axes(*view.layout.axes_of(replicate)), f"all_reduce.{reduce_op(view)}"
     times = 1 if replicate.no_sync else len(view.training.data.microbatches)

@@ -1,4 +1,4 @@
-"""Calls `replicate` and `replicate_with_fsdp` of the private package `torch.distributed._composable`; tested with torch 2.13."""
+"""Calls `replicate` and `replicate_with_fsdp` in the private `torch.distributed._composable`; tested with torch 2.13."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Expected calls of DTensor propagation with replicated parameters: one sum for each gradient.
+"""Expected calls for DTensor propagation with replicated parameters: one sum for each gradient.
 
-The gradient of a linear loss is the same for all rows. In backward it stays replicated until an operation needs an activation
-sharded by rows, so the biases of the last layers get their gradients without communication.
+A linear loss has the same gradient for all rows. In backward it stays replicated until an operation needs an activation sharded
+by rows, so the last layers' biases get their gradients without communication.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
 
 def replicated_totals(view: RankView, spmd: SPMD) -> Totals:
-    """Calls of all steps."""
+    """Calls in all steps."""
     ledger, names = Ledger(), view.layout.axes_of(spmd)
     num_microbatches = len(view.training.data.microbatches)
     for step in range(view.training.steps if view.layout.mesh.size(*names) > 1 else 0):

@@ -1,4 +1,4 @@
-"""Predicates of known issues of SPMD scenarios."""
+"""Known-issue predicates for SPMD scenarios."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.training.layers.registry import kind_of
 from equivcheck.worlds.trace.differences import Divergence
 
 CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
-"""Versions in which propagation may shard outputs of a few rows by features, although rows come first."""
+"""Versions in which propagation may shard outputs with a few rows by features, although rows come first."""
 
 
 @need
@@ -27,7 +27,7 @@ def gradients_as_propagated(scenario: Scenario) -> bool:
 
 @need
 def unlike_gradients_added_up(scenario: Scenario) -> bool:
-    """Gradients are accumulated over microbatches with unequal rows, or over steps of which only some run an auxiliary linear."""
+    """Gradients are accumulated over microbatches with unequal rows, or over steps that do not all run an auxiliary linear."""
     training = scenario.training
     kept = training.zero_grad is ZeroGrad.ZERO and training.steps > 1
     at_some = any(layer.auxiliary is AuxiliaryLinear.EVEN_STEPS for layer in training.model.layers)
@@ -36,7 +36,7 @@ def unlike_gradients_added_up(scenario: Scenario) -> bool:
 
 @need
 def one_row_after_several(scenario: Scenario) -> bool:
-    """A rank has several rows of the first microbatch, and one row of a later one."""
+    """A rank has several rows in the first microbatch, and one row in a later one."""
     (first, *later), ranks = scenario.training.data.microbatches, scenario.layout.num_data_ranks
     return first > ranks and ranks in later
 
@@ -72,7 +72,7 @@ def several_heads(scenario: Scenario) -> bool:
 
 @need
 def features_viewed_unevenly(scenario: Scenario) -> bool:
-    """A layer views its features as two dims, and the first is not a multiple of the data ranks."""
+    """A layer views its features as two dims, and the first is not divisible by the data ranks."""
     return any(
         layer.shape_op is ShapeOp.VIEW and (2 if layer.width % 2 == 0 else layer.width) % scenario.layout.num_data_ranks != 0
         for layer in scenario.training.model.linears
@@ -81,7 +81,7 @@ def features_viewed_unevenly(scenario: Scenario) -> bool:
 
 @need
 def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
-    """On one rank, a layer flattens a microbatch of one row, or a layer sharded along dim 0 has one output and a bias."""
+    """On one rank, a layer flattens a one-row microbatch, or a layer sharded along dim 0 has one output and a bias."""
     layers, microbatches = scenario.training.model.linears, scenario.training.data.microbatches
     rows = 1 in microbatches and any(layer.shape_op is ShapeOp.FLATTEN for layer in layers)
     features = sharded_by_rows(scenario) and any(layer.width == 1 and layer.bias for layer in layers)
@@ -105,7 +105,7 @@ def traced_steps(scenario: Scenario) -> bool:
 
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
-    """The loss is an average of the ranks' means that weighs unequal shards equally."""
+    """The loss averages the ranks' means and weighs unequal shards equally."""
     outputs, ranks = scenario.training.model.outputs, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):

@@ -30,7 +30,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
     communication = TENSOR_PARALLEL_COMMUNICATION
 
     def apply(self, setup: Setup, parallelism: TensorParallel, mesh: DeviceMesh) -> None:
-        """Parallelize each module by the plan, and select this rank's part of each dropout mask."""
+        """Parallelize each module by the plan, and select this rank's part in each dropout mask."""
         from torch.distributed.tensor.parallel import parallelize_module
 
         from equivcheck.layouts.base.data_rows import local_masks
@@ -69,7 +69,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
         write(draft, parallelism)
 
     def import_known(self) -> None:
-        """Register the predicates of its known issues."""
+        """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.tensor_parallel.known  # noqa: F401
 
 

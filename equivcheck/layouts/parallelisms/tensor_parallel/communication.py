@@ -1,6 +1,6 @@
-"""Expected calls of `parallelize_module`: redistributions of activations and their gradients.
+"""Expected calls for `parallelize_module`: redistributions for activations and their gradients.
 
-Layers pass local tensors to each other, so every redistribution belongs to one linear or norm. Gradients of replicated parameters
+Layers pass local tensors to each other, so every redistribution belongs to one linear or norm. Replicated parameters' gradients
 are summed if each rank has seen only some rows.
 """
 
@@ -37,7 +37,7 @@ from equivcheck.system.torch_version import torch_in
 
 
 class TensorParallelCalls(PlannedCalls):
-    """Counts the calls of DTensor, which never computes a linear with empty shards and sums replicated gradients at the end."""
+    """Counts DTensor's calls. DTensor never computes a linear with empty shards, and sums replicated gradients at the end."""
 
     def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:
         """Computation by the plan, unless a linear has fewer features than ranks."""
@@ -48,11 +48,11 @@ class TensorParallelCalls(PlannedCalls):
         return super().computes_as(told, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
-        """Number of features to gather, padded if they are sharded next."""
+        """Features to gather, padded if they are sharded next."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
     def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
-        """Count all-gathers of a linear with fewer features than ranks."""
+        """Count all-gathers for a linear with fewer features than ranks."""
         again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
@@ -63,7 +63,7 @@ class TensorParallelCalls(PlannedCalls):
             self.note(once, "all_gather", inputs * once.rows, times=1 + once.completed + once.trained)
 
     def loss(self, step: int, rows: int) -> None:
-        """Count the maximum of each row's logits, the sum of exponentials and that of the label, even on one rank.
+        """Count each row's maximum logit, exponential sum and label logit, even on one rank.
 
         A z-loss gathers the logits, because DTensor computes `logsumexp` on full rows.
         """

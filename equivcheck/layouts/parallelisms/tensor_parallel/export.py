@@ -66,7 +66,7 @@ def _keep_logits_apart(draft: Draft, mesh: str) -> None:
 
 
 def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[str], list[str]]:
-    """Entries of the plan for `parallelize_module`, and lines for modules without a style."""
+    """Plan entries for `parallelize_module`, and lines for modules without a style."""
     styles, by_hand = [], []
     for path, style, places in _modules(draft, parallelism):
         if style:
@@ -84,7 +84,7 @@ def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
 
 
 _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
-"""Name of each module in the script and its style. Without a style, the placements of input, computation and output follow."""
+"""Each module's name in the script and its style. Without a style, the placements for input, computation and output follow."""
 
 
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:

@@ -1,4 +1,4 @@
-"""Predicates of known issues of tensor-parallel plans."""
+"""Known-issue predicates for tensor-parallel plans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from equivcheck.worlds.trace.differences import Divergence
 
 @need
 def tensor_parallel_leaves_nothing(scenario: Scenario) -> bool:
-    """Tensor parallelism leaves some rank an empty shard of a trained parameter."""
+    """Tensor parallelism leaves some rank an empty shard in a trained parameter."""
     return any(parameter.trained for _, parameter in _cut_to_nothing(scenario))
 
 
@@ -177,7 +177,7 @@ def frozen_over_tensor_parallel(scenario: Scenario) -> bool:
 
 @need
 def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
-    """Tensor parallelism leaves some rank an empty shard of a frozen layer's columns."""
+    """Tensor parallelism leaves some rank no column in a frozen layer."""
     model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
     return any(
         not parameter.trained and (cut_dim(parallelism, parameter) or 0) > 0 and leaves_nothing(size, ranks)
@@ -226,20 +226,20 @@ def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
 
 @show
 def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen norm with sharded rows."""
+    """The tensor is a parameter in a frozen norm with sharded rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
     return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen linear that is sharded by columns or rows."""
+    """The tensor is a parameter in a frozen linear that is sharded by columns or rows."""
     return divergence.tensor in frozen_splits(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_layer(scenario: Scenario, divergence: Divergence) -> bool:
-    """The tensor is a parameter of a frozen layer, or a frozen weight that another layer has untied."""
+    """The tensor is a parameter in a frozen layer, or a frozen weight that another layer has untied."""
     match, model = re.match(r"layers\.(\d+)\.(linear\.weight$)?", divergence.tensor), scenario.training.model
     if match is None:
         return divergence.tensor in {found.full_name for found in parameters_of(model) if not found.trained}

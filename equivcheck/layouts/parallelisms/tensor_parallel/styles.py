@@ -23,7 +23,7 @@ from equivcheck.training.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
-    """DTensor placement of an activation of shape (rows, features) or (rows, length, features)."""
+    """DTensor placement for an activation with shape (rows, features) or (rows, length, features)."""
     if sharding is ActivationSharding.WHOLE:
         return Replicate()
     return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
@@ -58,7 +58,7 @@ class Replicated(ParallelStyle):
 def layer_styles(
     model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """Style of each module with parameters in a layer whose input has the placement `sharding`."""
+    """Style for each module with parameters in a layer. `sharding` is the layer's input placement."""
     if plan.split is Split.OUTSIDE:
         return
     if layer.norm is not None:
@@ -68,7 +68,7 @@ def layer_styles(
 
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Style of each module of the head."""
+    """Style for each module in the head."""
     told = head_passage(model, parallelism)
     if model.head is not None and model.head.norm is not None:
         yield "head.norm", _norm_style(model, told.input)
@@ -76,7 +76,7 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
-    """Styles of the token embedding and of learned positions, which are replicated."""
+    """Styles for the token embedding and for learned positions, which are replicated."""
     output = placement(model, parallelism.source_output)
     if parallelism.source is Split.ROW:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
