@@ -71,7 +71,7 @@ def _without_gradient(outputs: torch.Tensor) -> torch.Tensor:
 
 @fault(layouts=DATA_PARALLEL, applies=has_data_ranks, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def weights_not_broadcast(setup: Setup) -> None:
-    """Ranks start with different weights, because rank 0 does not broadcast them."""
+    """Ranks start with different weights, as if rank 0 did not broadcast them."""
     rank = data_rank(setup)
     with torch.no_grad():
         for parameter in setup.model.parameters():
@@ -80,7 +80,7 @@ def weights_not_broadcast(setup: Setup) -> None:
 
 @fault(layouts=DATA_PARALLEL, applies=_has_offset, causes=(Cause.UNEQUAL_START, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
 def buffers_not_broadcast(setup: Setup) -> None:
-    """Ranks have different buffers, because rank 0 does not broadcast them."""
+    """Ranks have different buffers, as if rank 0 did not broadcast them."""
     module = ddp_of(setup)
     if module is not None:
         module.broadcast_buffers = False
