@@ -18,7 +18,7 @@ from equivcheck.worlds.ranks import Ranks
 def cause_by_ablation(
     scenario: Scenario, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float
 ) -> Diagnosis | None:
-    """Cause for the first feature whose removal makes the ranks match; None if none does. Runs the ranks again per feature."""
+    """Cause for the first feature whose removal makes ranks match; None if none does. Runs the ranks again per feature."""
     for plainer, cause, words in _plainer(scenario):
         try:
             if why_unsupported(plainer) is None and run_again(plainer, alter, world, deadline) is None:

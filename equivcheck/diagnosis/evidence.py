@@ -58,7 +58,7 @@ class Evidence(ABC):
 
     @property
     def updated(self) -> tuple[str, ...]:
-        """Parameters that get a gradient in some reference step."""
+        """Parameters with a gradient in some reference step."""
         found = [moment for moment in self.reference.moments if moment.phase is Phase.GRADIENT]
         return tuple(name for at, name in enumerate(found[0].table.names) if any(moment.present[at] for moment in found))
 
@@ -70,7 +70,7 @@ class Evidence(ABC):
         return (differing, self.updated) if is_part else (differing or self.updated,)
 
     def differing(self, phase: Phase) -> tuple[str, ...]:
-        """Tensors that differ in `phase`, in the first diverged step, in order."""
+        """Tensors diverged in `phase` of the first diverged step, in order."""
         return tuple(
             dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
         )

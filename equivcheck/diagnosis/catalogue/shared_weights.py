@@ -41,7 +41,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
-"""Prepares the weight that a linear uses instead of its own."""
+"""Prepares another weight for a linear."""
 
 
 def using_weight(names: Iterable[str], weight: Weight) -> Change:

@@ -35,7 +35,7 @@ class Reduction:
     """How a tensor's gradient is reduced over ranks."""
 
     axes: tuple[str, ...]
-    """Gradients are averaged over ranks that differ along these axes only; empty for no reduction."""
+    """Axes to average over; empty for no reduction."""
     factor: float = 1.0
     """The mean is multiplied by this factor."""
 
@@ -91,7 +91,7 @@ class EmulatedRanks:
         return index, count
 
     def peers(self, rank: RankCoordinate, axes: Sequence[str]) -> list[int]:
-        """Ranks, including `rank`, that differ from it along the given axes only."""
+        """Ranks with `rank`'s coordinate except along the given axes; includes `rank`."""
         return [other.rank for other in self.coordinates if other.differs_only_along(rank, axes)]
 
     def train(self, num_steps: int) -> tuple[Trace, ...]:

@@ -42,7 +42,7 @@ class HeldElements:
         return any(sources is not None for sources in self._sources.values())
 
     def by(self, name: str, *ranks: int) -> torch.Tensor:
-        """Mask for the elements that any given rank holds, shaped as the tensor."""
+        """Mask for elements held by any given rank, shaped as the tensor."""
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def num_copies(self, axes: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -90,7 +90,7 @@ class HeldElements:
         return [self._sources_for(rank, holders) for rank in range(len(holders))]
 
     def _sources_for(self, rank: int, holders: Sequence[np.ndarray]) -> list[tuple[int, torch.Tensor]]:
-        """Nearest ranks that hold the elements missing on `rank`, each with a mask."""
+        """Nearest ranks holding the elements missing on `rank`, each with a mask."""
         missing, found = ~holders[rank], []
         for other in sorted(range(len(holders)), key=lambda other: (self._num_axes_apart(rank, other), other)):
             chosen = missing & holders[other]
@@ -106,7 +106,7 @@ class HeldElements:
 
 
 def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
-    """Masks for the elements that each rank holds, by parameter and rank."""
+    """Masks for held elements, by parameter and rank."""
     table = diverged.reference.moments[1].table
     held = {
         name: [np.zeros(shape, dtype=np.bool_) for _ in diverged.traces]

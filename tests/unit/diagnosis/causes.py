@@ -223,7 +223,9 @@ EXAMPLES = (
         "weight decay 0.25 is applied",
     ),
     _example(Cause.DECAY_COUPLED, on_2(optimizer=AdamW(weight_decay=0.25)), "decay_coupled", "weight decay is coupled"),
-    _example(Cause.DECAY_TWICE, on_2(optimizer=SGD(weight_decay=0.25)), "decay_twice", "weight decay is twice the configured value"),
+    _example(
+        Cause.DECAY_TWICE, on_2(optimizer=SGD(weight_decay=0.25)), "decay_twice", "weight decay is twice the configured value"
+    ),
     _example(Cause.STEP_COUNT, on_2(optimizer=Adam(), steps=2), "step_not_counted", "counts every step as the first"),
     _example(
         Cause.HYPERPARAMETER,
