@@ -42,7 +42,7 @@ class AttentionModule(LayerModule):
         return turned(values, self.sequence.positions(values.shape[-2], values.device))
 
     def grouped(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeat key or value heads so that each query head has one: (rows, kv_heads, length, head_dim) to (rows, heads, ...)."""
+        """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has one."""
         groups = self.layer.heads // self.layer.kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
