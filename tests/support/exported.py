@@ -1,4 +1,4 @@
-"""What an exported script prints, beside what the traces of a check say: the largest difference of each tensor at each step."""
+"""Reads the differences that an exported script prints, and computes them from the traces of a check."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from equivcheck.worlds.trace.moments import Moment, moments
 from equivcheck.worlds.trace.tensors import full_vector, table_of
 
 Differences = dict[str, float]
-"""By the place that a script names: ``step 0 gradient 0.weight``."""
+"""Largest difference by the name in the script: ``step 0 gradient 0.weight``."""
 
 _LINE = re.compile(r"^(step .+): max difference (\S+)$", re.MULTILINE)
 _WORDS = {Phase.LOSS: "loss", Phase.GRADIENT: "gradient", Phase.UPDATE: "parameter"}
 
 
 def printed_differences(script: str, ranks: int, folder: Path) -> tuple[int, Differences, str]:
-    """Exit code of a script, the differences that it prints, and all that it prints."""
+    """Exit code of a script, the differences it prints, and its output."""
     path = folder / "repro.py"
     path.write_text(script, encoding="utf-8")
     code, printed = launched(path, ranks, folder)
@@ -54,7 +54,7 @@ def _place(moment: Moment, name: str) -> str:
 
 
 def _of_moment(expected: Moment, ranks: list[Moment]) -> Iterator[tuple[str, float]]:
-    """Of each tensor, the largest difference over all ranks; a loss is the mean over the ranks that have one."""
+    """Largest difference over all ranks for each tensor; a loss is the mean over the ranks that have one."""
     pieces = expected.snapshot.pieces
     table = table_of(pieces)
     values = full_vector(table, expected.snapshot.present, expected.snapshot.values)
