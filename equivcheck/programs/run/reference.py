@@ -28,15 +28,23 @@ NOISE_LIMIT = 1e-4
 
 def reference_of(plan: ProgramPlan, refused: frozenset[int], num_copies: int) -> Reference:
     """Single-device values and gradients, with the noise from `num_copies` disturbed runs; no gradients if ranks refuse them."""
-    runs = [run_on_one_device(plan, refused)]
-    runs += [run_on_one_device(plan, refused, disturbance(seed)) for seed in range(num_copies)]
-    copies = [_moments(plan, run, with_gradients=BACKWARD not in refused) for run in runs]
-    alike = [each if _shapes(each) == _shapes(copies[0]) else copies[0] for each in copies]
+    original = _moments(plan, run_on_one_device(plan, refused), with_gradients=BACKWARD not in refused)
+    copies = [original, *(_disturbed_moments(plan, refused, seed) for seed in range(num_copies))]
+    alike = [each if each is not None and _shapes(each) == _shapes(original) else original for each in copies]
     moved = [np.stack([each.snapshot.values for each in same]) for same in zip(*alike, strict=True)]
-    expected = expected_of(ValueTrace(moments=copies[0]), moved, None)
+    expected = expected_of(ValueTrace(moments=original), moved, None)
     changed = any(each is not copy for each, copy in zip(alike, copies, strict=True))
     doubt = Doubt(reason="rounding alone changes the shape of a value", step=0) if changed else doubt_of(expected)
     return Reference(moments=expected, doubt=doubt, noise_limit=NOISE_LIMIT)
+
+
+def _disturbed_moments(plan: ProgramPlan, refused: frozenset[int], seed: int) -> tuple[Moment, Moment] | None:
+    """Values and gradients of a disturbed run; None if an operation refuses them, because an earlier one has another shape."""
+    try:
+        run = run_on_one_device(plan, refused, disturbance(seed))
+    except (IndexError, RuntimeError, ValueError):  # the run without disturbance has passed
+        return None
+    return _moments(plan, run, with_gradients=BACKWARD not in refused)
 
 
 def _shapes(copy: tuple[Moment, ...]) -> list[tuple[int, ...]]:

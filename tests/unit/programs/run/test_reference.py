@@ -1,0 +1,28 @@
+"""The reference of a program, if rounding changes shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+from equivcheck import check
+from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.programs.nouns import Leaf, Operation, Redistribution, Statement, TensorProgram
+
+NO_ELEMENT_IS_NONZERO = (
+    Leaf(shape=(3, 3), placements=("S(0)",), seed=7),
+    Operation(name="dropout_all"),
+    Operation(name="nonzero"),
+)
+COMBINED_WITH_NOTHING = (
+    Redistribution(placements=("R",), argument=2),
+    Leaf(shape=(0, 2), placements=("R",), seed=2),
+    Operation(name="mse_loss_none", arguments=(3, 1)),
+)
+
+
+@pytest.mark.parametrize("then", [(), COMBINED_WITH_NOTHING], ids=["last", "combined"])
+def test_rounding_that_changes_a_shape_is_inconclusive(then: tuple[Statement, ...]) -> None:
+    """Also if the other shape makes a later operation raise in the disturbed runs, which is no failure of the checker."""
+    verdict = check(TensorProgram(mesh=(2,), statements=(*NO_ELEMENT_IS_NONZERO, *then)))
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "shape" in verdict.reason
