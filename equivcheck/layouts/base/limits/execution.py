@@ -28,8 +28,8 @@ def has_compiler() -> bool:
 
 
 NO_COMPILER = LayoutLimit(
-    reason="torch.compile with backend inductor: a machine without a C++ compiler is not supported: neither CXX nor the system "
-    "names one",
+    reason="torch.compile with backend inductor: a machine without a C++ compiler is not supported: neither $CXX nor the "
+    "system's default exists",
     applies=lambda layout: layout.execution.compile is Compile.INDUCTOR and not has_compiler(),
     repair=lambda layout: with_execution(layout, compile=Compile.AOT_EAGER),
 )
@@ -50,8 +50,8 @@ def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
 
 
 STEPS_OF_OPERATIONS = LayoutLimit(
-    reason="whole_step: parallelisms with hooks, such as DDP and FSDP, are not supported: a graph of the step has only "
-    "operations, not what hooks do beside them",
+    reason="whole_step: parallelisms with hooks, such as DDP and FSDP, are not supported: the traced graph contains operations "
+    "only, not the work of hooks",
     applies=lambda layout: layout.execution.whole_step and not all(taken.traceable for taken in layout.parallelisms),
     repair=lambda layout: replace(layout, execution=replace(layout.execution, whole_step=False)),
 )

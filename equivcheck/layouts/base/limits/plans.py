@@ -42,8 +42,8 @@ def limit_of(rule: PlanRule) -> Limit:
 
 
 ONE_ENTRY_A_LAYER = Limit(
-    reason="tensor parallelism: a plan without exactly one entry for each layer of the model is not supported: it does not say "
-    "how to split every layer",
+    reason="tensor parallelism: a plan with more or fewer entries than the model has layers is not supported: it needs one entry "
+    "for each layer",
     applies=lambda training, layout: not fits(training.model, parallelism_of(layout, PlannedParallelism).plan),
     repair=lambda training, layout: fitted(training, parallelism_of(layout, PlannedParallelism).plan),
 )

@@ -119,8 +119,8 @@ _AROUND = (ExpertParallel, DDP, Replicate, FSDP2, LocalDataParallel, LocalTensor
 
 WITHIN_DATA_PARALLELISM = LayoutLimit(
     reason="expert parallelism: a parallelism other than DDP, replicate, fully_shard, local_data_parallel or "
-    "local_tensor_parallel next to it is not supported: averaging gradients over its ranks is written for what these leave in "
-    "`grad`",
+    "local_tensor_parallel together with it is not supported: averaging gradients over its ranks is written for what these leave "
+    "in `grad`",
     applies=lambda layout: not all(isinstance(each, _AROUND) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, ExpertParallel, EP),
 )

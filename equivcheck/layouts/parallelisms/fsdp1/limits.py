@@ -81,7 +81,7 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
 
 UNIFORM_FROZEN = Limit(
     reason="FullyShardedDataParallel without use_orig_params: a unit with both frozen and trained parameters is not supported: "
-    "one flat parameter holds them, and requires a gradient or does not",
+    "one flat parameter holds them, and it requires a gradient as a whole or not at all",
     applies=_mixes_frozen,
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
@@ -149,8 +149,8 @@ NORM_OF_ALL_SHARDS = Limit(
 
 NORM_OF_FLAT_PARTS = replace(
     NORM_OF_ALL_SHARDS,
-    reason="FullyShardedDataParallel over local_tensor_parallel: clip_grad_norm_ is not supported: a flat parameter holds "
-    "sharded and replicated parameters, and clip_grad_norm_ does not count their norms differently",
+    reason="FullyShardedDataParallel over local_tensor_parallel: clip_grad_norm_ is not supported: a flat parameter holds shards "
+    "and replicated parameters, and their norms cannot be told apart",
     applies=lambda training, layout: _clips_by_parts(training, layout) and layout.has(LocalTensorParallel),
     upstream=False,
 )

@@ -15,7 +15,7 @@ _OF_PLAIN_TENSORS = (LocalDataParallel, LocalTensorParallel, ContextParallel, Ex
 
 OF_PLAIN_TENSORS = LayoutLimit(
     reason="local_data_parallel: a parallelism other than local_tensor_parallel, context parallelism or expert parallelism "
-    "next to it is not supported: it averages gradients that are plain tensors, as many on each of its ranks",
+    "together with it is not supported: it averages plain gradients, and each of its ranks must have the same ones",
     applies=lambda layout: not all(isinstance(each, _OF_PLAIN_TENSORS) for each in layout.parallelisms),
     repair=lambda layout: only_one(layout, LocalDataParallel, DP),
 )

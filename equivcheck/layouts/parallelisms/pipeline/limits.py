@@ -70,7 +70,7 @@ EVEN_CHUNKS = Limit(
 
 
 NOTHING_BEHIND_FROZEN_LAYERS = Limit(
-    reason="pipeline: a stage behind frozen layers only is not supported: it has no gradient to send, which is refused",
+    reason="pipeline: a stage behind frozen layers only is not supported: it has no gradient to send, and torch refuses that",
     applies=lambda training, layout: bool(stages_behind_frozen_layers(training.model, layout)),
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,

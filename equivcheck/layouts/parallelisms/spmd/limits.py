@@ -72,8 +72,8 @@ def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
 
 
 NO_SHARDED_LAYER_NORM = Limit(
-    reason="DTensor: layer_norm with a sharded weight is not supported: it computes with the rank's shard of the weight, which "
-    "is refused",
+    reason="DTensor: layer_norm with a sharded weight is not supported: it passes the rank's shard of the weight to the kernel, "
+    "which refuses it",
     applies=lambda training, layout: _is_sharded(layout) and layout.num_data_ranks > 1 and Norm.LAYER in _norms(training.model),
     repair=_without(Norm.LAYER),
     upstream=True,
