@@ -153,7 +153,7 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
             isinstance(training.optimizer, SGD) and training.optimizer.momentum > 0 and not layout.redistributes_gradients
         ),
         repair=lambda training, _layout: replace(training, optimizer=SGD(lr=training.optimizer.lr)),
-        torch="!=2.12.*,!=2.13.*",  # these two redistribute a gradient that is copied
+        torch="!=2.12.*,!=2.13.*",  # these redistribute a gradient when they copy it
     ),
     Limit(
         reason="checkpoint: ASGD or NAdam in a precision other than float32 is not supported: they count in float32, and "

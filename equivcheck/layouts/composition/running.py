@@ -50,7 +50,7 @@ class Runner:
         Raises `RanksFailed`, `UsageError` if the world does not exist or has no data, and `NoSpace`.
         """
         with warnings.catch_warnings():
-            # What torch warns of in a generated scenario is no news to anybody, and must not be an error where warnings are.
+            # Generated scenarios trigger many torch warnings, which must not become errors under -W error.
             warnings.simplefilter("ignore")
             try:
                 return self._run_parts(scenario)

@@ -37,8 +37,9 @@ def compiling(execution: Execution) -> Iterator[None]:
         return
     import torch._dynamo.config
 
+    # Compiled code of an earlier scenario would be reused, or count towards the recompile limit.
     torch._dynamo.reset()
-    recursion_limit = sys.getrecursionlimit()  # which Inductor raises, for good
+    recursion_limit = sys.getrecursionlimit()  # Inductor raises it and does not restore it
     try:
         with (
             torch._dynamo.config.patch(recompile_limit=MAX_RECOMPILES),
@@ -61,6 +62,7 @@ def _traceable_reducer() -> Iterator[None]:
         with torch._dynamo.config.patch(optimize_ddp="python_reducer"), torch._inductor.config.patch(before):
             yield
     finally:
+        # DDP added its module when it was built; the cached list must be rebuilt without it.
         trace_rules.LEGACY_MOD_INLINELIST.discard(_REDUCER_MODULE)
         trace_rules.get_legacy_mod_inlinelist.cache_clear()
 
@@ -70,7 +72,7 @@ def compile_setup(setup: Setup, execution: Execution) -> None:
     backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
     if execution.per_layer:
         for layer in [module for module in setup.model.modules() if isinstance(module, LayerModule)]:
-            # Layers share their code: with symbolic shapes, those of DTensors recurse without end (torch 2.13).
+            # Layers share code, so a second width would make shapes symbolic; for DTensors these recurse without end (torch 2.13).
             layer.compile(backend=backend.value, dynamic=False)
     elif execution.compile is not Compile.NONE:
         setup.module = torch.compile(setup.module, backend=backend.value)  # type: ignore[assignment]
@@ -80,6 +82,7 @@ def compile_setup(setup: Setup, execution: Execution) -> None:
 
 @contextmanager
 def _accumulation(inner: Any, backend: str, last: bool) -> Iterator[None]:
+    # Private, because no public context manager sets the compiler for a backward pass.
     from torch._dynamo.compiled_autograd import _enable
 
     with inner(last), _enable(torch.compile(backend=backend)):

@@ -96,7 +96,7 @@ class _WholeSteps:
             _local(parameter).copy_(_local(updated))
             if state:
                 optimizer.state[parameter] = state
-        # Schedules want to see a step; without gradients it does nothing.
+        # A schedule warns unless the optimizer has stepped; without gradients the step does nothing.
         gradients = [parameter.grad for parameter in self._parameters().values()]
         optimizer.zero_grad()
         optimizer.step()
@@ -116,7 +116,7 @@ class _WholeSteps:
             "gradients": [parameter.grad for parameter in parameters],
             "state": [dict(state.get(parameter, {})) for parameter in parameters],
         }
-        # The graph changes what it is given in place, and the loop reads the old values after it; of buffers it does not.
+        # The graph changes its inputs in place, but the loop still reads their old values. Buffers are not read later.
         copied: dict[str, Nest] = _each(changed, torch.clone)
         return copied | {
             "buffers": dict(self.setup.model.named_buffers()),

@@ -111,7 +111,7 @@ COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_
 
 
 FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
-    # https://github.com/pytorch/pytorch/pull/174906 took out what there was of it.
+    # https://github.com/pytorch/pytorch/pull/174906 removed its support for compiled autograd.
     reason="FSDP: compiled autograd is not supported: it does not run FSDP's hooks, so gradients are missing",
     applies=lambda layout: layout.execution.compiled_autograd,
     repair=lambda layout: with_execution(layout, compiled_autograd=False),

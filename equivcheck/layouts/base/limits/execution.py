@@ -42,7 +42,7 @@ def uncompiled(layout: Layout) -> Layout:
 
 def _with_graph_optimizer(training: Training, layout: Layout) -> Training:
     optimizer = training.optimizer
-    # Over a tensor-parallel plan fused optimizers have a limit of their own; its repair is a loop, also where a training goes on.
+    # Over a tensor-parallel plan another limit turns fused optimizers into for-loops, also if a training resumes under it.
     is_loop = optimizer.implementation is Implementation.FOR_LOOP
     if Implementation.FUSED in optimizer.traceable and not is_loop and not layout.has(TensorParallel):
         return replace(training, optimizer=replace(optimizer, implementation=Implementation.FUSED))

@@ -54,7 +54,7 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         applies=_where(lambda training, _layout: isinstance(training.loss, CrossEntropy) and training.loss.label_smoothing > 0),
         repair=lambda training, _layout: with_loss(training, label_smoothing=0.0),
         upstream=True,
-        torch="!=2.10.*",  # which masks it, and has a wrong gradient then (pytorch#190746)
+        torch="!=2.10.*",  # 2.10 masks it, with a wrong gradient (pytorch#190746)
     ),
     Limit(
         reason="loss_parallel: a z-loss is not supported: it is the square of logsumexp, for which DTensor has no rule",

@@ -208,7 +208,7 @@ def with_summed_squares(training: Training) -> Training:
     """Sum squared errors instead of averaging them, and lower the learning rate to match."""
     if training.loss is not Loss.MSE_MEAN:
         return training
-    # One that ascends is slowed down under either loss.
+    # A maximising optimizer already has the lower rate.
     optimizer = training.optimizer if training.optimizer.maximize else tamed(training.optimizer, Loss.MSE_SUM)
     return replace(training, loss=Loss.MSE_SUM, optimizer=optimizer)
 
@@ -216,7 +216,7 @@ def with_summed_squares(training: Training) -> Training:
 def with_num_layers(training: Training, count: int) -> Training:
     """Keep the first `count` layers, or append linear layers of the last width."""
     layers = training.model.layers[:count]
-    # Over sequences a bias would leave what a stage of a pipeline hands on a view.
+    # Over sequences, a linear with bias would make the output of a pipeline stage a view.
     bias = training.optimizer.takes_vectors and training.model.length is None
     layers += (Layer(width=training.model.inputs(len(layers)), bias=bias),) * (count - len(layers))
     if all(layer.frozen or layer.shares is not None for layer in layers):

@@ -194,7 +194,7 @@ class PlannedCalls:
             self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
             return
         for part in parts:
-            # The weight of a layer that shares it is as large as its own would be.
+            # A shared weight has the shape that the layer's own weight would have.
             width, features = shapes.get(f"{part.name}.weight", (outputs, inputs))
             has_bias = f"{part.name}.bias" in shapes
             of_part = replace(

@@ -124,5 +124,5 @@ def _numbers(tensor: torch.Tensor) -> str:
 def _nested(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> str:
     if values.ndim:
         return f"[{', '.join(map(_nested, values))}]"
-    # The shortest number that reads back in the element type itself: a float32 has half as many digits.
+    # The shortest text that reads back exactly in the element type. A float32 needs half as many digits.
     return str(values[()])
