@@ -7,7 +7,7 @@ their local tensors, which private torch API (`_st_info`) marks. Tested with tor
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import itemgetter
 from typing import Any
@@ -113,12 +113,12 @@ def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str
     return found
 
 
+@dataclass(slots=True, eq=False)
 class ClipOverParts:
     """Clips by the norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
 
-    def __init__(self) -> None:
-        self.cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = []
-        """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
+    cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = field(default_factory=list)
+    """For each parallelism that shards parameters: its sharded parameters, and the group with their shards."""
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip the gradients and return the norm before."""

@@ -72,7 +72,7 @@ def compile_setup(setup: Setup, execution: Execution) -> None:
     backend = Compile.AOT_EAGER if execution.compile is Compile.NONE else execution.compile
     if execution.per_layer:
         for layer in [module for module in setup.model.modules() if isinstance(module, LayerModule)]:
-            # Layers share code, so a second width would make shapes symbolic; for DTensors these recurse without end (torch 2.13).
+            # Layers share code, so a second width makes shapes symbolic. For DTensors these recurse without end (torch 2.13).
             layer.compile(backend=backend.value, dynamic=False)
     elif execution.compile is not Compile.NONE:
         setup.module = torch.compile(setup.module, backend=backend.value)  # type: ignore[assignment]

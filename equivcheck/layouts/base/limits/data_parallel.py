@@ -43,75 +43,66 @@ def _without_casts(layout: Layout) -> Layout:
     return with_options(with_options(layout, DDP, autocast=None), (FSDP1, FSDP2), mixed_precision=None)
 
 
-WHOLE_SUMS = LayoutLimit(
-    reason="lower precision: mixed_precision, autocast or compression over tensor, context or expert parallelism is not "
-    "supported: each rank rounds its partial sum, which the single-device run does not have",
-    applies=lambda layout: (
-        (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
+ROUNDING_LIMITS = (
+    LayoutLimit(
+        reason="lower precision: mixed_precision, autocast or compression over tensor, context or expert parallelism is not "
+        "supported: each rank rounds its partial sum, which the single-device run does not have",
+        applies=lambda layout: (
+            (_casts(layout) or _compresses(layout)) and layout.has(PlannedParallelism, ContextParallel, ExpertParallel)
+        ),
+        repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
     ),
-    repair=lambda layout: with_options(_without_casts(layout), (DDP, Replicate), compression=Compression.NONE),
+    LayoutLimit(
+        reason="torch.compile: mixed_precision or autocast is not supported: a compiled graph may round at other places than the "
+        "eager model",
+        applies=lambda layout: layout.execution.is_compiled and _casts(layout),
+        repair=_without_casts,
+    ),
 )
-
-EAGER_ROUNDING = LayoutLimit(
-    reason="torch.compile: mixed_precision or autocast is not supported: a compiled graph may round at other places than the "
-    "eager model",
-    applies=lambda layout: layout.execution.is_compiled and _casts(layout),
-    repair=_without_casts,
-)
-
-ROUNDING_LIMITS = (WHOLE_SUMS, EAGER_ROUNDING)
 """Layouts whose rounding the single-device run cannot reproduce."""
-
 
 FIRST_BUCKET_MB = 1.0
 """`DDPOptimizer`, which splits compiled graphs along DDP's buckets, assumes this size for the first one."""
 
 
-def _reduces_by_ddp(layout: Layout) -> bool:
-    return layout.has(DDP) or any(parallelism.implementation is Replicator.DDP for parallelism in layout.of(Replicate))
-
-
 def _has_small_buckets(layout: Layout) -> bool:
-    execution = layout.execution
+    is_split = layout.execution.compile is not Compile.NONE and not layout.execution.compiled_autograd
     caps = [ddp.bucket_cap_mb for ddp in layout.of(DDP)] + [replicate.bucket_cap_mb for replicate in layout.of(Replicate)]
-    return (
-        execution.compile is not Compile.NONE and not execution.compiled_autograd and any(cap < FIRST_BUCKET_MB for cap in caps)
-    )
+    return is_split and any(cap < FIRST_BUCKET_MB for cap in caps)
 
 
-NO_SMALL_BUCKETS = LayoutLimit(
-    reason="torch.compile of DistributedDataParallel: a bucket below 1 MiB is not supported: DDPOptimizer expects a first "
-    "bucket of 1 MiB ('First bucket should be ...')",
-    applies=_has_small_buckets,
-    repair=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
-)
+def _has_ddp_over_tp(layout: Layout) -> bool:
+    by_ddp = layout.has(DDP) or any(parallelism.implementation is Replicator.DDP for parallelism in layout.of(Replicate))
+    return by_ddp and layout.has(TensorParallel)
 
-LOCAL_TENSORS_BY_LAYER = LayoutLimit(
-    reason="DistributedDataParallel over tensor parallelism: compiling the whole model is not supported: DDP swaps DTensors "
-    "and local tensors, so that backward goes through a parameter twice; compile each layer",
-    applies=lambda layout: (
-        _reduces_by_ddp(layout)
-        and layout.has(TensorParallel)
-        and layout.execution.compile is not Compile.NONE
-        and not layout.execution.per_layer
+
+COMPILED_DDP = (
+    LayoutLimit(
+        reason="torch.compile of DistributedDataParallel: a bucket below 1 MiB is not supported: DDPOptimizer expects a first "
+        "bucket of 1 MiB ('First bucket should be ...')",
+        applies=_has_small_buckets,
+        repair=lambda layout: with_options(layout, (DDP, Replicate), bucket_cap_mb=DEFAULT_BUCKET_MB),
     ),
-    repair=lambda layout: with_execution(layout, per_layer=True),
+    LayoutLimit(
+        reason="DistributedDataParallel over tensor parallelism: compiling the whole model is not supported: DDP swaps DTensors "
+        "and local tensors, so that backward goes through a parameter twice; compile each layer",
+        applies=lambda layout: (
+            _has_ddp_over_tp(layout) and layout.execution.compile is not Compile.NONE and not layout.execution.per_layer
+        ),
+        repair=lambda layout: with_execution(layout, per_layer=True),
+    ),
+    LayoutLimit(
+        # https://github.com/pytorch/pytorch/issues/127797
+        reason="DistributedDataParallel over tensor parallelism: compiled autograd is not supported: it cannot trace the "
+        "backward of the DTensors",
+        applies=lambda layout: _has_ddp_over_tp(layout) and layout.execution.compiled_autograd,
+        repair=lambda layout: with_execution(layout, compiled_autograd=False),
+    ),
 )
-
-LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
-    # https://github.com/pytorch/pytorch/issues/127797
-    reason="DistributedDataParallel over tensor parallelism: compiled autograd is not supported: it cannot trace the backward "
-    "of the DTensors",
-    applies=lambda layout: _reduces_by_ddp(layout) and layout.has(TensorParallel) and layout.execution.compiled_autograd,
-    repair=lambda layout: with_execution(layout, compiled_autograd=False),
-)
-
-COMPILED_DDP = (NO_SMALL_BUCKETS, LOCAL_TENSORS_BY_LAYER, LOCAL_TENSORS_WITHOUT_COMPILED_AUTOGRAD)
 """Limits for every parallelism built on `DistributedDataParallel`."""
 
-
 FSDP_WITHOUT_COMPILED_AUTOGRAD = LayoutLimit(
-    # https://github.com/pytorch/pytorch/pull/174906 removed its support for compiled autograd.
+    # https://github.com/pytorch/pytorch/pull/174906 removed FSDP's support for compiled autograd.
     reason="FSDP: compiled autograd is not supported: it does not run FSDP's hooks, so gradients are missing",
     applies=lambda layout: layout.execution.compiled_autograd,
     repair=lambda layout: with_execution(layout, compiled_autograd=False),

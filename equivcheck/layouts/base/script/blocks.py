@@ -25,7 +25,7 @@ _AGAIN = ", recomputed in backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class LinearClass:
     """Properties shared by all linear layers with one class."""
 
     norm: Norm | None
@@ -49,7 +49,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherKind:
+class ScriptedClass:
     """Properties shared by all layers with one `LayerScript` class."""
 
     is_plain: ClassVar[bool] = False
@@ -64,9 +64,9 @@ class OtherKind:
         return ("mask",) * self.masked
 
 
-def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
-    """Return the kind for a linear layer."""
-    return Kind(
+def linear_class(layer: Layer, *, recomputes: bool) -> LinearClass:
+    """Return the class properties of a linear layer."""
+    return LinearClass(
         norm=layer.norm,
         bias=layer.bias,
         activation=layer.activation,
@@ -78,9 +78,9 @@ def linear_kind(layer: Layer, *, recomputes: bool) -> Kind:
     )
 
 
-def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[str]:
-    """Write the class for a kind. With `distributed`, constants become DTensors if the activations are."""
-    if isinstance(kind, OtherKind):
+def class_of(name: str, kind: LinearClass | ScriptedClass, *, distributed: bool) -> list[str]:
+    """Write a class. With `distributed`, constants become DTensors if the activations are."""
+    if isinstance(kind, ScriptedClass):
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
         written = _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
@@ -93,7 +93,7 @@ def class_of(name: str, kind: Kind | OtherKind, *, distributed: bool) -> list[st
     return _class((name, _words(kind), "self, inputs: int, width: int"), made, kind, _compute(kind, distributed))
 
 
-def _class(given: tuple[str, str, str], made: list[str], kind: Kind | OtherKind, lines: list[str]) -> list[str]:
+def _class(given: tuple[str, str, str], made: list[str], kind: LinearClass | ScriptedClass, lines: list[str]) -> list[str]:
     name, words, arguments = given
     return [
         f"class {name}(nn.Module):",
@@ -105,7 +105,7 @@ def _class(given: tuple[str, str, str], made: list[str], kind: Kind | OtherKind,
     ]
 
 
-def _forward(kind: Kind | OtherKind, lines: list[str]) -> list[str]:
+def _forward(kind: LinearClass | ScriptedClass, lines: list[str]) -> list[str]:
     arguments = ", ".join(("inputs", *kind.extras))
     if not kind.recomputes:
         return block(f"def forward(self, {arguments}):", lines)
@@ -113,7 +113,7 @@ def _forward(kind: Kind | OtherKind, lines: list[str]) -> list[str]:
     return [*block(f"def forward(self, {arguments}):", again), "", *block(f"def compute(self, {arguments}):", lines)]
 
 
-def _compute(kind: Kind, distributed: bool) -> list[str]:
+def _compute(kind: LinearClass, distributed: bool) -> list[str]:
     lines = ["normed = self.norm(inputs)"] if kind.norm and kind.auxiliary is AuxiliaryLinear.EVEN_STEPS else []
     normed = "normed" if lines else "self.norm(inputs)" if kind.norm else "inputs"
     values = f"self.linear({normed})"
@@ -136,7 +136,7 @@ def _shape_op(shape_op: ShapeOp, distributed: bool) -> str:
     return _SHAPE_OPS[shape_op][1].format(made=made, halves=halves)
 
 
-def _words(kind: Kind) -> str:
+def _words(kind: LinearClass) -> str:
     beside = {
         AuxiliaryLinear.NEVER: "a second linear that never runs",
         AuxiliaryLinear.EVEN_STEPS: "a second linear at even steps",
@@ -148,10 +148,10 @@ def _words(kind: Kind) -> str:
     return words + _AGAIN * kind.recomputes
 
 
-def imports_of(kind: Kind | OtherKind) -> list[tuple[str, str]]:
+def imports_of(kind: LinearClass | ScriptedClass) -> list[tuple[str, str]]:
     """Imports that the class needs, as pairs (module, name)."""
     found = [("torch.utils.checkpoint", "checkpoint")] if kind.recomputes else []
-    if isinstance(kind, OtherKind):
+    if isinstance(kind, ScriptedClass):
         return [*found, *kind.script.imports]
     uses_functional = not kind.is_plain and ACTIVATIONS.get(kind.activation, ("", ""))[1].startswith("functional.")
     return found + ([("torch.nn", "functional")] if uses_functional else [])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from equivcheck.layouts.base.script.blocks import Kind, OtherKind, class_of, imports_of, linear_kind
+from equivcheck.layouts.base.script.blocks import LinearClass, ScriptedClass, class_of, imports_of, linear_class
 from equivcheck.layouts.base.script.text import INDENT, block, call, indented
 from equivcheck.scenario import (
     FSDP1,
@@ -78,10 +78,10 @@ class _Forms:
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
 
-    def _kind(self, index: int) -> Kind | OtherKind:
+    def _kind(self, index: int) -> LinearClass | ScriptedClass:
         layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
         if isinstance(layer, Layer):
-            return linear_kind(layer, recomputes=recomputes)
+            return linear_class(layer, recomputes=recomputes)
         script = kind_of(layer).script(layer, self.model.inputs(index))
         assert script is not None, "a script is refused for what does not say how it is written"
         if script.of_parts is not None and self.cuts_positions:
@@ -90,14 +90,14 @@ class _Forms:
             script = script.of_units
         if script.of_region is not None and self._cuts_within(index):
             script = script.of_region
-        return OtherKind(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
+        return ScriptedClass(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
 
     def _cuts_within(self, index: int) -> bool:
         return any(parallelism.plan[index].split is Split.WITHIN for parallelism in self.layout.of(PlannedParallelism))
 
     def form(self) -> Form:
         distributed = self.layout.has(SPMD)
-        others = [kind.script for kind in self.special if isinstance(kind, OtherKind)]
+        others = [kind.script for kind in self.special if isinstance(kind, ScriptedClass)]
         classes = [list(function) for function in dict.fromkeys(each for script in others for each in script.functions)]
         classes += [class_of(self._class(kind), kind, distributed=distributed) for kind in self.special]
         extras = {name for kind in self.kinds for name in kind.extras}
@@ -118,7 +118,7 @@ class _Forms:
             extras=tuple({"mask": "masks"}.get(name, name) for name in ("mask", "step") if name in extras),
         )
 
-    def _class(self, kind: Kind | OtherKind) -> str:
+    def _class(self, kind: LinearClass | ScriptedClass) -> str:
         stem = _stem(kind)
         index = [other for other in self.special if _stem(other) == stem].index(kind)
         return f"{stem}{index + 1}" if index else stem
@@ -127,7 +127,7 @@ class _Forms:
         """Modules that form a plain layer, each with its canonical name. Modules without parameters have an empty name."""
         layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
         assert isinstance(layer, Layer), "others are no modules in a row"
-        assert isinstance(kind, Kind), "others are no modules in a row"
+        assert isinstance(kind, LinearClass), "others are no modules in a row"
         frozen = ".requires_grad_(False)" if layer.frozen else ""
         bias = None if layer.bias else False
         found = [("norm", f"{NORMS[kind.norm]}({inputs}){frozen}")] if kind.norm else []
@@ -138,7 +138,7 @@ class _Forms:
         layer, kind = self.model.layers[index], self.kinds[index]
         if not kind.is_plain:
             frozen = ".requires_grad_(False)" if layer.frozen else ""
-            sizes = f"{self.model.inputs(index)}, {self.model.inputs(index + 1)}" if isinstance(kind, Kind) else ""
+            sizes = f"{self.model.inputs(index)}, {self.model.inputs(index + 1)}" if isinstance(kind, LinearClass) else ""
             return f"{self._class(kind)}({sizes}){frozen}"
         modules = [code for _, code in self._modules(index)]
         return modules[0] if len(modules) == 1 else f"nn.Sequential({', '.join(modules)})"
@@ -254,8 +254,8 @@ class _Forms:
         ]
 
 
-def _stem(kind: Kind | OtherKind) -> str:
-    return kind.script.name if isinstance(kind, OtherKind) else "Block"
+def _stem(kind: LinearClass | ScriptedClass) -> str:
+    return kind.script.name if isinstance(kind, ScriptedClass) else "Block"
 
 
 def _has_units(layout: Layout, model: Model) -> bool:
@@ -265,10 +265,10 @@ def _has_units(layout: Layout, model: Model) -> bool:
     return layout.has(Pipeline) or (by_layer and any(layer.norm is not None for layer in model.layers))
 
 
-def _with_own_functions(kinds: Iterable[Kind | OtherKind]) -> list[Kind | OtherKind]:
+def _with_own_functions(kinds: Iterable[LinearClass | ScriptedClass]) -> list[LinearClass | ScriptedClass]:
     """Number functions that share a name but differ in text."""
     texts: dict[str, list[tuple[str, ...]]] = {}
-    return [replace(kind, script=_numbered(kind.script, texts)) if isinstance(kind, OtherKind) else kind for kind in kinds]
+    return [replace(kind, script=_numbered(kind.script, texts)) if isinstance(kind, ScriptedClass) else kind for kind in kinds]
 
 
 def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> LayerScript:

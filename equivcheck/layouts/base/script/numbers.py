@@ -57,8 +57,8 @@ def initial_lines(training: Training, numbers: Numbers) -> list[str]:
 
 def _literals(training: Training, form: Form) -> list[str]:
     drawn = material(training)
-    parameters = [f'"{form.name_of(name)}": {_numbers(values)}' for name, values in drawn.parameters.items()]
-    steps = [[listed([_numbers(tensor) for tensor in _tensors(batch)]) for batch in step] for step in drawn.steps]
+    parameters = [f'"{form.name_of(name)}": {_nested(values.numpy())}' for name, values in drawn.parameters.items()]
+    steps = [[listed([_nested(tensor.numpy()) for tensor in _tensors(batch)]) for batch in step] for step in drawn.steps]
     several = len(training.data.microbatches) > 1
     batches = [f"[{', '.join(step)}]" if several else step[0] for step in steps]
     return [
@@ -116,12 +116,8 @@ def _tensors(batch: Batch) -> list[torch.Tensor]:
     return [batch.inputs, batch.targets, *(mask for mask in batch.masks if mask is not None)]
 
 
-def _numbers(tensor: torch.Tensor) -> str:
-    """Nested lists whose numbers read back exactly."""
-    return _nested(tensor.numpy())
-
-
 def _nested(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> str:
+    """Nested lists whose numbers read back exactly."""
     if values.ndim:
         return f"[{', '.join(map(_nested, values))}]"
     # The shortest text that reads back exactly in the element type. A float32 needs half as many digits.
