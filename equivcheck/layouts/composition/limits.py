@@ -55,7 +55,7 @@ def repaired_layout(layout: Layout) -> Layout:
         if limit is None:
             return layout
         layout = limit.repair(layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+    raise BrokenLayout(f"layout {layout.name}: repairs do not end; the last limit: {limit.reason if limit else None}")
 
 
 def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
@@ -65,7 +65,7 @@ def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Tra
         if limit is None:
             return training
         training = limit.repair(training, layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} do not end; the last limit: {limit.reason if limit else None}")
+    raise BrokenLayout(f"layout {layout.name}: repairs do not end; the last limit: {limit.reason if limit else None}")
 
 
 def runs_sequences(layout: Layout) -> bool:
@@ -86,7 +86,7 @@ def resumable_layout(layout: Layout) -> Layout:
         if limit is None:
             return layout
         layout = limit.repair(layout)
-    raise BrokenLayout(f"the repairs of layout {layout.name} for a checkpoint do not end")
+    raise BrokenLayout(f"layout {layout.name}: repairs for a checkpoint do not end")
 
 
 def resumable_training(training: Training, *layouts: Layout) -> Training:
@@ -99,7 +99,7 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
                 training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:
             return training
-    raise BrokenLayout(f"the repairs for a checkpoint between {' and '.join(layout.name for layout in layouts)} do not end")
+    raise BrokenLayout(f"layouts {' and '.join(layout.name for layout in layouts)}: repairs for a checkpoint do not end")
 
 
 def _here(limits: Iterable[L]) -> Iterator[L]:

@@ -42,7 +42,7 @@ def second_part(scenario: Scenario, folder: str, alter: Alter | None = None) -> 
 
 
 def _resume(scenario: Scenario) -> Resume:
-    assert scenario.resume is not None, "a scenario of one layout is run in one part"
+    assert scenario.resume is not None, "a scenario without a checkpoint runs in one part"
     return scenario.resume
 
 

@@ -103,15 +103,15 @@ class Runner:
         members = self._members(size)
         if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_foreign=False).values):
             raise UsageError(
-                f"world {members.name!r}: some hosts do not see {folder}, where a checkpoint is to be kept; "
-                "allowed: TMPDIR set to a folder that all hosts share"
+                f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
+                "that all hosts share"
             )
 
     def _members(self, size: int) -> Ranks:
         name = self.world if isinstance(self.world, str) else self.world.name
         members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
         if not members.has_data:
-            raise UsageError(f"world {name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+            raise UsageError(f"world {name!r} is not valid: it has no data to compare. Expected one of {', '.join(WITH_DATA)}")
         return members
 
 

@@ -53,7 +53,7 @@ def trace_steps(setup: Setup) -> None:
 def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
     """The graphs traced so far for a setup that `trace_steps` changed."""
     steps = setup.update.__self__  # type: ignore[attr-defined]
-    assert isinstance(steps, _WholeSteps), "its steps are traced"
+    assert isinstance(steps, _WholeSteps), "trace_steps() has changed the setup"
     return tuple(graph.run for graph in steps.graphs.values())
 
 

@@ -54,5 +54,5 @@ def in_words(limit: Limit | LayoutLimit) -> str:
 def parallelism_of(layout: Layout, kind: type[P]) -> P:
     """Find a layout's parallelism by its type. The layout must have one."""
     found = next(iter(layout.of(kind)), None)
-    assert found is not None, "limits are asked only about layouts that have the parallelism"
+    assert found is not None, "a parallelism's limits are only checked for layouts that have it"
     return found

@@ -83,7 +83,7 @@ class _Forms:
         if isinstance(layer, Layer):
             return linear_class(layer, recomputes=recomputes)
         script = kind_of(layer).script(layer, self.model.inputs(index))
-        assert script is not None, "a script is refused for what does not say how it is written"
+        assert script is not None, "the export refuses layer kinds without a script"
         if script.of_parts is not None and self.cuts_positions:
             script = script.of_parts
         if script.of_units is not None and self.shares_units:
@@ -125,14 +125,13 @@ class _Forms:
 
     def _modules(self, index: int) -> list[tuple[str, str]]:
         """Modules that form a plain layer, each with its canonical name. Modules without parameters have an empty name."""
-        layer, kind, inputs = self.model.layers[index], self.kinds[index], self.model.inputs(index)
-        assert isinstance(layer, Layer), "others are no modules in a row"
-        assert isinstance(kind, LinearClass), "others are no modules in a row"
+        layer, inputs = self.model.layers[index], self.model.inputs(index)
+        assert isinstance(layer, Layer), "only linear layers are written as a sequence of modules"
         frozen = ".requires_grad_(False)" if layer.frozen else ""
         bias = None if layer.bias else False
-        found = [("norm", f"{NORMS[kind.norm]}({inputs}){frozen}")] if kind.norm else []
+        found = [("norm", f"{NORMS[layer.norm]}({inputs}){frozen}")] if layer.norm else []
         found += [("linear", call("nn.Linear", str(inputs), str(layer.width), bias=bias) + frozen)]
-        return found + ([("", ACTIVATIONS[kind.activation][0])] if kind.activation in ACTIVATIONS else [])
+        return found + ([("", ACTIVATIONS[layer.activation][0])] if layer.activation in ACTIVATIONS else [])
 
     def _layer(self, index: int) -> str:
         layer, kind = self.model.layers[index], self.kinds[index]

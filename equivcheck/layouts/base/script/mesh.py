@@ -29,7 +29,7 @@ def repr_of(text: str) -> str:
 def inner_ranks(layout: Layout) -> int:
     """Number of ranks with the same rows. They must be neighbours."""
     if {TP, CP} & set(layout.mesh.names[:-1]) and layout.mesh.size(TP, CP) > 1:
-        raise refuse(f"mesh {layout.mesh.names}", "only with tensor or context parallelism along the last axis")
+        raise refuse(f"mesh {layout.mesh.names}", "tensor or context parallelism must use the last axis")
     return layout.mesh.size(TP, CP)
 
 

@@ -94,5 +94,5 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 def test_nothing_is_checked_without_data() -> None:
     """A check needs numbers, and says which worlds have them."""
-    with pytest.raises(UsageError, match="'fake' has no data to compare; allowed: sim, gloo"):
+    with pytest.raises(UsageError, match=r"world 'fake' is not valid: it has no data to compare\. Expected one of sim, gloo"):
         check(scenario(2, 2), world="fake")
