@@ -52,7 +52,7 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return one rank's rows. `size` must divide their number."""
+    """Return one rank's rows. `size` must divide the number of rows."""
     count = batch.rows // size
     inputs, targets = (values.narrow(batch.batch_dim, rank * count, count) for values in (batch.inputs, batch.targets))
     masks = tuple(None if mask is None else mask.narrow(0, rank * count, count) for mask in batch.masks)

@@ -216,7 +216,7 @@ def _each(nest: Nest, change: Callable[[Any], Any]) -> Nest:
 
 
 def _taken_apart(nest: Nest) -> tuple[Nest, list[torch.Tensor]]:
-    """Replace tensors in a nest by parts, and return the flat list of local tensors."""
+    """Replace tensors in a nest by `_Part`, and return the flat list of local tensors."""
     tensors: list[torch.Tensor] = []
 
     def put(tensor: torch.Tensor) -> _Part:
