@@ -74,7 +74,7 @@ INTERVENTIONS: tuple[Intervention, ...] = (
     ),
     _one(
         "layouts.parallelisms.pipeline.schedules:_keep_name",
-        "a copy of a weight keeps the weight's name, even if the first use is in a stage on another rank",
+        "a copy of a weight keeps the name of its first use, even if that is in a stage on another rank",
         "parameter groups and checkpoints use the names of the full model",
     ),
     _one(

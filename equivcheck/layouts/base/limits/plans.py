@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head
+from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head, with_num_layers
 from equivcheck.layouts.base.plan.rules import (
     TIED_HALVES,
     LayerSite,
     PlanRule,
     fits,
-    fitted,
     inputs_of,
     places,
 )
@@ -45,7 +44,7 @@ ONE_ENTRY_A_LAYER = Limit(
     reason="tensor parallelism: a plan with more or fewer entries than the model has layers is not supported: it needs one entry "
     "for each layer",
     applies=lambda training, layout: not fits(training.model, parallelism_of(layout, PlannedParallelism).plan),
-    repair=lambda training, layout: fitted(training, parallelism_of(layout, PlannedParallelism).plan),
+    repair=lambda training, layout: with_num_layers(training, len(parallelism_of(layout, PlannedParallelism).plan)),
 )
 
 APPLIED_FIRST = LayoutLimit(

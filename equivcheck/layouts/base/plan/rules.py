@@ -15,7 +15,6 @@ from equivcheck.layouts.base.limits.repairs import (
     each_layer,
     shared_out,
     with_layer,
-    with_num_layers,
     with_positions,
     with_rows,
     with_widths,
@@ -273,11 +272,6 @@ def places(model: Model, parallelism: PlannedParallelism, tp: int, microbatches:
 def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
     """Whether a plan has one entry per layer."""
     return len(plan) == len(model.layers)
-
-
-def fitted(training: Training, plan: tuple[LayerPlan, ...]) -> Training:
-    """Adjust the number of layers to the plan."""
-    return with_num_layers(training, len(plan))
 
 
 def is_outside(parallelism: PlannedParallelism, parameter: Parameter) -> bool:
