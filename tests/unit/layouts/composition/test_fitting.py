@@ -1,4 +1,4 @@
-"""How a scenario is fitted to its layout."""
+"""Repairing a scenario until its layout supports it."""
 
 from __future__ import annotations
 
