@@ -51,6 +51,16 @@ def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Total
     return ledger.totals
 
 
+def one_norm(view: RankView, axes: str, num_bytes: int) -> Totals:
+    """Calls in all steps if one norm over all parameters is reduced over a group."""
+    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
+    if isinstance(clipping, ClipNorm):
+        op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
+        for step in range(view.training.steps):
+            ledger.note(step, op, axes, num_bytes)
+    return ledger.totals
+
+
 def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
     """Mesh axes that split a parameter into plain local tensors."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head, with_num_layers
-from equivcheck.layouts.base.plan.rules import (
-    TIED_HALVES,
-    LayerSite,
-    PlanRule,
-    fits,
-    inputs_of,
-    places,
-)
+from equivcheck.layouts.base.plan.rules import TIED_HALVES, LayerSite, PlanRule, fits, inputs_of, places
 from equivcheck.scenario import ActivationSharding, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
 

@@ -61,17 +61,17 @@ class Pass:
     """Full number of input features."""
     width: int
     """Full number of output features."""
-    bias: bool
+    bias: bool = False
     """Whether it has a bias."""
-    trains_weight: bool
+    trains_weight: bool = False
     """Whether backward computes the weight's gradient. Another layer may own the weight."""
-    trains_bias: bool
+    trains_bias: bool = False
     """Whether backward computes the bias's gradient."""
-    differentiates: bool
+    differentiates: bool = False
     """Whether its input requires a gradient."""
-    recomputed: bool
+    recomputed: bool = False
     """Whether backward gathers its input again."""
-    completed: bool
+    completed: bool = False
     """Whether recomputation also runs the linear, because later operations save tensors for backward."""
 
     @property
@@ -135,12 +135,7 @@ class PlannedCalls:
             rows=rows,
             inputs=model.source.vocabulary,
             width=model.features,
-            bias=False,
             trains_weight=not model.source.frozen or self.view.differentiates_frozen(None),
-            trains_bias=False,
-            differentiates=False,
-            recomputed=False,
-            completed=False,
         )
         made = {Split.ROW: ROW.made, Split.COLUMN: COLUMN.made}.get(split, ActivationPlacement.WHOLE)
         self._outputs(once, made, OF_SHARDING[self.inputs[0]])
@@ -161,8 +156,6 @@ class PlannedCalls:
             or self.view.differentiates_frozen(None),
             trains_bias=model.head.bias,
             differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
-            recomputed=False,
-            completed=False,
         )
         self._linear(once, head_passage(model, self.parallelism))
 
@@ -182,9 +175,7 @@ class PlannedCalls:
             rows=rows,
             inputs=inputs,
             width=outputs,
-            bias=False,
             trains_weight=trained,
-            trains_bias=False,
             differentiates=differentiates,
             recomputed=recomputed,
             completed=recomputed and layer.dropout > 0,

@@ -102,6 +102,10 @@ class CannotExport(UsageError):
     """A script cannot express an option in the scenario. The message names the option."""
 
 
+ROUNDS = "the single-device run would have to round as the ranks do"
+"""Reason for options that lower the precision."""
+
+
 def refuse(what: str, why: str) -> CannotExport:
     """Build the error for an option, with its name in the scenario and the reason."""
     return CannotExport(f"{what} cannot be exported: {why}")

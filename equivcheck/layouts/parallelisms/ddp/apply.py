@@ -10,14 +10,7 @@ from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced
 from equivcheck.layouts.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.layouts.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import (
-    DDP,
-    Compression,
-    ElementType,
-    Layout,
-    LowPrecision,
-    Precision,
-)
+from equivcheck.scenario import DDP, Compression, ElementType, Layout, LowPrecision, Precision
 from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from equivcheck.layouts.parallelisms.ddp.buckets import (
     trained_parameters,
     unused_parameters,
 )
-from equivcheck.scenario import DDP, Compression, Layout, TensorParallel
-from equivcheck.training.layers.parameters import Parameter, parameters_of
+from equivcheck.scenario import DDP, Compression, TensorParallel
+from equivcheck.training.layers.parameters import parameters_of
 from equivcheck.worlds.trace.stage import Stage
 
 INT32_BYTES = 4
@@ -36,33 +36,26 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     num_reduced, synchronised = 0, True
     last = len(training.data.microbatches) - 1
     rebuilt_after = rebuilding(ddp)
+    reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
+    # Buffers of one element type are broadcast together.
+    sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.outputs * view.item_bytes)
+    buffers = [num_bytes for num_bytes in sizes if num_bytes]
     for step in range(training.steps):
         for number in range(last + 1):
             if num_reduced == rebuilt_after:
                 _note_rebuilt(ledger, step, axes, bucketing)
                 rebuilt_after = -1
-            for num_bytes in _buffers(view) if synchronised and has_buffers else ():
+            for num_bytes in buffers if synchronised and has_buffers else ():
                 ledger.note(step, "broadcast", axes, num_bytes)
             synchronised = number == last or not ddp.no_sync
             if synchronised:
                 reduced = next(expected)
                 num_reduced += 1
-                num_bytes = sum(reduced.buckets) // view.item_bytes * _reduced_bytes(view, ddp)
+                num_bytes = sum(reduced.buckets) // view.item_bytes * reduced_bytes
                 ledger.note(step, "all_reduce.sum", axes, num_bytes, len(reduced.buckets))
                 if reduced.used_map:
                     ledger.note(step, "all_reduce.sum", axes, reduced.used_map)
     return ledger.totals
-
-
-def _buffers(view: RankView) -> tuple[int, ...]:
-    """Buffer bytes, summed for each element type."""
-    model = view.training.model
-    found = (COUNTER_BYTES if model.counter else 0, model.outputs * view.item_bytes if model.offset else 0)
-    return tuple(filter(None, found))
-
-
-def _reduced_bytes(view: RankView, ddp: DDP) -> int:
-    return view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
 
 
 def rebuilding(ddp: DDP) -> int:
@@ -93,7 +86,12 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     order. Unused parameters are last in any case.
     """
     ready = ready_parameters(view.training.model, autocast=ddp.autocast is not None)
-    localized = {found.full_name for found in parameters_of(view.training.model) if _was_dtensor(view.layout, found)}
+    plans = view.layout.of(TensorParallel)
+    localized = {
+        found.full_name
+        for found in parameters_of(view.training.model)
+        if any(not is_outside(plan, found) for plan in plans) or is_dtensor_expert(view.layout, found)
+    }
     if not localized:
         return ready
     unused = unused_parameters(view.training.model)
@@ -101,11 +99,6 @@ def _ready(view: RankView, ddp: DDP) -> tuple[str, ...]:
     plain = [name for name in used if name not in localized]
     distributed = [name for name in trained_parameters(view.training.model) if name in used and name in localized]
     return (*plain, *reversed(distributed), *unused)
-
-
-def _was_dtensor(layout: Layout, parameter: Parameter) -> bool:
-    of_a_plan = any(not is_outside(plan, parameter) for plan in layout.of(TensorParallel))
-    return of_a_plan or is_dtensor_expert(layout, parameter)
 
 
 def _note_rebuilt(ledger: Ledger, step: int, axes: str, bucketing: Bucketing) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
@@ -12,7 +12,10 @@ from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 
 def write(draft: Draft, parallelism: DDP) -> None:
     """Wrap the script's model."""
-    _refuse_rounding(parallelism)
+    if parallelism.autocast is not None:
+        raise refuse("DDP.autocast", ROUNDS)
+    if parallelism.compression is not Compression.NONE:
+        raise refuse("DDP.compression", ROUNDS)
     draft.need("torch.nn.parallel", "DistributedDataParallel")
     composed = len(draft.scenario.layout.parallelisms) > 1
     draft.module, draft.loss_scale = "module", draft.scenario.layout.num_data_ranks
@@ -45,10 +48,3 @@ def _options(parallelism: DDP) -> dict[str, object]:
     if parallelism.bucket_cap_mb != DEFAULT_BUCKET_MB:
         options["bucket_cap_mb"] = parallelism.bucket_cap_mb
     return options
-
-
-def _refuse_rounding(parallelism: DDP) -> None:
-    if parallelism.autocast is not None:
-        raise refuse("DDP.autocast", "one device has to round as the ranks do, which no short script shows")
-    if parallelism.compression is not Compression.NONE:
-        raise refuse("DDP.compression", "one device has to round as the ranks do, which no short script shows")

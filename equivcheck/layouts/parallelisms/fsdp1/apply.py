@@ -9,13 +9,7 @@ from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp1.communication import FSDP1_COMMUNICATION
 from equivcheck.layouts.parallelisms.fsdp1.limits import LAYOUT_LIMITS, LIMITS, is_sharded
-from equivcheck.scenario import (
-    FSDP1,
-    Layout,
-    MixedPrecision,
-    Precision,
-    Wrapping,
-)
+from equivcheck.scenario import FSDP1, Layout, MixedPrecision, Precision, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
-from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
+from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
+from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, flat_starts
 from equivcheck.layouts.parallelisms.fsdp2.communication import Unit, UnitCalls
-from equivcheck.scenario import FSDP1, ClipNorm, NormType, ShardingStrategy
-from equivcheck.worlds.trace.stage import Stage
+from equivcheck.scenario import FSDP1, ShardingStrategy
 
 NORM_BYTES = 4
 """Bytes in a norm over shards (one float32)."""
@@ -26,7 +26,7 @@ class FSDP1Calls(UnitCalls[FSDP1]):
 
     def totals(self) -> Totals:
         """Calls in all steps, including clipping by norm."""
-        return super().totals() | self._clipping()
+        return super().totals() | (one_norm(self.view, self.shard_axis, NORM_BYTES) if self.is_sharded else {})
 
     def _forward(self, step: int) -> None:
         for unit in self.units:
@@ -70,14 +70,6 @@ class FSDP1Calls(UnitCalls[FSDP1]):
         """Elements in a flat parameter, including padding between and after parameters."""
         total = flat_starts([parameter.numel for parameter in held], alignment_of(self.view.training, self.fsdp))[-1]
         return chunk_size(total, self.parts) * self.parts if self.fsdp.use_orig_params else total
-
-    def _clipping(self) -> Totals:
-        clipping, ledger = self.view.training.clipping, Ledger(Stage.CLIPPING)
-        if self.is_sharded and isinstance(clipping, ClipNorm):
-            op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
-            for step in range(self.view.training.steps):
-                ledger.note(step, op, self.shard_axis, NORM_BYTES)
-        return ledger.totals
 
 
 FSDP1_COMMUNICATION = CommunicationModel(

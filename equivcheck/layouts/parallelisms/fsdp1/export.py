@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.loop import may_be_none, norm_arguments
 from equivcheck.layouts.base.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
@@ -17,7 +17,7 @@ def write(draft: Draft, parallelism: FSDP1) -> None:
     """Wrap the script's model, or each layer and then the model."""
     layout, form = draft.scenario.layout, draft.form
     if parallelism.mixed_precision is not None:
-        raise refuse("FSDP1.mixed_precision", "one device has to round as the ranks do, which no short script shows")
+        raise refuse("FSDP1.mixed_precision", ROUNDS)
     draft.need("torch.distributed.fsdp", "FullyShardedDataParallel")
     draft.module, draft.loss_scale = "module", layout.num_data_ranks
     draft.parameters = "module.parameters()"

@@ -12,13 +12,7 @@ from equivcheck.layouts.base.partition import local_shape
 from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.layouts.parallelisms.fsdp1.limits import has_unit_of_nothing, is_sharded
 from equivcheck.layouts.parallelisms.pipeline.known import rank_of_stages_without_gradients
-from equivcheck.scenario import (
-    FSDP1,
-    Compile,
-    Scenario,
-    ShardingStrategy,
-    Wrapping,
-)
+from equivcheck.scenario import FSDP1, Compile, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 from equivcheck.training.layers.parameters import Parameter, by_layer, parameters_of
 from equivcheck.worlds.trace.differences import Difference, Divergence

@@ -19,13 +19,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
     without_ties,
 )
-from equivcheck.layouts.base.plan.rules import (
-    UNFREEZES,
-    frozen_splits,
-    splits_weights,
-    unfrozen_norms,
-    units_of_nothing,
-)
+from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_splits, splits_weights, unfrozen_norms, units_of_nothing
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,

@@ -44,7 +44,8 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.worlds.meshes import groups_made
 
-        model, policy = setup.model, parallelism.mixed_precision
+        model, policy, layout = setup.model, parallelism.mixed_precision, setup.layout
+        assert layout is not None, "a layout is applied"
         options: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
@@ -56,7 +57,8 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
         with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
-            units, experts = _units(model, parallelism), _expert_units(setup)
+            units = _units(model, parallelism)
+            experts = expert_units(model) if has_dtensor_experts(layout) else []
             for unit in experts:
                 fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
             for layers in units:
@@ -67,7 +69,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
                 model.set_separate_reduce_scatter_group(True)
         if parallelism.explicit_prefetch:
             _prefetch([unit[0] for unit in units])
-        setup.release = lambda: _release(groups)
+        setup.release = lambda: _destroy(groups)
         for module in _fsdp_modules(model):
             if parallelism.gradient_divide_factor is not None:
                 module.set_gradient_divide_factor(parallelism.gradient_divide_factor)
@@ -75,7 +77,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
                 module.set_force_sum_reduction_for_comms(True)
         for unit in experts:
             assert isinstance(unit, FSDPModule), "fully_shard changes the class of a unit"
-            unit.set_gradient_divide_factor(expert_divide_factor(parallelism, _layout_of(setup)))
+            unit.set_gradient_divide_factor(expert_divide_factor(parallelism, layout))
         setup.loss_scale *= mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
@@ -127,17 +129,7 @@ def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
     return [] if fsdp.wrapping is Wrapping.WHOLE else [layers[at : at + count] for at in range(0, len(layers), count)]
 
 
-def _expert_units(setup: Setup) -> list[nn.Module]:
-    """Each layer's experts if they are DTensors."""
-    return expert_units(setup.model) if has_dtensor_experts(_layout_of(setup)) else []
-
-
-def _layout_of(setup: Setup) -> Layout:
-    assert setup.layout is not None, "a layout is applied"
-    return setup.layout
-
-
-def _release(groups: Iterable[dist.ProcessGroup]) -> None:
+def _destroy(groups: Iterable[dist.ProcessGroup]) -> None:
     from torch import distributed as dist
 
     for group in groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse, units_of
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_units, refuse, units_of
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
 from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
@@ -14,7 +14,7 @@ from equivcheck.scenario import FSDP2, Muon, Wrapping
 def write(draft: Draft, parallelism: FSDP2) -> None:
     """Shard the script's model in place."""
     if parallelism.mixed_precision is not None:
-        raise refuse("FSDP2.mixed_precision", "one device has to round as the ranks do, which no short script shows")
+        raise refuse("FSDP2.mixed_precision", ROUNDS)
     draft.need("torch.distributed.fsdp", "fully_shard")
     draft.has_dtensors, draft.loss_scale = True, draft.scenario.layout.num_data_ranks
     _scale(draft, parallelism)
@@ -27,8 +27,12 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
         draft.add(LoopPosition.WRAP, *_wraps(draft, parallelism.layers_per_unit, options))
     draft.add(LoopPosition.WRAP, call("fully_shard", "model", **options))
     if experts:
-        draft.add(LoopPosition.WRAP, "for units in experts:", *(f"    units.{line}" for line in _of_experts(draft, parallelism)))
-    for line in _divisions(parallelism):
+        draft.add(
+            LoopPosition.WRAP,
+            "for units in experts:",
+            *(f"    units.{line}" for line in _divided(parallelism, expert_divide_factor(parallelism, draft.scenario.layout))),
+        )
+    for line in _divided(parallelism, parallelism.gradient_divide_factor):
         if parallelism.wrapping is Wrapping.PER_LAYER:
             draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
         draft.add(LoopPosition.WRAP, f"model.{line}")
@@ -112,14 +116,6 @@ def _prefetches(draft: Draft, count: int) -> list[str]:
         "    layer.set_modules_to_forward_prefetch([following])",
         "    following.set_modules_to_backward_prefetch([layer])",
     ]
-
-
-def _of_experts(draft: Draft, fsdp: FSDP2) -> list[str]:
-    return _divided(fsdp, expert_divide_factor(fsdp, draft.scenario.layout))
-
-
-def _divisions(fsdp: FSDP2) -> list[str]:
-    return _divided(fsdp, fsdp.gradient_divide_factor)
 
 
 def _divided(fsdp: FSDP2, factor: float | None) -> list[str]:

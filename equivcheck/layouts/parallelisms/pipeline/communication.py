@@ -7,11 +7,11 @@ import math
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unmodelled
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
+from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.parallelisms.pipeline.stages import rank_of_stages, weights_of_several_ranks
-from equivcheck.scenario import ClipNorm, NormType, Pipeline
+from equivcheck.scenario import Pipeline
 from equivcheck.scenario.mesh import PP
 from equivcheck.system.torch_version import torch_in
-from equivcheck.worlds.trace.stage import Stage
 
 CONNECTS_AT_ONCE = ">=2.15"
 """Versions whose schedules, in their first run, agree on shape inference and connect neighbouring stages."""
@@ -24,7 +24,7 @@ def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
     if view.layout.mesh.size(PP) > 1 and torch_in(CONNECTS_AT_ONCE):
         _note_connections(ledger, view, pipeline)
     _note_exchanges(ledger, view, pipeline)
-    return ledger.totals | _clipping(view)
+    return ledger.totals | one_norm(view, view.axes(PP), view.item_bytes)
 
 
 def _note_connections(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
@@ -57,15 +57,6 @@ def _note_exchanges(ledger: Ledger, view: RankView, pipeline: Pipeline) -> None:
             num_bytes = math.prod(shapes[weight.name]) * view.item_bytes
             for step in range(view.training.steps):
                 ledger.note(step, "all_reduce.sum", axes_of(weight.ranks, mesh), num_bytes)
-
-
-def _clipping(view: RankView) -> Totals:
-    clipping, ledger = view.training.clipping, Ledger(Stage.CLIPPING)
-    if isinstance(clipping, ClipNorm):
-        op = "all_reduce.max" if clipping.norm_type is NormType.INF else "all_reduce.sum"
-        for step in range(view.training.steps):
-            ledger.note(step, op, view.axes(PP), view.item_bytes)
-    return ledger.totals
 
 
 PIPELINE_COMMUNICATION = CommunicationModel(

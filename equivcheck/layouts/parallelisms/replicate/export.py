@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_units, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
@@ -14,7 +14,7 @@ from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 def write(draft: Draft, parallelism: Replicate) -> None:
     """Replicate the script's model in place."""
     if parallelism.compression is not Compression.NONE:
-        raise refuse("Replicate.compression", "one device has to round as the ranks do, which no short script shows")
+        raise refuse("Replicate.compression", ROUNDS)
     draft.loss_scale = draft.scenario.layout.num_data_ranks
     mesh = mesh_of(draft, parallelism)
     if parallelism.implementation is Replicator.DDP:

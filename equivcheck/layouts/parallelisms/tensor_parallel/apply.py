@@ -35,12 +35,7 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
 
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.base.distribute import redistribute_gradients
-        from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
-            head_styles,
-            layer_styles,
-            source_styles,
-            tie_again,
-        )
+        from equivcheck.layouts.parallelisms.tensor_parallel.styles import head_styles, layer_styles, source_styles, tie_again
 
         model = setup.training.model
         styles: dict[str, ParallelStyle] = {}

@@ -13,13 +13,7 @@ from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
-from equivcheck.layouts.base.plan.linears import (
-    NARROW_COLUMN,
-    NARROW_ROW,
-    ActivationPlacement,
-    LinearPlacements,
-    Passage,
-)
+from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, Passage
 from equivcheck.layouts.base.plan.rules import computes_rows_apart, has_pending_gradients, is_outside
 from equivcheck.scenario import (
     FSDP2,

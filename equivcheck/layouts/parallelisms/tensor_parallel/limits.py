@@ -8,13 +8,7 @@ from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, uncomp
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
-from equivcheck.layouts.base.limits.plans import (
-    APPLIED_FIRST,
-    ENDS_WHOLE,
-    ONE_ENTRY_A_LAYER,
-    TIES_CUT_ALIKE,
-    limit_of,
-)
+from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
 from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
@@ -36,17 +30,7 @@ from equivcheck.layouts.base.plan.rules import (
     is_outside,
     trained_cuts,
 )
-from equivcheck.scenario import (
-    ASGD,
-    Adafactor,
-    Compile,
-    Implementation,
-    Layout,
-    Owner,
-    Split,
-    TensorParallel,
-    Training,
-)
+from equivcheck.scenario import ASGD, Adafactor, Compile, Implementation, Layout, Owner, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 
