@@ -15,7 +15,7 @@ import pytest
 from equivcheck.system.tally import Row, take
 
 PROPERTY = "equivcheck"
-"""Name under which a test report carries the counts of its test, also from pytest-xdist workers and into JUnit files."""
+"""Test reports carry their counts under this name, also from pytest-xdist workers and into JUnit files."""
 
 
 class ScenarioSummary:
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Attach the counts of a test to its report, even if the test fails."""
+    """Attach a test's counts to its report, even if the test fails."""
     try:
         return (yield)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck.errors import UsageError
 from equivcheck.user.conversion import as_type
 from equivcheck.user.task import Task
+from equivcheck.user.usage import invalid
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -45,7 +44,7 @@ def factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) ->
 
 
 def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
-    """Return this rank's part of a batch: the result of the user's `shard`, or an equal part of the rows.
+    """Return this rank's part of a batch: the result of `shard`, or an equal part of the rows.
 
     Parts are numbered in row-major order over the data axes.
     """
@@ -55,14 +54,14 @@ def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
 
 
 def data_number(task: Task, mesh: DeviceMesh) -> int:
-    """Return the number of this rank's part of the rows."""
+    """Return this rank's part number."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     return number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
 
 
 def number_at(task: Task, indices: Mapping[str, int]) -> int:
-    """Return the number of the part for the rank at these mesh indices."""
+    """Return the part number for the rank at these mesh indices."""
     number = 0
     for name, size in task.mesh:
         number = number * size + indices[name] if name in task.data_axes else number
@@ -70,7 +69,7 @@ def number_at(task: Task, indices: Mapping[str, int]) -> int:
 
 
 def part_of(batch: Any, number: int, count: int) -> Any:
-    """Return a copy of one of `count` equal parts of the rows. Tensors without dims are copied to every part."""
+    """Copy one of `count` equal parts of the rows. Every part gets all tensors without dims."""
     return mapped(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
 
 
@@ -80,7 +79,7 @@ def split(batch: Any, count: int) -> list[Any]:
 
 
 def microbatches(batch: Any) -> list[Any]:
-    """Return the microbatches of a step.
+    """Return a step's microbatches.
 
     A list ``[inputs, targets]``, as a `DataLoader` returns it, is one pair and not two microbatches.
     """
@@ -100,25 +99,23 @@ def require_parts(task: Task) -> None:
             for microbatch in microbatches(batch):
                 _require_pair(number, microbatch)
             if not microbatches(batch):
-                raise UsageError(f"check_training: batch {number} is []; allowed: at least one microbatch")
+                raise invalid(f"batch {number} []", "it has no microbatch", "at least one pair")
         if task.shard is None:
             _require_rows(task, number, batch)
 
 
 def _require_pair(number: int, microbatch: Any) -> None:
     if not _is_pair(microbatch):
-        allowed = "a pair (inputs, targets), a list of such microbatches, or anything with a step of your own"
-        raise UsageError(f"check_training: batch {number} has a {type(microbatch).__name__}; allowed: {allowed}")
+        expected = "a pair (inputs, targets) or a list of such microbatches. With your own step=, a batch may be anything"
+        raise invalid(f"batch {number}", f"it is or contains a {type(microbatch).__name__}", expected)
 
 
 def _require_rows(task: Task, number: int, batch: Any) -> None:
     def require(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() and tensor.shape[0] % task.num_data_ranks:
             axes = " x ".join(f"{name} {size}" for name, size in task.mesh if name in task.data_axes)
-            raise UsageError(
-                f"check_training: batch {number} has a tensor of {tensor.shape[0]} rows, which {axes} cannot share out evenly; "
-                f"allowed: a multiple of {math.prod(size for name, size in task.mesh if name in task.data_axes)}, or shard=..."
-            )
+            why = f"a tensor has {tensor.shape[0]} rows, which do not split evenly over {axes}"
+            raise invalid(f"batch {number}", why, f"a multiple of {task.num_data_ranks} rows, or shard=fn(batch, mesh)")
         return tensor
 
     mapped(batch, require)

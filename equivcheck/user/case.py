@@ -1,4 +1,4 @@
-"""A user's training in the form that the judge compares."""
+"""A user's training in the judge's form."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Trace
 
 _ABOUT_SHARDS = (
-    "a parameter that is a shard, and no DTensor, needs cuts={name: ((dim, axis),)} to say where it lies, "
-    "or full_tensors=fn(module) -> {name: tensor} to be read"
+    "if this parameter is a plain shard and not a DTensor, pass cuts={name: ((dim, axis),)} with its position, "
+    "or full_tensors=fn(module) -> {name: tensor}"
 )
 
 
 class UserCase:
-    """The single-device run, limited to tensors that the ranks' traces contain."""
+    """The single-device run, limited to tensors in the ranks' traces."""
 
     def __init__(self, run: SingleDeviceRun, traces: Sequence[UserTrace]) -> None:
         self._run, self._traces = run, traces
@@ -41,7 +41,7 @@ class UserCase:
 
     @property
     def confirming_reference(self) -> Reference:
-        """The reference that decides, limited to tensors that ranks could read."""
+        """The deciding reference, limited to tensors that ranks could read."""
         return self.case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:
@@ -56,8 +56,8 @@ class UserCase:
         if self._far is None:
             return ""
         return (
-            "one device that takes the parts of the ranks one after the other does not compute the same either "
-            f"(step {self._far.step}, {self._far.phase.value}): is the loss, or something in the model, no mean over rows?"
+            "one device that processes the ranks' rows part by part also computes something else "
+            f"(step {self._far.step}, {self._far.phase.value}): is your loss, or a layer such as batch norm, no mean over rows?"
         )
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
@@ -92,7 +92,7 @@ class UserCase:
         return self._run.far_moment(self._quick, self._parts)
 
     def _readable(self, reference: Reference) -> Reference:
-        """The reference without optimizer state that no rank could read. Only `full_tensors` leaves state unread."""
+        """The reference without unread optimizer state. Only `full_tensors` leaves state unread."""
         if self._run.task.full_tensors is None:
             return reference
         return replace(reference, moments=tuple(map(self._without_unread, reference.moments)))

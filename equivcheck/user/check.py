@@ -64,8 +64,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         verdict.assert_equivalent()
 
     A rank that fails is a verdict, not an exception. An exception in the single-device run is raised unchanged. In world
-    ``torchrun`` every process calls this function with the same arguments; rank 0 sends its arguments to all, and all return its
-    verdict.
+    ``torchrun`` every process calls this function: rank 0 sends its arguments to all, and all return its verdict.
 
     :param model: A function that builds the same model at each call, or a module, which is copied. torch, numpy and random are
         seeded before each call.
@@ -88,7 +87,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         with an irregular layout.
     :param cuts: Layout of parameters that are plain shards, neither DTensor nor FSDP: ``{name: ((dim, axis), ...)}``. A name may
         be a pattern; the first match counts. Shards are chunks as `torch.chunk` makes them, split along outer axes first.
-    :param dtype: Model and batches are converted to this type. None leaves them unchanged, with wider tolerances.
+    :param dtype: Model and batches are converted to this type. None leaves them unchanged; tolerances follow their own types.
     :param precision: Precision that ranks round to, so that the single-device run rounds at the same points: a `LowPrecision` for
         autocast (applied here around forward and loss unless you pass `step`), a `MixedPrecision` for an FSDP policy.
     :param keep_dtype: Replace float32 by float64 if the model asks for float32, on one device and on ranks.
@@ -96,11 +95,11 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param seed: Seed for the model and for the training.
     :param world: ``"sim"``, ``"gloo"``, ``"torchrun"``, or ranks that are already running.
     :param schedule_seed: Order in which simulated ranks take turns.
-    :param deadline: Seconds without progress, in communication or without it, after which ranks count as hung.
+    :param deadline: Seconds after which ranks count as hung, if they are idle or compute without communicating.
     :param explain: Search for the cause if ranks diverge. False is faster. No search takes place under `precision`.
     :raises UsageError: An argument is not valid, or two runs on one device differ.
     """
-    # Imported at the call, because DTensor comes with them: defining a training takes no longer than importing torch.
+    # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.
     from equivcheck.user.judging import check_task
     from equivcheck.user.randomness.masks import require_masks
     from equivcheck.user.task import Task, data_axes_of, mesh_of

@@ -31,7 +31,7 @@ def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def complex_parameter(model: nn.Module) -> str:
-    """Return the name of the first complex parameter; empty if there is none."""
+    """Return the first complex parameter's name; empty if there is none."""
     return next((name for name, parameter in model.named_parameters() if parameter.is_complex()), "")
 
 

@@ -10,9 +10,9 @@ import torch
 from equivcheck.user.batches import mapped
 from equivcheck.user.task import Task
 
-SAME_ROWS = "data ranks had the same rows in every batch: a missing reduction cannot show"
+SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduction cannot show: use batches with different rows"
 """Reason if all data ranks got the same rows."""
-NO_UPDATE = "no step changes a parameter (is the learning rate 0?): a wrong update cannot show"
+NO_UPDATE = "no step changes a parameter, so a wrong update cannot show: is the learning rate 0?"
 """Reason if all updates are zero."""
 
 

@@ -22,15 +22,13 @@ from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
 from equivcheck.user.task import Task
+from equivcheck.user.usage import API
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.state.keeper import StateKeeper, kept_state
 from equivcheck.worlds.world import World, without_cover
-
-NAME = "check_training"
-"""Stands for the layout in the counts of checked scenarios."""
 
 
 def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
@@ -63,7 +61,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
         advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
         verdict = replace(verdict, notes=(*verdict.notes, *advice))
-    record(NAME, verdict.world, verdict.outcome.value)
+    record(API, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
@@ -85,7 +83,7 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:
-        return replace(verdict, reason=f"{verdict.reason}; before step {doubt.step} all agrees")
+        return replace(verdict, reason=f"{verdict.reason}; all steps before step {doubt.step} agree")
     return verdict
 
 
@@ -93,5 +91,5 @@ def _raise_usage(failure: Failure) -> None:
     """Raise a `UsageError` that a rank raised, because an invalid argument is not a failure of the training."""
     for report in failure.reports:
         kind, _, text = report.error.partition(": ")
-        if kind.endswith(UsageError.__name__) and text.startswith(f"{NAME}: "):
+        if kind.endswith(UsageError.__name__) and text.startswith(f"{API}: "):
             raise UsageError(text) from None

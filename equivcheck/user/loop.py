@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.errors import UsageError
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar
 from equivcheck.user.batches import microbatches
@@ -19,6 +18,7 @@ from equivcheck.user.precision.kept import kept_type
 from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace, settings_of
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Snapshot, Step
@@ -100,7 +100,7 @@ def build_optimizer(task: Task, module: nn.Module) -> torch.optim.Optimizer:
     """Call the user's `optimizer`. Raises `UsageError` if the result is not an optimizer."""
     optimizer = task.optimizer(list(module.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"check_training: optimizer returned {optimizer!r:.100}; allowed: a torch.optim.Optimizer")
+        raise invalid("optimizer", f"it returned {optimizer!r:.100}", "a torch.optim.Optimizer")
     return optimizer
 
 
@@ -134,6 +134,4 @@ def _number(value: Any) -> float | None:
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return scalar(value)
-    raise UsageError(
-        f"check_training: step returned {value!r:.100}; allowed: the loss, as a tensor of one element or a number, or None"
-    )
+    raise invalid("step", f"it returned {value!r:.100}", "the loss as a tensor with one element or a number, or None")

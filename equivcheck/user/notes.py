@@ -9,14 +9,14 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.trace.stage import Stage
 
-COMPILED = "compiled functions ran in gloo: simulated ranks are threads, and would share what is compiled for one"
+COMPILED = "your training ran in gloo because it compiles: simulated ranks are threads and would share compiled functions"
 NOT_PARALLEL = (
-    "no collective, and no parameter that is a shard, was seen: is the model parallel at all? (What asks the environment for "
-    'RANK and WORLD_SIZE, as accelerate and Lightning do, wraps nothing in sim: world="gloo" has them)'
+    "your ranks made no collective call and hold no shard: is the model parallel at all? (Libraries that read RANK and "
+    'WORLD_SIZE from the environment, such as accelerate and Lightning, wrap nothing in sim: use world="gloo")'
 )
-ONE_RANK = "one rank alone: nothing is spread, so that of reductions and shards this says nothing"
+ONE_RANK = "the mesh has one rank, so this check says nothing about reductions or sharding"
 """Note on a mesh with one rank."""
-ONE_STEP = "one step alone: what it leaves wrong for the next (state, a synchronisation that is lost) cannot show"
+ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
 """Note on a training with one step."""
 
 

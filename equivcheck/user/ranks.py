@@ -1,4 +1,4 @@
-"""The function that every rank runs for a user's training."""
+"""The training function for every rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from equivcheck.errors import UsageError
 from equivcheck.user.batches import converted, data_number, share_of
 from equivcheck.user.conversion import complex_parameter, convert_model
 from equivcheck.user.loop import train
@@ -20,6 +19,7 @@ from equivcheck.user.traces.cuts import Parts
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.meshes import device_mesh
 
 
@@ -65,16 +65,16 @@ def rank_module(task: Task, mesh: DeviceMesh) -> tuple[Names, nn.Module]:
 def build(task: Task, cut: Cut | None = None) -> nn.Module:
     """Build the user's model in the task's element type.
 
-    `cut` selects the rows that dropout masks are made for; None selects all rows. Raises `UsageError` if the result is not a
-    module or has complex parameters.
+    `cut` selects the rows for dropout masks; None selects all rows. Raises `UsageError` if the result is not a module or has
+    complex parameters.
     """
     with seeded(task.seed):
         model = task.model()
     if not isinstance(model, nn.Module):
-        raise UsageError(f"check_training: model returned {model!r:.100}; allowed: a torch.nn.Module")
+        raise invalid("model", f"it returned {model!r:.100}", "a torch.nn.Module")
     refused = complex_parameter(model)
     if refused:
-        raise UsageError(f"check_training: {refused} is complex; allowed: real parameters (buffers may be complex)")
+        raise invalid("model", f"parameter {refused} is complex", "real parameters; buffers may be complex")
     if task.mask_shapes is not None:
         mask_dropout(model, task.seed, task.mask_shapes, cut or Cut())
     return model if task.dtype is None else convert_model(model, task.dtype)
@@ -86,6 +86,7 @@ def parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if module is None:
         return model
     if not isinstance(module, nn.Module):
-        allowed = "a torch.nn.Module, or None where the model is changed in place"
-        raise UsageError(f"check_training: parallelize returned {module!r:.100}; allowed: {allowed}")
+        raise invalid(
+            "parallelize", f"it returned {module!r:.100}", "a torch.nn.Module, or None if it changes the model in place"
+        )
     return module

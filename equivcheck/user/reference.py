@@ -24,6 +24,7 @@ from equivcheck.user.task import Task
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.moments import moments
 from equivcheck.worlds.trace.tensors import full_vector, norms
 from equivcheck.worlds.trace.trace import Trace
@@ -75,7 +76,7 @@ class SingleDeviceRun:
             return self.train(seed=task.seed, batches=batches, model=build(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
-        """Return the first moment at which the run over parts loses more than half of the digits; None without one."""
+        """Return the first moment at which the run over parts loses more than half its digits; None without one."""
         return None if parts is None else far_moment(reference, parts)
 
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
@@ -90,19 +91,19 @@ class SingleDeviceRun:
 
 
 def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
-    """Return a reference whose noise is the spread of the copies, in units of `eps`.
+    """Return a reference with the copies' spread as noise, in units of `eps`.
 
     `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
     """
     rows = list(zip(*map(_values, (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
-        return Reference((), Doubt(reason="rounding alone decides which gradients there are", step=0), limit)
+        return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
     return Reference(found, doubt_about(found, limit), limit)
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:
-    """Return the first moment at which another run on one device differs in the first half of the digits."""
+    """Return the first moment at which another run on one device loses more than half its digits."""
     for expected, moment in zip(reference.moments, moments(trace), strict=True):
         if moment.snapshot.present != expected.present:
             return expected
@@ -135,8 +136,8 @@ def trace_of(
     except UsageError:
         raise
     except Exception as error:
-        how = "as they are" if task.dtype is None else f"converted to {task.dtype} (dtype=None leaves them as they are)"
-        error.add_note(f"check_training: in the run on one device, with model and batches {how}")
+        how = "unchanged" if task.dtype is None else f"converted to {task.dtype} (dtype=None leaves them unchanged)"
+        error.add_note(f"check_training: raised in the single-device run, with model and batches {how}")
         raise
 
 
@@ -165,13 +166,13 @@ def _values(trace: Trace) -> list[Any]:
 def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
     """Build two models. Raises `UsageError` if they differ or share modules."""
     first, second = build(task), build(task)
-    allowed = "a function that builds a new one, the same each time; torch, numpy and random are seeded before each call"
+    expected = "a function that builds a new model with equal values; torch, numpy and random are seeded before each call"
     if {id(module) for module in first.modules()} & {id(module) for module in second.modules()}:
-        raise UsageError(f"check_training: model returns the same module, or parts of it, at each call; allowed: {allowed}")
+        raise invalid("model", "two calls return the same module, or share submodules", expected)
     before, after = (dict([*model.named_parameters(), *model.named_buffers()]) for model in (first, second))
     differing = [name for name in before | after if not _equal(before.get(name), after.get(name))]
     if differing:
-        raise UsageError(f"check_training: model gives another {differing[0]} at each call; allowed: {allowed}")
+        raise invalid("model", f"{differing[0]} differs between two calls", expected)
     return first, second
 
 
@@ -192,10 +193,12 @@ def _require_same_training(model: nn.Module, first: Trace, second: Trace) -> Non
         if one.snapshot.present != other.snapshot.present or not np.array_equal(
             one.snapshot.values, other.snapshot.values, equal_nan=True
         ):
-            raise UsageError(
-                f"check_training: two runs on one device differ at step {one.step} ({one.phase.value}), as if random numbers "
-                f"were drawn{_drawn_by(model)}; allowed: a training that draws none, as each rank would draw its own: "
-                "dropout_masks=True for modules of dropout, p=0 or eval(), or masks drawn beforehand, as a part of the batches"
+            raise invalid(
+                "the training",
+                f"two runs on one device differ at step {one.step} ({one.phase.value}), probably because it draws random numbers"
+                f"{_drawn_by(model)}",
+                "a training without random numbers, because each rank would draw its own: use dropout_masks=True for dropout "
+                "modules, p=0, eval(), or masks in the batches",
             )
 
 
@@ -214,7 +217,7 @@ def _rate(module: nn.Module) -> float:
 
 
 class _Precision(TorchFunctionMode):
-    """Records the element types of results that require gradients, because some models compute in lower precision inside."""
+    """Records element types in results that require gradients, because some models compute in lower precision inside."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
-"""Run a user's training on the ranks of a world."""
+"""Run a user's training on a world's ranks."""
 
 from __future__ import annotations
 
 import warnings
 
-from equivcheck.errors import UsageError
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS
 from equivcheck.oracle.verdict.description import shortened
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import WITH_DATA, ranks
 from equivcheck.worlds.ranks import Ranks, Run, again_if_died
@@ -17,16 +17,15 @@ from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 
 
 def members_of(task: Task, world: str | Ranks) -> Ranks:
-    """Return the ranks that run a training.
+    """Return the ranks for a training.
 
-    Raises `UsageError` if their number is not that of the mesh, if the world transfers no data, or if an argument cannot be
-    copied.
+    Raises `UsageError` if their number differs from the mesh, if the world transfers no data, or if an argument cannot be copied.
     """
     if isinstance(world, Ranks) and world.size != task.num_ranks:
-        raise UsageError(f"check_training: world has {world.size} ranks; allowed: the {task.num_ranks} of the mesh")
+        raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks} ranks, as in the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
     if not members.has_data:
-        raise UsageError(f"check_training: world {members.name!r} has no data to compare; allowed: {', '.join(WITH_DATA)}")
+        raise invalid(f"world {members.name!r}", "its collectives transfer no data to compare", f"one of {', '.join(WITH_DATA)}")
     if members.has_copies:
         _require_copyable(task, members.name)
     return members
@@ -60,7 +59,6 @@ def _require_copyable(task: Task, world: str) -> None:
         try:
             copied(value)
         except Exception as error:
-            raise UsageError(
-                f"check_training: {name} is {value!r:.100}, which cannot be copied to the processes of {world} "
-                f"({shortened(str(error))}); allowed there: functions that close over what can be pickled (sim shares all)"
-            ) from None
+            why = f"it cannot be copied to other processes ({shortened(str(error))})"
+            expected = 'a function whose variables can be pickled, or world="sim"'
+            raise invalid(f"{name} {value!r:.100} in world {world!r}", why, expected) from None

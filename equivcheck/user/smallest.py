@@ -17,14 +17,14 @@ from equivcheck.user.verdict import UserVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """Result of `smallest`: a training that no further step makes smaller without another verdict."""
+    """Result of `smallest`: a training that cannot shrink further without another verdict."""
 
     arguments: Mapping[str, Any]
     """Arguments for `check_training`."""
     verdict: UserVerdict
     """Verdict on these arguments."""
     num_tried: int
-    """Number of trainings that were checked."""
+    """Number of checked trainings."""
 
 
 def smallest(**arguments: Any) -> Smallest:
@@ -88,7 +88,7 @@ def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _num_rows(batches: list[Any]) -> int:
-    """The largest number of rows in any tensor."""
+    """Largest number of rows in any tensor."""
     found = [1]
 
     def note(tensor: torch.Tensor) -> torch.Tensor:

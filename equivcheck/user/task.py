@@ -12,21 +12,21 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
-from equivcheck.errors import UsageError
 from equivcheck.scenario import LowPrecision, MixedPrecision
 from equivcheck.user.randomness.masks import MaskShapes
+from equivcheck.user.usage import invalid
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
 """Usual names for mesh axes whose ranks get different rows."""
 OTHER_AXES = ("tp", "pp", "sp", "cp", "ep", "model", "pipe", "tensor", "sequence", "context", "expert")
 """Usual names for mesh axes whose ranks get the same rows."""
 REDUCTIONS = ("mean", "sum")
-"""Ways in which a loss may combine the rows of a batch."""
+"""A loss is the mean over the rows in a batch, or their sum."""
 
 Loss = Callable[[Any, Any], torch.Tensor]
-"""A function ``loss(outputs, targets)`` that returns a tensor with one element."""
+"""A function ``loss(outputs, targets)``. Returns a tensor with one element."""
 TrainStep = Callable[[nn.Module, Any, torch.optim.Optimizer, Loss], Any]
-"""A function ``step(model, batch, optimizer, loss)`` that trains on one batch.
+"""A function ``step(model, batch, optimizer, loss)``. Trains on one batch.
 
 It returns the loss as a tensor or a number, or None on a rank without a loss.
 """
@@ -37,21 +37,21 @@ class Task:
     """The checked arguments of `check_training`."""
 
     model: Callable[[], nn.Module]
-    """Function that builds the model."""
+    """Builds the model."""
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]
-    """Function that parallelizes a model over a mesh."""
+    """Parallelizes a model over a mesh."""
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes, outermost first."""
     batches: tuple[Any, ...]
     """One entry per step: a pair of inputs and targets, or a list of such microbatches."""
     loss: Loss
-    """Function of outputs and targets."""
+    """Called with outputs and targets."""
     reduction: str
     """One of `REDUCTIONS`."""
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    """Function of a list of parameters."""
+    """Called with a list of parameters."""
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None
-    """Function of the optimizer; None for a constant learning rate."""
+    """Called with the optimizer; None for a constant learning rate."""
     step: TrainStep | None
     """The user's step on one device; None for the built-in step."""
     rank_step: TrainStep | None
@@ -59,11 +59,11 @@ class Task:
     data_axes: tuple[str, ...]
     """Axes along which rows are split."""
     shard: Callable[[Any, DeviceMesh], Any] | None
-    """Function that returns a rank's part of a batch; None for an equal part of the rows."""
+    """Returns a rank's part of a batch; None for an equal part of the rows."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
-    """Function that returns a module's full tensors by name; None if placements or `cuts` are known."""
+    """Returns a module's full tensors by name; None if placements or `cuts` are known."""
     cuts: dict[str, tuple[tuple[int, str], ...]] | None
-    """For plain shards by parameter name: pairs of dim and axis. None if there are no plain shards."""
+    """Pairs of dim and axis for plain shards, by parameter name. None if there are no plain shards."""
     dtype: torch.dtype | None
     """Element type for parameters and batches; None to leave them unchanged."""
     precision: LowPrecision | MixedPrecision | None
@@ -71,25 +71,25 @@ class Task:
     keep_dtype: bool
     """Whether requests for float32 get `dtype` instead."""
     mask_shapes: MaskShapes | None
-    """Shapes of the dropout masks on one device; None without `dropout_masks`."""
+    """Dropout mask shapes on one device; None without `dropout_masks`."""
     seed: int
     """Seed for torch, numpy and random before each call of `model`."""
 
     def __post_init__(self) -> None:
         for name in ("model", "parallelize", "loss", "optimizer"):
             if not callable(getattr(self, name)):
-                raise UsageError(f"check_training: {name} is {getattr(self, name)!r}; allowed: a callable")
+                raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function")
         for name in ("scheduler", "step", "rank_step", "shard", "full_tensors"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageError(f"check_training: {name} is {getattr(self, name)!r}; allowed: a callable or None")
+                raise invalid(f"{name} {getattr(self, name)!r}", "it is not callable", "a function or None")
         if self.cuts is not None and self.full_tensors is not None:
-            raise UsageError("check_training: cuts and full_tensors both say what shards are of the whole; allowed: one of them")
+            raise invalid("cuts together with full_tensors", "both describe plain shards", "one of them")
         if self.reduction not in REDUCTIONS:
-            raise UsageError(f"check_training: reduction is {self.reduction!r}; allowed: {', '.join(REDUCTIONS)}")
+            raise invalid(f"reduction {self.reduction!r}", "it does not exist", " or ".join(REDUCTIONS))
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise UsageError(f"check_training: dtype is {self.dtype!r}; allowed: a floating-point torch.dtype or None")
+            raise invalid(f"dtype {self.dtype!r}", "it is not a floating-point type", "a type such as torch.float64, or None")
         if not self.batches:
-            raise UsageError("check_training: batches is empty; allowed: at least one, each a step's")
+            raise invalid("batches []", "it is empty", "at least one batch, one per step")
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class Task:
 
     @property
     def num_data_ranks(self) -> int:
-        """Number of parts that rows are split into."""
+        """Rows are split into this many parts."""
         return math.prod(size for name, size in self.mesh if name in self.data_axes)
 
     @property
@@ -118,13 +118,14 @@ class Task:
 
 
 def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
-    """Return the mesh axes as pairs of name and size. Raises `UsageError` if `mesh` is not a dict of sizes."""
-    allowed = 'a dict of axis sizes such as {"dp": 2, "tp": 2}'
-    if not isinstance(mesh, Mapping) or not mesh:
-        raise UsageError(f"check_training: mesh is {mesh!r}; allowed: {allowed}")
-    for name, size in mesh.items():
+    """Return the mesh as pairs of axis name and size. Raises `UsageError` if `mesh` is not a dict of sizes."""
+    why = "" if isinstance(mesh, Mapping) and mesh else "it is empty or not a dict"
+    for name, size in mesh.items() if not why else ():
         if not isinstance(name, str) or isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise UsageError(f"check_training: mesh has {name!r}: {size!r}; allowed: {allowed}, each at least 1")
+            why = f"axis {name!r} has size {size!r}"
+    if why:
+        expected = 'a dict of axis sizes, each at least 1, such as {"dp": 2, "tp": 2}'
+        raise invalid(f"mesh {mesh!r}", why, expected)
     return tuple(mesh.items())
 
 
@@ -137,9 +138,11 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
     if given is not None:
         unknown = [name for name in given if name not in names]
         if isinstance(given, str) or unknown:
-            raise UsageError(f"check_training: data_axes is {given!r}; allowed: a tuple of axes of the mesh, {', '.join(names)}")
+            why = "it is a string" if isinstance(given, str) else f"the mesh has no axis {unknown[0]!r}"
+            raise invalid(f"data_axes {given!r}", why, f"a tuple of mesh axes from {', '.join(names)}")
         return tuple(given)
     for name in names:
         if name not in DATA_AXES + OTHER_AXES and not by_hand:
-            raise UsageError(f"check_training: axis {name!r} of the mesh may cut the batch or not; say so by data_axes=(...)")
+            why = "its name does not tell whether its ranks get different rows"
+            raise invalid(f"mesh axis {name!r} without data_axes", why, "data_axes=(...) with the axes that split the batch")
     return tuple(name for name in names if name in DATA_AXES)

@@ -29,7 +29,7 @@ class UserVerdict(Judgement):
     where: str = ""
     """The first module whose output, or output gradient, differs. Empty if no search took place or it found none."""
     types: str = ""
-    """Result of the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
+    """Result from the spmd_types type checker, if parameters have its types and ranks diverged or failed. Else empty."""
     hint: str = ""
     """A possible explanation if no cause is known; it proves nothing. Empty without one."""
     unread: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class UserVerdict(Judgement):
     def describe(self) -> str:
         """Return the verdict as text for people, in a few lines."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
-        heading = f"{self.outcome.value.upper()}: a training of yours on {axes}, {self.precision}, in {self.world}"
+        heading = f"{self.outcome.value.upper()}: your training on {axes}, {self.precision}, in {self.world}"
         return "\n".join([heading, *(f"  {line}" for line in self._evidence())])
 
     def _evidence(self) -> list[str]:
@@ -58,16 +58,16 @@ class UserVerdict(Judgement):
         if self.types:
             lines.append(f"types: {self.types}")
         if self.unread:
-            lines.append(f"not compared, as no rank could read it: {', '.join(self.unread)}")
+            lines.append(f"not compared because no rank could read it: {', '.join(self.unread)}")
         return [*lines, *(f"note:  {note}" for note in self.notes)]
 
 
 FRAMES = 8
-"""Number of traceback lines that `describe` shows."""
+"""Number of traceback lines in `describe`."""
 
 
 def _frames(failure: Failure) -> list[str]:
-    """The end of the stack on the first rank that raised, or else on the first that still runs. Caret underlines are dropped."""
+    """The stack's end on the first rank that raised, or else on the first that still runs. Caret underlines are dropped."""
     for state in (RankState.RAISED, RankState.RUNNING):
         for report in failure.reports:
             if report.state is state and report.stack:

@@ -1,4 +1,4 @@
-"""Candidate mistakes, and the facts about a training that they depend on."""
+"""Candidate mistakes, and the facts about a training they depend on."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Honest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual:
-    """A candidate mistake that may explain a divergence."""
+    """A candidate mistake: it may explain a divergence."""
 
     cause: Cause
-    """Kind of mistake."""
+    """The mistake in a word."""
     sentence: str
     """Description for people, without a full stop."""
     change: Change
@@ -53,7 +53,7 @@ class Counterfactual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Range of steps in which a mistake occurs."""
+    """A range of steps in which a mistake occurs."""
 
     first: int
     """First step."""
@@ -72,7 +72,7 @@ class Span:
 
 
 def spans(diverged: DivergedTraining) -> tuple[Span, ...]:
-    """Return the ranges of steps that fit the first difference."""
+    """Return the step ranges that fit the first difference."""
     first = diverged.first.step
     single = (Span(first=first, last=first),) if len(diverged.task.batches) > 1 else ()
     return (Span(first=first), *single) if first else (Span(first=0), *single)
@@ -84,7 +84,7 @@ def mixed(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -
 
 
 def pick(masks: Mapping[str, torch.Tensor] | None, name: str) -> tuple[bool, torch.Tensor | None]:
-    """Return whether any element of a tensor is selected, and its mask; None selects all elements."""
+    """Return whether any element in a tensor is selected, and its mask; None selects all elements."""
     if masks is None:
         return True, None
     return name in masks, masks.get(name)

@@ -44,7 +44,7 @@ class DivergedTraining(Evidence):
     single: UserTrace
     """Trace on one device."""
     unit: float
-    """eps of the element type with the fewest digits in the training."""
+    """Machine epsilon for the training's narrowest element type."""
     shares: tuple[tuple[Any, ...], ...]
     """Each rank's part of every batch; empty if the parts cannot be computed."""
     initial: tuple[Snapshot, ...]
@@ -52,12 +52,12 @@ class DivergedTraining(Evidence):
 
     @property
     def eps(self) -> float:
-        """Eps of the element type with the fewest digits."""
+        """Machine epsilon for the narrowest element type."""
         return self.unit
 
     @property
     def counts(self) -> dict[int, str]:
-        """Numbers that a wrong factor may equal, with their names: axis sizes, microbatches, ranks."""
+        """Possible wrong factors, with their names: axis sizes, microbatches, ranks."""
         counts = {size: f"the {size} {name} ranks" for name, size in self.task.mesh if size > 1}
         counts.setdefault(self.task.num_data_ranks, "the data ranks")
         counts.setdefault(self.num_microbatches, "the microbatches")
@@ -81,7 +81,7 @@ class DivergedTraining(Evidence):
 
     @property
     def coordinates(self) -> tuple[RankCoordinate, ...]:
-        """Mesh coordinates of each rank."""
+        """Each rank's mesh coordinates."""
         places = product(*(range(size) for size in self.task.shape))
         return tuple(
             RankCoordinate(rank=rank, indices=dict(zip(self.task.axis_names, place, strict=True)))
@@ -100,7 +100,7 @@ class DivergedTraining(Evidence):
 
 @lru_cache(maxsize=2)
 def held_elements(diverged: DivergedTraining) -> HeldElements:
-    """Return the elements that each rank holds, and the only rank with optimizer state for a replicated tensor."""
+    """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
     held, owners = held_of(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
@@ -114,7 +114,7 @@ def _has_state(trace: UserTrace | Any, name: str) -> bool:
 
 
 def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.Tensor]:
-    """Return masks of elements that differ on any rank, in one phase of the first wrong step."""
+    """Return masks for elements that differ on any rank, in one phase at the first wrong step."""
     masks: dict[str, np.ndarray] = {}
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
         if (expected.step, expected.phase) != (diverged.first.step, phase):
@@ -132,7 +132,7 @@ def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.
 
 
 def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
-    """Return sets of elements whose gradients may be wrong: those that differ first, and all (None)."""
+    """Return sets of elements with possibly wrong gradients: the first that differ, and all (None)."""
     if diverged.first.phase is not Phase.GRADIENT:
         return (None,)
     masks = {name: mask for name, mask in wrong_elements(diverged, Phase.GRADIENT).items() if name in diverged.updated}
@@ -149,7 +149,7 @@ MOSTLY = 0.75
 
 
 def choices(axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return all non-empty subsets of some axes, the largest first."""
+    """Return all non-empty subsets, the largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
 
 
@@ -199,5 +199,5 @@ def _initial(task: Task) -> Snapshot:
 
 
 def named(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Distinct parameters of a single-device model by name."""
+    """Distinct parameters by name, in a single-device model."""
     return dict(Names(model).parameters(model))

@@ -35,7 +35,7 @@ Event = Callable[[int, int], None]
 Reduce = Callable[[list[Gradients], int, int], list[Gradients]]
 """Returns each rank's gradients, from the gradients on all ranks, the microbatch and the step."""
 Norm = Callable[[int, Gradients, float], torch.Tensor]
-"""Returns the norm that a rank clips by, from the rank, its gradients and the norm type."""
+"""Returns the norm for clipping, from a rank, its gradients and the norm type."""
 
 
 class EmulatedRanks:
@@ -52,14 +52,14 @@ class EmulatedRanks:
         self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else whole)
         self.scale = float(self.task.num_data_ranks) if own_rows and self.task.reduction == "sum" else 1.0
         self.axes = diverged.data_axes if own_rows else ()
-        """Axes along which gradients are averaged."""
+        """Gradients are averaged along these axes."""
         self.models: list[nn.Module] = [build(self.task, self._cut(rank) if own_rows else None) for rank in self.coordinates]
         self.parameters: list[dict[str, torch.Tensor]] = [named(model) for model in self.models]
         self.optimizers: dict[int, Optimizer] = {}
         self.turns = Turns(len(self.coordinates))
 
         self.reduce: Reduce = self.mean
-        """Called after each backward pass with the gradients that it added."""
+        """Called after each backward pass with the gradients it added."""
         self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
         """Called for each clipping."""
         self.clips_each = False
@@ -76,12 +76,12 @@ class EmulatedRanks:
         """Called after gradients are read, before the update."""
         self.after_update: list[Event] = []
         self.at_end: dict[int, Callable[[], None]] = {}
-        """By rank: called after the user's step returned."""
+        """Called after the user's step returned; keys are ranks."""
         self.gathers = True
         """Whether ranks exchange their shards after each step."""
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
-        """Returns the value that a rank reports as its loss."""
+        """Replaces the loss that a rank reports."""
         self.num_backward = diverged.num_microbatches
         """Backward passes per step."""
         self.num_seen = self.num_clippings = 0

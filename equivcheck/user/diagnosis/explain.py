@@ -32,7 +32,7 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
-"""Differences between values that are present on both sides."""
+"""Differences between values; both sides have the tensor."""
 COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 UPDATED = (Phase.UPDATE, Phase.STATE)
 Wrong = Callable[[DivergedTraining, Honest], Iterator[Counterfactual]]
@@ -53,17 +53,17 @@ CATALOGUE: tuple[tuple[Wrong, tuple[Phase, ...]], ...] = (
     (wrong_sharing, COMPUTED),
     (lower_precision, (*COMPUTED, *UPDATED)),
 )
-"""Each function yields candidates for trainings that first differ in one of the given phases.
+"""Each function yields candidates for trainings with their first difference in one of the given phases.
 
-The order matters: the first candidate that fits is reported.
+The order matters: the first matching candidate is reported.
 """
 
 LONGEST_SECONDS = 60.0
-"""Time limit in seconds of work."""
+"""Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes that are dropped if another one fits, because any constant factor also counts as one of these."""
+"""Causes to drop if another one fits, because any constant factor also counts as one of these."""
 MOST = 2
-"""Largest number of causes that are reported."""
+"""Largest number of reported causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Explanation:
     kinds: tuple[Cause, ...]
     """Short names for the cause."""
     pattern: str
-    """Pattern in the differences, which proves nothing. Empty if there is a cause or no pattern."""
+    """Pattern in the differences; it proves nothing. Empty if there is a cause or no pattern."""
 
 
 def explanation_of(diverged: DivergedTraining) -> Explanation:
@@ -92,7 +92,7 @@ def explanation_of(diverged: DivergedTraining) -> Explanation:
 
 
 def _honest(diverged: DivergedTraining) -> Honest | None:
-    """Emulate correct ranks; None if they do not reproduce one device, so that emulation proves nothing."""
+    """Emulate correct ranks; None if they do not reproduce one device, because then emulation proves nothing."""
     num_steps, differs, own_rows = len(diverged.task.batches), False, False
     emulated = EmulatedRanks(diverged, own_rows=False)
     whole = _run(lambda: emulated.train(num_steps))
@@ -120,7 +120,7 @@ def _differs(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:
 
 
 def _fits(diverged: DivergedTraining, honest: Honest) -> list[Counterfactual]:
-    """Candidates that reproduce everything, until there are `MOST` different causes."""
+    """Candidates that reproduce everything, at most `MOST` different causes."""
     found: list[Counterfactual] = []
     clock = WorkClock()
     for candidate in _candidates(diverged, honest):
@@ -156,7 +156,7 @@ def _reproduces(diverged: DivergedTraining, candidate: Counterfactual, honest: H
 
 
 ENDS = (Phase.STATE, Phase.BUFFER)
-"""Phases that are compared once all steps have run."""
+"""Phases compared only after all steps."""
 
 
 def _tells_apart(diverged: DivergedTraining, traces: tuple[UserTrace, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Intercept backward passes and gradient clipping, through private torch API that was tried on torch 2.9 to 2.15."""
+"""Intercept backward passes and gradient clipping, through private torch API; tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the outputs of modules at one step, and the output gradients, in execution order."""
+"""Record module outputs and output gradients at one step, in execution order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the results of the diagnosis to a verdict."""
+"""Add the diagnosis to a verdict."""
 
 from __future__ import annotations
 

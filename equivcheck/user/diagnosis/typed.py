@@ -27,8 +27,8 @@ from equivcheck.worlds.fake.ranks import FakeRanks
 from equivcheck.worlds.meshes import device_mesh
 
 CHECKER = "spmd_types"
-REFUSES = f"{CHECKER} refuses {{place}}: {{words}}"
-ACCEPTS = f"{CHECKER} accepts a step: what is wrong is in numbers, or in what has no type"
+REFUSES = f"{CHECKER} rejects {{place}}: {{words}}"
+ACCEPTS = f"{CHECKER} accepts your step: the error is in values, or in tensors without types"
 
 
 def opinion_of_types(task: Task) -> str:
@@ -83,7 +83,7 @@ def _give_gradient_types(parameter: Any, spmd: Any) -> None:
 
 
 def _types_of_rows(task: Task, mesh: DeviceMesh, typed: list[nn.Parameter], spmd: Any) -> dict[Any, Any]:
-    """Types of the batch: rows vary along data axes. Only axes that the parameters know are included."""
+    """Batch types: rows vary along data axes. Axes unknown to the parameters are left out."""
     known = {axis for parameter in typed for axis in spmd.get_local_type(parameter)}
     axes = {name: spmd.normalize_axis(mesh.get_group(name)) for name in task.axis_names}
     return {axis: spmd.V if name in task.data_axes else spmd.R for name, axis in axes.items() if axis in known}
@@ -93,4 +93,4 @@ def _place(at: TracebackType | None) -> str:
     """The innermost stack line outside torch, the checker and equivcheck."""
     through = tuple(str(Path(str(sys.modules[name].__file__)).parent) for name in (torch.__name__, CHECKER, "equivcheck"))
     frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(through)]
-    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "it"
+    return f"`{frames[-1].line}` ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else "your step"

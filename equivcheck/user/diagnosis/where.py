@@ -24,10 +24,10 @@ from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import part_of
 
-COMPILED = "not looked for in modules: what is compiled runs as a whole"
-NO_MODULE = "no module's output, nor the gradient of one, differs at step {step}: what does arises {rest}"
+COMPILED = "no module is named, because your model is compiled and runs as one function"
+NO_MODULE = "all module outputs and output gradients agree at step {step}; the first difference is in the {rest}"
 NUM_COPIES = 4
-"""Number of perturbed single-device runs that set the tolerances."""
+"""Number of perturbed single-device runs; they set the tolerances."""
 
 Key = tuple[str, int, bool]
 
@@ -96,17 +96,17 @@ def _told(diverged: DivergedTraining, expected: Watched, tolerances: dict[Key, f
         wrong = [rank for rank, differs in compared.items() if differs]
         if wrong:
             return _sentence(each, wrong, diverged.first.step)
-    rest = "in the loss" if diverged.first.phase is Phase.LOSS else "from gradients of parameters on"
+    rest = "loss" if diverged.first.phase is Phase.LOSS else "parameter gradients"
     return NO_MODULE.format(step=diverged.first.step, rest=rest) if num_compared == len(expected.seen) else ""
 
 
 def _sentence(seen: Seen, wrong: list[int], step: int) -> str:
     what, way = ("output gradient", "backward") if seen.is_gradient else ("output", "forward")
-    return f"first module whose {what} differs: {seen.module or 'the whole model'} ({way}, {numbered(wrong)}), at step {step}"
+    return f"first module whose {what} differs: {seen.module or 'the full model'} ({way}, {numbered(wrong)}), at step {step}"
 
 
 def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, tolerance: float) -> bool | None:
-    """Whether a rank's tensor differs from its part of the expected one; None if the part is unknown.
+    """Whether a rank's tensor differs from its part in the expected one; None if the part is unknown.
 
     The user's loss may be a mean over a rank's own rows. Then output gradients are larger by the number of data ranks, so both
     scales are accepted.
@@ -123,7 +123,7 @@ def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, 
 
 
 def _part_of(whole: torch.Tensor | None, seen: Seen) -> torch.Tensor | None:
-    """The rank's part of a full tensor, by DTensor placements; None if shapes do not fit."""
+    """The rank's part in a full tensor, by DTensor placements; None if shapes do not fit."""
     if whole is None or tuple(whole.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
         return None
     return whole if seen.piece is None else torch.from_numpy(part_of(whole.numpy(), seen.piece))

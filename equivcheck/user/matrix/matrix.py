@@ -6,6 +6,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from equivcheck.errors import UsageError
@@ -15,6 +16,7 @@ from equivcheck.user.check import check_training
 from equivcheck.user.matrix.result import MatrixResult
 from equivcheck.user.matrix.row import Row
 from equivcheck.user.task import mesh_of
+from equivcheck.user.usage import invalid
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.patience import cpu_seconds_of_family
 
@@ -24,13 +26,15 @@ OF_TRAINING = (
     *("model", "batches", "loss", "optimizer", "reduction", "scheduler", "step", "dtype", "seed"),
     *("keep_dtype", "dropout_masks"),
 )
-"""Arguments that define the single-device run. All layouts share them, so that their rows are comparable."""
+"""Arguments for the single-device run. All layouts share them, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
-"""Arguments that each layout may set."""
+"""Arguments for a single layout."""
 REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty)
 """Arguments without a default."""
 EXPECTED = "expected"
 """Further key in a layout: its expected outcome."""
+
+_invalid = partial(invalid, api="matrix")
 
 Listener = Callable[[Row, int], None]
 """Called with each finished row and the number of rows so far."""
@@ -40,7 +44,7 @@ class Matrix:
     """One training under many layouts.
 
     `layouts` maps a name to a dict with the layout's own arguments for `check_training`: `mesh`, `parallelize`, and any other
-    that does not define the single-device run. All other arguments are shared. If both set one, the layout's value counts. A
+    that does not affect the single-device run. All other arguments are shared. If both set one, the layout's value counts. A
     layout that is wrong on purpose sets ``"expected": "diverged"``::
 
         Matrix(
@@ -57,7 +61,7 @@ class Matrix:
     def __init__(self, *, layouts: Mapping[str, Mapping[str, Any]], **shared: Any) -> None:
         _require_known(shared, tuple(ARGUMENTS), "the matrix")
         if not isinstance(layouts, Mapping) or not layouts:
-            raise UsageError(f"matrix: layouts is {layouts!r:.100}; allowed: a dict of at least one layout by name")
+            raise _invalid(f"layouts {layouts!r:.100}", "it is empty or not a dict", "a dict of layouts by name")
         if "batches" in shared:
             shared["batches"] = tuple(shared["batches"])  # a DataLoader gives others each time
         self._shared = shared
@@ -65,13 +69,13 @@ class Matrix:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the layouts, in order."""
+        """Layout names, in order."""
         return tuple(self._layouts)
 
     @property
     def unchecked(self) -> tuple[Row, ...]:
-        """Rows of all layouts before any check."""
-        return tuple(self._layouts[name].row(None, "it has not been checked yet", 0.0) for name in self.names)
+        """All layouts' rows before any check."""
+        return tuple(self._layouts[name].row(None, "it was not checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:
         """Check the named layouts, or all, one after the other in this process. `world` overrides the layouts' worlds."""
@@ -102,20 +106,21 @@ def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
     """Return the named layouts in matrix order, or all if `names` is empty. Raises `UsageError` for an unknown name."""
     for name in names:
         if name not in allowed:
-            raise UsageError(f"matrix: no layout {in_short(repr(name), 100)}; allowed: {', '.join(allowed)}")
+            raise _invalid(f"layout {in_short(repr(name), 100)}", "it does not exist", f"one of {', '.join(allowed)}")
     return tuple(name for name in allowed if not names or name in names)
 
 
 class _Layout:
     def __init__(self, name: str, options: Mapping[str, Any], shared: dict[str, Any]) -> None:
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise UsageError(f"matrix: a layout is named {in_short(repr(name), 100)}; allowed: a name that can be printed")
+            raise _invalid(f"layout name {in_short(repr(name), 100)}", "it is not printable text", "a printable name")
         if not isinstance(options, Mapping):
-            raise UsageError(f"matrix: layout {name!r} is {options!r:.100}; allowed: a dict of arguments of check_training")
+            raise _invalid(f"layout {name!r}", f"it is {options!r:.100}", "a dict of arguments for check_training")
         _require_known(options, (*OF_LAYOUT, EXPECTED), f"layout {name!r}")
         missing = [key for key, each in ARGUMENTS.items() if each.default is each.empty and key not in {*shared, *options}]
         if missing:
-            raise UsageError(f"matrix: layout {name!r} has no {', no '.join(missing)}; needed: {', '.join(REQUIRED)}")
+            expected = f"values for {', '.join(REQUIRED)}, in the layout or shared"
+            raise _invalid(f"layout {name!r}", f"it has no {', no '.join(missing)}", expected)
         self.name = name
         self.options = {key: value for key, value in options.items() if key != EXPECTED}
         self.mesh = mesh_of((shared | self.options)["mesh"])
@@ -130,16 +135,16 @@ class _Layout:
 def _require_known(given: Mapping[str, Any], allowed: Sequence[str], whose: str) -> None:
     for key in given:
         if key not in allowed:
-            why = ", which all layouts share" if key in OF_TRAINING else ""
-            raise UsageError(f"matrix: {whose} has {in_short(repr(key), 100)}{why}; allowed: {', '.join(allowed)}")
+            why = "all layouts share it" if key in OF_TRAINING else "there is no such argument"
+            raise _invalid(f"{in_short(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}")
 
 
 def _outcome(name: str, value: object) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
-        allowed = ", ".join(outcome.value for outcome in Outcome)
-        raise UsageError(f"matrix: layout {name!r} expects {in_short(repr(value), 100)}; allowed: {allowed}") from None
+        given = f"expected {in_short(repr(value), 100)} in layout {name!r}"
+        raise _invalid(given, "it is not an outcome", f"one of {', '.join(outcome.value for outcome in Outcome)}") from None
 
 
 def _cpu_seconds() -> float:

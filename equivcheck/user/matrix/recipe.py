@@ -13,6 +13,7 @@ from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.description import shortened
 from equivcheck.system.input_file import read_text
 from equivcheck.user.matrix.matrix import Matrix
+from equivcheck.user.usage import invalid
 
 MODULE = "equivcheck_recipe"
 """Module name for a recipe, so that code under ``if __name__ == "__main__"`` does not run."""
@@ -22,8 +23,8 @@ def matrix_of(path: Path) -> Matrix:
     """Return the only `Matrix` at the top level of a file. Raises `UsageError` if there is none, or several."""
     found = {id(value): value for value in vars(_module(path)).values() if isinstance(value, Matrix)}
     if len(found) != 1:
-        allowed = "exactly one, as `matrix = equivcheck.Matrix(...)`"
-        raise UsageError(f"recipe {path} defines {len(found) or 'no'} Matrix; allowed: {allowed}")
+        expected = "exactly one, `matrix = equivcheck.Matrix(...)`"
+        raise invalid(f"{path}", f"it defines {len(found) or 'no'} Matrix", expected, api="recipe")
     return next(iter(found.values()))
 
 
@@ -32,7 +33,7 @@ def _module(path: Path) -> ModuleType:
     read_text(path)
     specification = importlib.util.spec_from_file_location(MODULE, path.resolve())
     if specification is None or specification.loader is None:
-        raise UsageError(f"recipe {path} is no Python file; allowed: a file that ends in .py")
+        raise invalid(f"{path}", "it is not a Python file", "a file name that ends in .py", api="recipe")
     module = importlib.util.module_from_spec(specification)
     sys.modules[MODULE] = module
     try:
@@ -41,7 +42,9 @@ def _module(path: Path) -> ModuleType:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"recipe {path} raises {shortened(f'{type(error).__name__}: {error}')}{_line(path, error)}") from error
+        raised = shortened(f"{type(error).__name__}: {error}")
+        why = f"it raised {raised}{_line(path, error)}"
+        raise invalid(f"{path}", why, "a file that can be imported", api="recipe") from error
     return module
 
 

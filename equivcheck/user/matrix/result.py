@@ -26,7 +26,7 @@ class MatrixResult:
     rows: tuple[Row, ...]
     """Checked layouts, in matrix order."""
     asked: int
-    """Number of layouts that were requested."""
+    """Number of requested layouts."""
     interrupted: bool = False
     """Whether a signal ended the run early."""
 
@@ -41,11 +41,13 @@ class MatrixResult:
         return tuple(row for row in self.rows if not row.is_as_expected)
 
     def __getitem__(self, name: str) -> Row:
-        """Return the row of a layout. Raises `KeyError` for an unknown name."""
+        """Return a layout's row. Raises `KeyError` for an unknown name."""
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"{name!r}; allowed: {', '.join(row.name for row in self.rows)}")
+        raise KeyError(
+            f"layout {name!r} is not valid: it has no row. Expected one of {', '.join(row.name for row in self.rows)}."
+        )
 
     def describe(self) -> str:
         """Return a table, and details for each layout with an unexpected outcome."""
@@ -69,7 +71,7 @@ def totals(found: MatrixResult) -> str:
     """``7 layouts: 6 equivalent; 1 diverged, as expected``."""
     parts = [f"{number} {what}" for what, number in Counter(map(said, found.rows)).items()]
     left = found.asked - len(found.rows)
-    parts += [f"{left} not reached, as it was interrupted"] if left else []
+    parts += [f"{left} not reached because the run was interrupted"] if left else []
     return f"{count(found.asked, 'layout')}: {'; '.join(parts) or 'none checked'}"
 
 

@@ -16,7 +16,7 @@ class Row:
     """One layout with its verdict."""
 
     name: str
-    """Name of the layout."""
+    """Layout name."""
     mesh: tuple[tuple[str, int], ...]
     """Axis names and sizes."""
     expected: Outcome
@@ -26,7 +26,7 @@ class Row:
     error: str = ""
     """Exception in one line if `check_training` raised; else empty."""
     milliseconds: float
-    """CPU time of the check, children included. Shown, never judged."""
+    """CPU time for the check, children included. Shown, never judged."""
 
     @property
     def is_as_expected(self) -> bool:
@@ -64,5 +64,5 @@ class Row:
 
     @property
     def details(self) -> str:
-        """Full text of the verdict or of the error."""
+        """Full text of the verdict or the error."""
         return f"NOT CHECKED: {self.error}" if self.verdict is None else self.verdict.describe()

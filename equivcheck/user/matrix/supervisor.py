@@ -1,4 +1,4 @@
-"""Check the layouts of a recipe in several worker processes."""
+"""Check a recipe's layouts in several worker processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from equivcheck.user.matrix.matrix import Listener, chosen
 from equivcheck.user.matrix.result import MatrixResult
 from equivcheck.user.matrix.row import Row
 from equivcheck.user.matrix.worker import LayoutDone, Layouts, Order, Refused
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 from equivcheck.worlds.workers.supervision import Interruption, Pool
 
 
 def check_recipe(order: Order, names: Sequence[str], *, num_workers: int, listener: Listener) -> MatrixResult:
-    """Check the named layouts of a recipe, or all. After SIGINT or SIGTERM, return the rows known so far.
+    """Check a recipe's layouts, by name or all. After SIGINT or SIGTERM, return the rows known so far.
 
     Raises `UsageError` if the recipe defines no matrix or a layout name is unknown.
     """
@@ -90,7 +91,7 @@ class _Supervisor:
     def _lost(self, checker: _Checker) -> None:
         how = checker.how_it_ended()
         if not checker.name or self._known is None:
-            raise UsageError(f"recipe {self._order.recipe}: its process {how}; allowed: a file that can be imported")
+            raise invalid(f"{self._order.recipe}", f"its process {how}", "a file that can be imported", api="recipe")
         self._note(replace(self._known[checker.name], error=f"the process that checked it {how}"))
         self._next(checker, is_spent=True)
 

@@ -1,4 +1,4 @@
-"""Worker process that checks layouts of a recipe."""
+"""Worker process for a recipe's layouts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Layouts:
     """Reply after the recipe was read: its layouts."""
 
     rows: tuple[Row, ...]
-    """Rows of all layouts before any check."""
+    """All layouts' rows before any check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 
-KEPT = "keep_dtype: wherever the training asks for float32, on one device and on ranks, it had float64"
+KEPT = "keep_dtype: every cast to float32 was replaced by float64, on one device and on all ranks"
 """Note on a training under `keep_dtype`."""
 
 
@@ -24,8 +24,8 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
         return kept
     wide, narrow = (str(kind).removeprefix("torch.") for kind in (run.task.dtype, run.precision))
     more = f", and {len(found) - 1} more" if found[1:] else ""
-    way = "" if kept or wide != "float64" else "; keep_dtype=True keeps float64 there, so that smaller differences show"
-    return *kept, f"{wide} becomes {narrow} in {found[0]}{more}: tolerances are those of {narrow}{way}"
+    way = "" if kept or wide != "float64" else ". With keep_dtype=True it stays float64, and smaller errors show"
+    return *kept, f"{wide} becomes {narrow} in {found[0]}{more}, so tolerances are those of {narrow}{way}"
 
 
 def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) -> tuple[str, ...]:
@@ -34,9 +34,11 @@ def on_precision(task: Task, traces: tuple[UserTrace, ...], outcome: Outcome) ->
     if outcome not in (Outcome.DIVERGED, Outcome.INCONCLUSIVE) or seen is None or _agree(seen, task.precision):
         return ()
     if task.precision is not None:
-        return (f"precision is {task.precision!r}, but ranks have {seen!r}",)
+        return (f"precision is {task.precision!r}, but your ranks use {seen!r}",)
     also = " and dtype=torch.float32" if isinstance(seen, LowPrecision) else ""
-    return (f"ranks round to fewer digits than one device: precision={seen!r}{also} lets one device round alike",)
+    return (
+        f"your ranks round to fewer digits than one device: try precision={seen!r}{also}, so that both round in the same way",
+    )
 
 
 def _agree(seen: Precision, given: Precision | None) -> bool:

@@ -1,4 +1,4 @@
-"""Access to the autograd engine, through private torch API that was tried on torch 2.9 to 2.15."""
+"""The autograd engine, through private torch API; tried on torch 2.9 to 2.15."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def when_backward_ends(action: Callable[[], None]) -> None:
-    """Call `action` at the end of the backward pass that now runs."""
+    """Call `action` at the end of the current backward pass."""
     Variable._execution_engine.queue_callback(action)
 
 

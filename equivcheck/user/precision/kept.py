@@ -13,23 +13,24 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from equivcheck.errors import UsageError
 from equivcheck.user.precision import autograd_private
 from equivcheck.user.task import Task
+from equivcheck.user.usage import invalid
 
 
 def require_kept(task: Task) -> None:
     """Check `keep_dtype`. Raises `UsageError` if it is not a bool or does not fit `dtype` and `precision`."""
     if not isinstance(task.keep_dtype, bool):
-        raise UsageError(f"check_training: keep_dtype is {task.keep_dtype!r:.100}; allowed: True, False")
+        raise invalid(f"keep_dtype {task.keep_dtype!r:.100}", "it is not a bool", "True or False")
     if task.keep_dtype and (task.dtype is not torch.float64 or task.precision is not None):
         given = f"dtype {task.dtype}" if task.precision is None else f"precision {task.precision!r}"
-        raise UsageError(f"check_training: keep_dtype is True with {given}; allowed with dtype=torch.float64 and precision=None")
+        expected = "dtype=torch.float64 and precision=None"
+        raise invalid(f"keep_dtype True with {given}", "it replaces float32 by float64", expected)
 
 
 @contextlib.contextmanager
 def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Widen float32 while the task trains, if it asks for that. The optimizer's own state keeps its types."""
+    """Widen float32 while the task trains, if it has `keep_dtype`. The optimizer's own state keeps its types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
@@ -46,7 +47,7 @@ def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 class KeptType(TorchFunctionMode):
-    """Function mode that passes the wider type to every torch function that is called with float32 or complex64."""
+    """Function mode: torch functions called with float32 or complex64 get the wider type instead."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model on one device that rounds where the ranks round.
+"""A model on one device that rounds at the same points as the ranks.
 
 Each part of the rows goes through its own copy of the model, as on ranks, with parameters cast again at every step. After
 backward, the gradients from all parts are rounded and averaged as ranks do it. Master parameters stay in the original model, and
@@ -29,7 +29,7 @@ Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RoundedModel(nn.Module):
-    """A model that is called part by part."""
+    """A model called part by part."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
         """`casting` names submodules that cast their inputs, such as `fully_shard` units.
@@ -55,7 +55,7 @@ class RoundedModel(nn.Module):
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
         self.divides_inexactly = False
-        """Whether gradients came through joined outputs and were divided by a number that is not a power of two."""
+        """Whether gradients came through joined outputs and were divided by a number other than a power of two."""
 
     def __getattr__(self, name: str) -> Any:
         """Forward attributes to the original model, because a user's step may ask for them."""

@@ -16,7 +16,7 @@ from equivcheck.user.task import Task
 
 
 def where_narrowed(run: SingleDeviceRun) -> tuple[str, ...]:
-    """Return the modules whose forward produces a narrower type, with the function that does it, in execution order.
+    """Return modules with a narrower type in forward, and the function that returns it, in execution order.
 
     Trains one more step with hooks on every module, but only if the run has already seen such a type.
     """
@@ -56,7 +56,7 @@ class _Narrowing(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
         if self._is_narrow(result) and any(map(self._is_wide, _tensors(arguments, keywords or {}))):
-            where = self._inside[-1] if self._inside else "the loss, or step"
+            where = self._inside[-1] if self._inside else "the loss or the step"
             self.seen.setdefault(where, f"{where} ({getattr(function, '__name__', 'a function')})")
         return result
 

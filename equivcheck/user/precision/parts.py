@@ -12,9 +12,9 @@ from equivcheck.user.batches import mapped
 
 
 def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
-    """Return one of `count` equal parts of every tensor that has `rows` rows.
+    """Return one of `count` equal parts for every tensor with `rows` rows.
 
-    If `rows` is None, every tensor is split whose rows are divisible. The parts are copies.
+    If `rows` is None, every tensor with divisible rows is split. The parts are copies.
     """
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
 
 
 def num_rows(value: Any) -> int | None:
-    """Number of rows in the first tensor; None if there is no tensor with rows."""
+    """Number of rows in the first tensor; None if no tensor has rows."""
     found: list[int] = []
     mapped(value, lambda tensor: found.extend(tensor.shape[:1]) or tensor)  # type: ignore[func-returns-value]
     return found[0] if found else None

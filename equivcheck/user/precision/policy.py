@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from equivcheck.errors import UsageError
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Division, Rounding
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.system.torch_version import torch_in
 from equivcheck.user.task import Task
+from equivcheck.user.usage import invalid
 
 Precision: TypeAlias = LowPrecision | MixedPrecision
 """Autocast type, or mixed-precision policy for FSDP."""
@@ -27,22 +27,20 @@ def require_precision(task: Task) -> None:
     """Check `precision`. Raises `UsageError` if its type is wrong, or if autocast would ignore float64."""
     precision: Any = task.precision
     if not isinstance(precision, Precision | None):
-        raise UsageError(f"check_training: precision is {precision!r:.100}; allowed: {ALLOWED}")
+        raise invalid(f"precision {precision!r:.100}", "its type is wrong", ALLOWED)
     if isinstance(precision, MixedPrecision):
         for field in ("param", "reduce", "output"):
             value = getattr(precision, field)
             if not isinstance(value, ElementType | None):
-                allowed = ", ".join(map(repr, ElementType))
-                raise UsageError(f"check_training: precision has {field} {value!r:.100}; allowed: {allowed}, or None")
+                expected = f"{', '.join(map(repr, ElementType))}, or None"
+                raise invalid(f"precision.{field} {value!r:.100}", "it is not an ElementType", expected)
     if isinstance(precision, LowPrecision) and task.dtype is torch.float64:
-        raise UsageError(
-            f"check_training: precision is {precision!r} and dtype is torch.float64, which autocast leaves as it is; "
-            "allowed with it: dtype=torch.float32, or None"
-        )
+        given = f"precision {precision!r} with dtype torch.float64"
+        raise invalid(given, "autocast does not cast float64", "dtype=torch.float32 or None")
 
 
 def rounding_of(task: Task) -> Rounding:
-    """Return the rounding points on the ranks, and the number of parts that they split rows into."""
+    """Return the ranks' rounding points, and the number of parts they split rows into."""
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None:
         outer, inner = [], 1  # nobody but the user knows what the part of a rank is
@@ -54,7 +52,7 @@ def rounding_of(task: Task) -> Rounding:
 
 
 def _reduced_in(policy: MixedPrecision) -> ElementType | None:
-    """Reduction type; None for the type of the master parameters."""
+    """Reduction type; None for the master parameters' type."""
     return policy.reduce or (policy.param if torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE) else None)
 
 
@@ -75,7 +73,7 @@ def torch_type(kind: ElementType | LowPrecision) -> torch.dtype:
 
 
 def in_words(task: Task) -> str:
-    """Describe the types of a task with a precision: ``float32, autocast to bfloat16``."""
+    """Describe the types in a task with a precision: ``float32, autocast to bfloat16``."""
     kept = "its own types" if task.dtype is None else str(task.dtype).removeprefix("torch.")
     policy = task.precision
     if isinstance(policy, MixedPrecision):

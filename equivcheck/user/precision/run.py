@@ -1,4 +1,4 @@
-"""The single-device run of a training whose ranks round: it uses the ranks' parts and rounds in the same way."""
+"""The single-device run for ranks that round: it uses their parts and rounds in the same way."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RoundedRun(SingleDeviceRun):
 
     @property
     def _kept(self) -> torch.dtype:
-        """Element type of the master parameters."""
+        """The master parameters' element type."""
         return self.task.dtype or coarsest(self._tensors())
 
 

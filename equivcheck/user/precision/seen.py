@@ -1,4 +1,4 @@
-"""Detect the lower precision that ranks compute in.
+"""Detect whether ranks compute in lower precision.
 
 FSDP2 has no public access to its policy. The private state used here was tried on torch 2.9 to 2.15.
 """
@@ -51,7 +51,7 @@ class LowPrecisionSeen:
 
 
 def policy_of(module: nn.Module) -> MixedPrecision | None:
-    """Return the policy of the outermost FSDP unit that casts to another type than its parameters have."""
+    """Return the policy from the outermost FSDP unit that casts to another type than its parameters have."""
     return next(filter(None, map(_policy, module.modules())), None)
 
 

@@ -1,4 +1,4 @@
-"""Default random generators that users' code draws from."""
+"""Default random generators for users' code."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from equivcheck.errors import UsageError
 from equivcheck.user.precision.autograd_private import in_backward
+from equivcheck.user.usage import invalid
 
 Shape = tuple[int, ...]
 MASKED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""Modules that get masks. All except `nn.Dropout` drop whole channels."""
+"""Modules with masks. All except `nn.Dropout` drop whole channels."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Cut:
     """The part of the rows that a model is called with."""
 
     number: int = 0
-    """Number of the part, from 0."""
+    """Part number, from 0."""
     count: int = 1
     """Number of parts."""
     in_turn: bool = False
@@ -45,12 +45,12 @@ class Cut:
 def require_masks(wanted: object) -> MaskShapes | None:
     """Check `dropout_masks`. Raises `UsageError` if it is not a bool."""
     if not isinstance(wanted, bool):
-        raise UsageError(f"check_training: dropout_masks is {wanted!r:.100}; allowed: True, False")
+        raise invalid(f"dropout_masks {wanted!r:.100}", "it is not a bool", "True or False")
     return MaskShapes() if wanted else None
 
 
 class Masked:
-    """Replacement for the forward of a dropout module."""
+    """Replaces the forward of a dropout module."""
 
     def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: Cut) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut
@@ -79,10 +79,9 @@ class Masked:
             return mask
         dim = next((dim for dim, (all_, own) in enumerate(zip(whole, shape, strict=False)) if all_ != own), 0)
         if len(shape) != len(whole) or _with(whole, dim, whole[dim] // cut.count) != shape:
-            raise UsageError(
-                f"check_training: {type(self._module).__name__} {self._name!r} has {list(shape)} on a rank and {list(whole)} on "
-                f"one device; allowed with dropout_masks: 1/{cut.count} of one dim, or DTensors; else p=0 or eval()"
-            )
+            name = f"{type(self._module).__name__} {self._name!r}"
+            why = f"{name} has inputs {list(shape)} on a rank and {list(whole)} on one device"
+            raise invalid("dropout_masks True", why, f"1/{cut.count} of one dim, or DTensors. Otherwise use p=0 or eval()")
         return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == whole[dim] else mask
 
 
@@ -94,7 +93,7 @@ def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: Cut) -> N
 
 
 def cut_masks(model: nn.Module, number: int, count: int) -> None:
-    """Set the part of the rows that masks are made for."""
+    """Choose the part of the rows for all masks in a model."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
             module.forward.cut = Cut(number, count)
@@ -114,7 +113,7 @@ def _with(shape: Shape, dim: int, size: int) -> Shape:
 
 
 def _placed(mask: torch.Tensor, inputs: DTensor) -> torch.Tensor:
-    """The mask as a DTensor with the placements of the inputs."""
+    """The mask as a DTensor with the inputs' placements."""
     mesh, own = inputs.device_mesh, mask.expand(inputs.shape)
     coordinate: Sequence[int] = mesh.get_coordinate() or ()
     for index, size, placement in zip(coordinate, mesh.shape, inputs.placements, strict=True):

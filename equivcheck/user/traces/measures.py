@@ -23,7 +23,7 @@ class Measures:
     """Loss and gradient norm at the first step, and communication per step."""
 
     loss: float | None
-    """Mean over the ranks that return a loss; None if no rank does."""
+    """Mean over ranks with a loss; None if no rank has one."""
     expected_loss: float | None
     """Loss on one device."""
     gradient_norm: float
@@ -33,7 +33,7 @@ class Measures:
     num_calls: int | None
     """Communication calls by the busiest rank in its shortest step. None if the world does not record calls."""
     num_bytes: int | None
-    """Bytes that the busiest rank sends in its shortest step. None if the world does not record calls."""
+    """Bytes sent by the busiest rank in its shortest step. None if the world does not record calls."""
 
     @property
     def norm_ratio(self) -> float | None:
@@ -57,7 +57,7 @@ def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], c
 
 
 def first_gradients(moments: Iterable[Expected]) -> Expected | None:
-    """The moment that `measures_of` needs; None if the reference does not contain it."""
+    """The moment for `measures_of`; None if the reference does not contain it."""
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 

@@ -42,7 +42,7 @@ class Names:
         return [(path, owner) for path, owner in owners if id(owner) in self._paths or path not in there]
 
     def all_modules(self, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Distinct modules by name. A wrapper has the name of the module that contains it."""
+        """Distinct modules by name. A wrapper has its parent's name."""
         return list(self._owners(module, "", set()))
 
     def _named(self, module: nn.Module, what: str) -> list[tuple[str, torch.Tensor]]:

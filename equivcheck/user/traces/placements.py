@@ -1,4 +1,4 @@
-"""Slots for tensors whose placements differ from their parameter's, such as gradients that DTensor propagated."""
+"""Slots for tensors with other placements than their parameter, such as gradients that DTensor propagated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.trace import Piece, Slot
 def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], place: Callable[[Piece], Piece]) -> list[Slot]:
     """Return a slot per tensor: the parameter's slot, or a new slot if a DTensor has other placements.
 
-    `place` moves a piece of a local parameter to its position in the full one.
+    `place` moves a piece from a local parameter to its position in the full one.
     """
     return [_own_slot(slot, tensor, place) for slot, tensor in zip(slots, tensors, strict=True)]
 
@@ -51,7 +51,7 @@ def _is_pending(value: object) -> bool:
 
 @contextlib.contextmanager
 def in_place_of_parameters(module: nn.Module, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Temporarily put other tensors in the place of a module's parameters, in the same order and shapes.
+    """Temporarily replace a module's parameters by other tensors, in the same order and shapes.
 
     DTensors are swapped as whole parameters because their placements may differ. For plain parameters only the data is swapped.
     """

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from equivcheck.errors import UsageError
 from equivcheck.layouts.base.local_tensors import localized_piece
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.training.read import State, canonical_name, pieces_of, snapshot, state_slots
@@ -19,10 +18,11 @@ from equivcheck.user.conversion import as_real
 from equivcheck.user.traces.cuts import Parts
 from equivcheck.user.traces.names import Names
 from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
+from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 FullTensors = Callable[[nn.Module], Mapping[str, torch.Tensor]]
-"""Function that returns a module's full tensors by name. Every rank calls it, so it may communicate."""
+"""Function from a module to its full tensors by name. Every rank calls it, so it may communicate."""
 
 
 class Reader:
@@ -122,8 +122,7 @@ def _as_it_is(piece: Piece) -> Piece:
 
 def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
     if not (isinstance(gathered, Mapping) and all(isinstance(value, torch.Tensor) for value in gathered.values())):
-        allowed = "a dict of tensors by name"
-        raise UsageError(f"check_training: full_tensors returned a {type(gathered).__name__}; allowed: {allowed}")
+        raise invalid("full_tensors", f"it returned a {type(gathered).__name__}", "a dict of tensors by name")
     return [(name, value.detach().clone()) for name, value in gathered.items()]
 
 
@@ -166,7 +165,7 @@ def _of_slots(
     pieces: tuple[Piece, ...] | None = None,
     place: Callable[[Piece], Piece] = _as_it_is,
 ) -> Snapshot:
-    """Read tensors at the positions of `slots`. `pieces` are cached from the slots because they repeat at every step."""
+    """Read tensors at the slots' positions. `pieces` are cached because they repeat at every step."""
     own = own_slots(slots, tensors, place)
     if pieces is None or any(one is not other for one, other in zip(own, slots, strict=True)):
         pieces = tuple(piece for slot in own for piece in slot.pieces)

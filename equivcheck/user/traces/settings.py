@@ -14,7 +14,7 @@ from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Slot, Trace
 
 Settings = Mapping[str, Mapping[str, float]]
-"""Numbers in the parameter group of each parameter, by parameter name."""
+"""Numbers in each parameter's group, by parameter name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class UserTrace(Trace):
     settings: Settings
     """Optimizer settings after the last step."""
     low_precision: LowPrecision | MixedPrecision | None = None
-    """Lower precision that a rank was seen to use; None if none was seen."""
+    """Lower precision seen on a rank; None if none was seen."""
     casting: tuple[str, ...] = ()
     """Names of modules that cast their inputs, as FSDP2 units do."""
 
 
 def settings_of(optimizer: torch.optim.Optimizer, slots: Sequence[Slot]) -> Settings:
-    """Return the settings of every parameter. Parameters in one group share one dict."""
+    """Return each parameter's settings. Parameters in one group share one dict."""
     groups = [(group["params"], dict(_numbers(group))) for group in optimizer.param_groups]
     found = {id(parameter): numbers for parameters, numbers in groups for parameter in parameters}
     return {piece.name: found[id(slot.parameter)] for slot in slots for piece in slot.pieces if id(slot.parameter) in found}

@@ -66,5 +66,5 @@ def test_complex_buffers_are_compared() -> None:
 
 def test_complex_parameters_are_refused_before_they_are_converted() -> None:
     """Whatever `dtype` is, a complex parameter is named: a conversion to real numbers would lose its imaginary part."""
-    with pytest.raises(UsageError, match="weight is complex; allowed: real parameters"):
+    with pytest.raises(UsageError, match="weight is complex. Expected real parameters"):
         check_training(**brought(model=lambda: nn.Linear(4, 2, dtype=torch.complex64)))

@@ -160,13 +160,16 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
 @pytest.mark.parametrize(
     ("cuts", "text"),
     [
-        ([("0.weight", 0)], r"cuts is \[\('0.weight', 0\)\]; allowed: a dict such as \{'0.weight': \(\(0, 'tp'\),\)\}"),
-        ({"0.weight": (0, "tp")}, r"cuts has '0.weight': \(0, 'tp'\)"),
-        ({"0.weight": ((0, "pp"),)}, r"each axis one of tp and named once"),
-        ({"0.weight": ((0, "tp"), (1, "tp"))}, r"named once"),
-        ({"1.weight": ((0, "tp"),)}, r"cuts has '1.weight', which is no parameter; allowed: 0.weight, 0.bias, 2.weight, 2.bias"),
-        ({"0.bias": ((1, "tp"),)}, r"cuts has dim 1 of '0.bias', which is \(5,\); allowed: -1 to 0"),
-        ({"0.weight": ((1, "tp"),)}, r"a part \(5, 2\) of '0.weight', which is \(5, 4\), but what it has is \(3, 4\)"),
+        ([("0.weight", 0)], r"cuts \[\('0.weight', 0\)\] .* Expected a dict such as \{'0.weight': \(\(0, 'tp'\),\)\}"),
+        ({"0.weight": (0, "tp")}, r"cuts entry '0.weight': \(0, 'tp'\)"),
+        ({"0.weight": ((0, "pp"),)}, r"each axis from tp at most once"),
+        ({"0.weight": ((0, "tp"), (1, "tp"))}, r"at most once"),
+        (
+            {"1.weight": ((0, "tp"),)},
+            r"cuts entry '1.weight' .* no parameter .* 0.weight, 0.bias, 2.weight, 2.bias",
+        ),
+        ({"0.bias": ((1, "tp"),)}, r"cuts entry '0.bias' .* shape \(5,\) has no dim 1\. Expected a dim from -1 to 0"),
+        ({"0.weight": ((1, "tp"),)}, r"'0.weight' .* full shape \(5, 4\) .* shard \(5, 2\), but its tensor is \(3, 4\)"),
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(cuts: Any, text: str) -> None:
@@ -177,5 +180,5 @@ def test_cuts_that_do_not_fit_are_refused(cuts: Any, text: str) -> None:
 
 def test_cuts_beside_a_function_that_gathers_are_refused() -> None:
     """Two answers to one question."""
-    with pytest.raises(UsageError, match="cuts and full_tensors both say"):
+    with pytest.raises(UsageError, match="cuts together with full_tensors"):
         check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}), cuts=CUTS, full_tensors=lambda _module: {})

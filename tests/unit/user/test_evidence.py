@@ -38,7 +38,7 @@ def test_ranks_with_the_same_rows_prove_nothing_of_reductions(change: Callable[[
     given = [[change(batch)] * parts for batch in batches()]
     verdict = check_training(**brought(parallelize=untouched, batches=given))
     assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.describe()
-    with pytest.raises(NotEquivalent, match=r"ranks had the same rows .* a missing reduction cannot show"):
+    with pytest.raises(NotEquivalent, match=r"ranks got the same rows .* a missing reduction cannot show"):
         verdict.assert_equivalent()
 
 
@@ -75,13 +75,13 @@ def test_one_rank_is_noted() -> None:
     """On a mesh of one rank nothing is spread: the pass stays, with a note."""
     verdict = check_training(**brought(mesh={"dp": 1}))
     assert verdict.outcome is Outcome.EQUIVALENT
-    assert "note:  one rank alone" in verdict.describe()
+    assert "note:  the mesh has one rank" in verdict.describe()
     assert "note:" not in check_training(**brought()).describe()
 
 
 def test_one_step_is_noted() -> None:
     """What a step leaves wrong for the next does not show where there is none: the pass stays, with a note."""
-    assert "note:  one step alone" in check_training(**brought(batches=batches(steps=1))).describe()
+    assert "note:  only one step" in check_training(**brought(batches=batches(steps=1))).describe()
 
 
 def after_the_last_step(before: float, after: float, on: int | None = None) -> Callable[[torch.optim.Optimizer], LRScheduler]:

@@ -54,7 +54,7 @@ def test_what_is_wrong_is_found(parallelize: Any, phase: Phase | None, differenc
     assert verdict.divergence is not None
     assert phase in (None, verdict.divergence.phase)
     assert difference in (None, verdict.divergence.difference)
-    with pytest.raises(NotEquivalent, match="DIVERGED: a training of yours on dp 2"):
+    with pytest.raises(NotEquivalent, match="DIVERGED: your training on dp 2"):
         verdict.assert_equivalent()
 
 

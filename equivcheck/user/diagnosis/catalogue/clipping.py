@@ -16,9 +16,9 @@ from equivcheck.user.diagnosis.interception import norm_of
 Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
 """Combines the ranks' norms into one, for a norm type."""
 NormOf = Callable[[EmulatedRanks, int, Gradients, float], torch.Tensor]
-"""Returns the norm that a rank clips by, from its gradients and the norm type."""
+"""Returns the norm for clipping on a rank, from its gradients and the norm type."""
 MAX_LEFT_OUT = 24
-"""Largest number of tensors that are tried as missing from the norm."""
+"""Largest number of tensors to try as missing from the norm."""
 
 
 def wrong_clippings(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
@@ -65,9 +65,9 @@ def _shards(diverged: DivergedTraining) -> Iterator[Counterfactual]:
     for lacking in choices(diverged.wide_axes):
         kept = tuple(name for name in diverged.wide_axes if name not in lacking)
         words = (
-            f"the norm is that of what {diverged.over(kept)} hold together"
+            f"the total norm is reduced over {diverged.over(kept)} only"
             if kept
-            else ("each rank clips by its local norm: that of the shards that it holds")
+            else "each rank clips by its local norm, over the elements that it holds"
         )
 
         def local(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, kept: Sequence[str] = kept) -> torch.Tensor:
@@ -75,17 +75,20 @@ def _shards(diverged: DivergedTraining) -> Iterator[Counterfactual]:
 
         yield _by(Cause.LOCAL_NORM, words, local)
     ways: tuple[tuple[Combined, str], ...] = (
-        (lambda norms, _kind: torch.stack(norms).sum(), "added up"),
-        (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "put together as a root of the sum of squares"),
-        (lambda norms, _kind: torch.stack(norms).max(), "put together by their maximum"),
+        (lambda norms, _kind: torch.stack(norms).sum(), "summed"),
+        (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "combined as the root of the sum of squares"),
+        (lambda norms, _kind: torch.stack(norms).max(), "combined by their maximum"),
         (lambda norms, _kind: torch.stack(norms).mean(), "averaged"),
-        (lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0], "added up without a root"),
-        (lambda norms, _kind: torch.stack(norms).max().sqrt(), "put together as the root of their maximum"),
-        (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "put together as the root of their sum"),
+        (
+            lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0],
+            "summed without a root",
+        ),
+        (lambda norms, _kind: torch.stack(norms).max().sqrt(), "combined as the root of their maximum"),
+        (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "combined as the root of their sum"),
     )
     for chosen in choices(diverged.wide_axes):
         for way, words in ways:
-            sentence = f"the norms of what {diverged.over(chosen)} hold are {words}"
+            sentence = f"the local norms on {diverged.over(chosen)} are {words}"
             yield _by(Cause.ANOTHER_NORM, sentence, _combining(chosen, way))
 
 
@@ -105,12 +108,12 @@ def _replicas(diverged: DivergedTraining) -> Iterator[Counterfactual]:
         ) -> torch.Tensor:
             return norm_of([part for peer in ranks.peers(rank, chosen) for part in _held(ranks, gradients, [peer])], kind)
 
-        words = f"the norm counts what {diverged.over(chosen)} all hold once for each of them"
+        words = f"the total norm counts gradients replicated over {diverged.over(chosen)} once per rank"
         yield _by(Cause.REPLICAS_IN_NORM, words, counted)
 
 
 def _put_together() -> Iterator[Counterfactual]:
-    """A root or a power of the right norm."""
+    """The right norm's root or square."""
     for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
 
         def powered(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, power: float = power) -> torch.Tensor:
@@ -135,7 +138,7 @@ def _on_some_ranks(diverged: DivergedTraining) -> Iterator[Counterfactual]:
         words = f"rank {one} does not clip its gradients, {'all others do' if len(others) > 1 else f'rank {others[0]} does'}"
         yield _by(Cause.NOT_CLIPPED, words, _unclipped((one,)))
         if len(others) > 1:
-            yield _by(Cause.NOT_CLIPPED, f"rank {one} alone clips its gradients", _unclipped(others))
+            yield _by(Cause.NOT_CLIPPED, f"only rank {one} clips its gradients", _unclipped(others))
 
 
 def _unclipped(on: Sequence[int]) -> NormOf:
@@ -171,4 +174,4 @@ def _left_out(diverged: DivergedTraining) -> Iterator[Counterfactual]:
         def without(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, left: str = left) -> torch.Tensor:
             return norm_of([value for name, value in gradients.items() if name != left], kind)
 
-        yield _by(Cause.PART_OF_NORM, f"the norm leaves out `{left}`", without)
+        yield _by(Cause.PART_OF_NORM, f"the total norm leaves out `{left}`", without)

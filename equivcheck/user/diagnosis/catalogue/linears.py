@@ -18,7 +18,7 @@ from equivcheck.user.ranks import build
 from equivcheck.worlds.trace.differences import Phase
 
 MAX_LAYERS = 16
-"""Largest number of layers that are tried."""
+"""Largest number of layers to try."""
 
 
 def wrong_splits(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
@@ -36,7 +36,7 @@ def wrong_splits(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counte
 
 def _biases(name: str, size: int, where: str) -> Iterator[Counterfactual]:
     for factor, words in (
-        (float(size), f"the bias of `{name}` is added on each of {where}: its output has it {size} times"),
+        (float(size), f"the bias of `{name}` is added on each of {where}, not once"),
         (1 / size, f"the bias of `{name}` is divided by the number of {where}"),
         (0.0, f"the bias of `{name}` is left out of its output"),
     ):
@@ -63,11 +63,13 @@ def _with_bias(name: str, factor: float, of_gradient: float) -> Change:
 
 
 def _parts(name: str, axis: str, where: str) -> Iterator[Counterfactual]:
-    cut_along_inputs = f"the output of `{name}`, split along its inputs, is not summed over {where}"
+    cut_along_inputs = f"the output of `{name}` is not summed over {where}: each rank continues with its partial sum"
     yield Counterfactual(
         cause=Cause.PARTIAL_OUTPUT, sentence=cut_along_inputs, change=lambda ranks: _partial_sum(ranks, name, axis)
     )
-    cut_along_outputs = f"the gradient of the input of `{name}`, split along its outputs, is not summed over {where}"
+    cut_along_outputs = (
+        f"the gradient of the input of `{name}` is not summed over {where}: each rank continues with its partial sum"
+    )
     yield Counterfactual(
         cause=Cause.PARTIAL_INPUT_GRADIENT,
         sentence=cut_along_outputs,
@@ -80,7 +82,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """One rank's layer, with the weight elements that each rank holds."""
+    """One rank's layer, with each rank's weight elements."""
 
     ranks: EmulatedRanks
     rank: int
@@ -99,7 +101,7 @@ def _replace(ranks: EmulatedRanks, name: str, axis: str, forward: Callable[[_Spl
 def _partial_sum(ranks: EmulatedRanks, name: str, axis: str) -> None:
     """Leave the layer's output as partial sums.
 
-    Gradients that flow back from them are still reduced, at the input of each column-wise layer.
+    Their gradients are still reduced, at the input to each column-wise layer.
     """
     _replace(ranks, name, axis, _partial_output)
     for other, module in ranks.models[0].named_modules():
@@ -118,7 +120,7 @@ def _partial_output(split: _Split) -> Forward:
 
 
 def _partial_gradient(split: _Split) -> Forward:
-    """Return the full output, but the input gradient only from the rank's own rows of the weight."""
+    """Return the full output, but the input gradient only from the rank's own weight rows."""
     linear = split.linear
 
     def forward(inputs: torch.Tensor) -> torch.Tensor:

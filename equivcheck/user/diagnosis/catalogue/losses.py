@@ -16,7 +16,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.user.task import Loss
 from equivcheck.worlds.trace.differences import Phase
 
-RIGHT = "the training is right, but the loss that ranks return is"
+RIGHT = "your ranks train correctly, but the loss that they return is"
 
 
 def wrong_losses(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
@@ -29,14 +29,14 @@ def wrong_losses(diverged: DivergedTraining, honest: Honest) -> Iterator[Counter
                 words = f"{RIGHT} {factor:g} times the loss{number_of(diverged, factor)}"
                 yield Counterfactual(cause=Cause.SCALED, sentence=words, change=_times(factor))
     for index in range(honest.num_backward if honest.num_backward > 1 else 0):
-        words = f"{RIGHT} that of microbatch {index} alone"
+        words = f"{RIGHT} from microbatch {index} only"
         yield Counterfactual(cause=Cause.MICROBATCH_LOST, sentence=words, change=_of_microbatch(index))
-        words = f"{words}, divided by their number"
+        words = f"{words}, divided by the number of microbatches"
         divided = _of_microbatch(index, honest.num_backward)
         yield Counterfactual(cause=Cause.MICROBATCH_LOST, sentence=words, change=divided)
     if diverged.shares and diverged.data_axes:
         for rank in range(diverged.task.num_ranks):
-            words = f"{RIGHT} that of the rows of rank {rank} alone"
+            words = f"{RIGHT} from rank {rank}'s rows only"
             yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=words, change=_of_rank(rank), own_rows=True)
 
 

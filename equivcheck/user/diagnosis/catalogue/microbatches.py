@@ -33,8 +33,8 @@ def wrong_accumulations(diverged: DivergedTraining, honest: Honest) -> Iterator[
         factor = [1 / count] * count
         yield from _both(Cause.RESCALED_EACH_MICROBATCH, "divided by the number of microbatches twice", factor)
         factor = [count ** -(count - 1.0 - number) for number in range(count)]
-        words = "divided by the number of microbatches again at each of them"
-        yield _weighted(Cause.RESCALED_EACH_MICROBATCH, f"what has been accumulated is {words}", factor)
+        words = "divided by the number of microbatches again after each microbatch"
+        yield _weighted(Cause.RESCALED_EACH_MICROBATCH, f"the accumulated gradient is {words}", factor)
     if len(diverged.task.batches) > 1:
         words = "gradients are not zeroed between steps: each step adds to those of earlier steps"
         yield Counterfactual(cause=Cause.NOT_ZEROED, sentence=words, change=_keeping)
@@ -44,7 +44,7 @@ def _unreduced(diverged: DivergedTraining, count: int) -> Iterator[Counterfactua
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
         which = f"microbatch{'' if len(numbers) == 1 else 'es'} {listed([str(number) for number in numbers])}"
         only = " (only the first is)" if numbers == tuple(range(1, count)) else ""
-        words = f"the gradients of {which} are not reduced over {diverged.over(diverged.data_axes)}{only}"
+        words = f"the gradients of {which} are left unreduced over {diverged.over(diverged.data_axes)}{only}"
         change = reducing(own, None, ALWAYS, numbers)
         yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=words, change=change, own_rows=True)
 
@@ -53,9 +53,9 @@ def _left_out(count: int) -> Iterator[Counterfactual]:
     for index in range(count):
         only = [float(at == index) for at in range(count)]
         where = {0: ", the first,", count - 1: ", the last,"}.get(index, "")
-        words = f"of microbatch {index}{where} alone"
-        yield from _both(Cause.MICROBATCH_LOST, f"that {words}", [one * count for one in only])
-        yield from _both(Cause.MICROBATCH_LOST, f"that {words}, scaled by its share", only)
+        words = f"from microbatch {index}{where} only"
+        yield from _both(Cause.MICROBATCH_LOST, words, [one * count for one in only])
+        yield from _both(Cause.MICROBATCH_LOST, f"{words}, weighted by its share", only)
         if count > 2:
             without = [1.0 - one for one in only]
             kept = count / (count - 1)
@@ -65,11 +65,11 @@ def _left_out(count: int) -> Iterator[Counterfactual]:
 
 
 def _uneven(diverged: DivergedTraining, count: int) -> Iterator[Counterfactual]:
-    """Microbatches with different numbers of rows that are weighted equally but should not be, or vice versa."""
+    """Microbatches with different numbers of rows: equal weights instead of weights by rows, or vice versa."""
     rows = [len(rows_of(each)) for each in microbatches(diverged.task.batches[0])]
     if len(rows) == count and len(set(rows)) > 1 and all(rows):
         alike = [sum(rows) / (count * own) for own in rows]
-        words = f"averaged over the {count} microbatches as if these had the same number of rows"
+        words = f"averaged over the {count} microbatches although they have different numbers of rows"
         yield from _both(Cause.MEAN_OF_MEANS, words, alike)
         words = f"averaged over the {count} microbatches by their number of rows"
         yield from _both(Cause.MEAN_OF_MEANS, words, [1 / weight for weight in alike])

@@ -1,4 +1,4 @@
-"""Mistakes in modules that compute part of the positions on each rank, such as norms under sequence parallelism."""
+"""Mistakes in modules whose positions are split over ranks, such as norms under sequence parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.worlds.trace.differences import Phase
 
 _DIMS = (1, 0)
-"""Dims along which a module's output may be split into positions: dim 1, or dim 0."""
+"""A module's output may be split into positions along dim 1, or along dim 0."""
 
 
 def wrong_positions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
@@ -28,7 +28,7 @@ def wrong_positions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Cou
             what, where = gradients(diverged, names), diverged.over((axis,))
             yield Counterfactual(
                 cause=Cause.NOT_REDUCED,
-                sentence=f"{what} not added up over {where}: each rank keeps that of its own part of dim {dim}",
+                sentence=f"{what} not summed over {where}: each rank keeps the gradient of its own part of dim {dim}",
                 change=_of_own_positions(names, axis, dim),
             )
 

@@ -1,4 +1,4 @@
-"""Mistakes in precision: gradients that are reduced, or parameters that are stored, with fewer digits."""
+"""Mistakes in precision: gradients reduced, or parameters stored, with fewer digits."""
 
 from __future__ import annotations
 

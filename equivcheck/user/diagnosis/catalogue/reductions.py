@@ -18,11 +18,11 @@ from equivcheck.worlds.trace.differences import Phase
 Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
 """Returns each rank's gradients, from the gradients on all ranks."""
 LEAST_SCALE = 16.0
-"""Smallest power of two that counts as the factor of a loss scaler."""
+"""A power of two from here on counts as a loss scaler's factor."""
 
 
 def wrong_reductions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Yield mistakes in reduction for the gradients that differ first, and for all."""
+    """Yield mistakes in reduction for the first wrong gradients, and for all."""
     for span in spans(diverged):
         for masks in suspects(diverged):
             what = _what(diverged, masks)
@@ -34,7 +34,7 @@ def wrong_reductions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Co
 
 
 def reducing(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
-    """Return a change that reduces by `wrong` for selected elements, steps and microbatches. None selects all."""
+    """Return a change: reduce by `wrong` for selected elements, steps and microbatches. None selects all."""
 
     def change(ranks: EmulatedRanks) -> None:
         def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
@@ -73,7 +73,7 @@ def _over_part(diverged: DivergedTraining, masks: Masks | None, span: Span, what
         kept = tuple(name for name in diverged.data_axes if name not in lacking)
         cause = Cause.REDUCED_OVER_PART if kept else Cause.NOT_REDUCED
         words = f"reduced over {diverged.over(kept)}, but not over {diverged.over(lacking)}"
-        words = words if kept else f"not reduced over {diverged.over(lacking)}: each rank keeps that of its own rows"
+        words = words if kept else f"left unreduced over {diverged.over(lacking)}: each rank keeps the gradient of its own rows"
         for divisor, more in ((1, ""), (diverged.size(lacking), ", but divided by the number of ranks")):
             sentence = f"{what} {words}{more}{span.words}"
             yield Counterfactual(
@@ -94,12 +94,12 @@ def _within(groups: Sequence[Sequence[int]]) -> Wrong:
 
 
 def _over_groups(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
-    """Groups that are not a mesh axis: adjacent ranks, or ranks at the largest equal distance."""
+    """Groups outside the mesh axes: adjacent ranks, or ranks at the largest equal distance."""
     count = diverged.task.num_ranks
     for size in (size for size in range(2, count) if count % size == 0):
         for words, groups in (
-            (f"the ranks next to each other, {size} at a time", [tuple(range(at, at + size)) for at in range(0, count, size)]),
-            (f"every {count // size}th rank", [tuple(range(at, count, count // size)) for at in range(count // size)]),
+            (f"groups of {size} adjacent ranks", [tuple(range(at, at + size)) for at in range(0, count, size)]),
+            (f"groups of every {count // size}th rank", [tuple(range(at, count, count // size)) for at in range(count // size)]),
         ):
             of_rank = tuple(next(group for group in groups if rank in group) for rank in range(count))
             sentence = f"{what} reduced over {words} only{span.words}"
@@ -114,7 +114,7 @@ def _of_one(diverged: DivergedTraining, masks: Masks | None, span: Span, what: s
         def copied(_ranks: EmulatedRanks, all_: list[Gradients], source: int = source) -> list[Gradients]:
             return [all_[source]] * len(all_)
 
-        sentence = f"{what} on every rank those of rank {source}: broadcast, not reduced{span.words}"
+        sentence = f"{what} copied from rank {source} to every rank, not reduced{span.words}"
         yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=sentence, change=reducing(copied, masks, span), own_rows=True)
     for source in range(diverged.task.num_ranks):
 
@@ -122,7 +122,7 @@ def _of_one(diverged: DivergedTraining, masks: Masks | None, span: Span, what: s
             right = ranks.mean(all_, 0, 0)
             return [all_[rank] if rank == source else right[rank] for rank in range(len(all_))]
 
-        sentence = f"{what} on rank {source} alone those of its own rows{span.words}"
+        sentence = f"{what} left unreduced on rank {source} only: it keeps the gradient of its own rows{span.words}"
         yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=sentence, change=reducing(kept, masks, span), own_rows=True)
 
 
@@ -143,11 +143,11 @@ def _factors(diverged: DivergedTraining, masks: Masks | None, span: Span, what: 
         is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
         why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else number_of(diverged, ratio)
         cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
-        yield scaled(cause, f"{what} {ratio:g} times what one device computes{why}{span.words}", ratio, masks, span)
+        yield scaled(cause, f"{what} {ratio:g} times as large as on one device{why}{span.words}", ratio, masks, span)
 
 
 def scaled(cause: Cause, sentence: str, factor: float, masks: Masks | None, span: Span) -> Counterfactual:
-    """Return a candidate that multiplies reduced gradients by a factor."""
+    """Return a candidate: multiply reduced gradients by a factor."""
 
     def multiplied(ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
         return [{name: value * factor for name, value in each.items()} for each in ranks.mean(all_, 0, 0)]

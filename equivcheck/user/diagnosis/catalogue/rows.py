@@ -15,8 +15,8 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
 from equivcheck.worlds.trace.differences import Phase
 
 MEAN_OF_MEANS = (
-    "each rank computes with its own rows alone (the count that it divides by, or the statistics of a norm), and the mean over "
-    "ranks is taken of that: loss or model is no mean over rows"
+    "your loss or model is no mean over rows: each rank divides by its own count, or normalizes with the statistics of its own "
+    "rows, and the results are averaged over ranks"
 )
 
 
@@ -39,8 +39,8 @@ def wrong_rows(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfa
                 yield Counterfactual(cause=Cause.SAME_ROWS, sentence=sentence, change=change, own_rows=True)
 
 
-BUFFERS = "each rank's buffers are those of its own rows: they are not reduced"
-PARTS = "one device that averages over the parts which `shard` returns leaves the same: "
+BUFFERS = "buffers are left unreduced: each rank's buffers are computed from its own rows"
+PARTS = "your `shard` returns wrong parts (one device that averages over them computes the same values): "
 
 
 def _told(diverged: DivergedTraining) -> str:
@@ -67,7 +67,7 @@ def _others(diverged: DivergedTraining) -> list[str]:
 
 
 def rows_of(batch: Any) -> list[tuple[bytes, ...]]:
-    """Return the rows of a batch as bytes, one tuple per row over all tensors."""
+    """Return the batch as bytes, one tuple per row over all tensors."""
     found: list[torch.Tensor] = []
     mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
     return list(zip(*([row.numpy().tobytes() for row in tensor] for tensor in found if tensor.dim()), strict=False))
@@ -90,7 +90,7 @@ def _sum_of_means(diverged: DivergedTraining) -> Iterator[Counterfactual]:
         ]
 
     where = diverged.over(diverged.data_axes)
-    words = f"gradients are the sum over {where} of what each computes of its own rows, as if that were a part of one sum"
+    words = f"gradients are summed over {where}, as if each rank's loss were a partial sum"
     yield Counterfactual(cause=Cause.SUMMED, sentence=words, change=change, own_rows=True)
 
 

@@ -17,16 +17,16 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
 
 NEAR = 1e-14
-"""Relative difference up to which settings are equal. Settings are not results of sums, so it is tight."""
+"""Relative difference up to which settings are equal. Settings are not computed by sums, so it is tight."""
 Others = dict[str, dict[str, tuple[float, float]]]
-"""By parameter: settings that differ, as pairs of single-device and rank value."""
+"""Differing settings for each parameter, as pairs of single-device and rank value."""
 
 
 def wrong_settings(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Yield the settings that ranks ended with, then common mistakes, then schedules."""
+    """Yield the ranks' final settings, then common mistakes, then schedules."""
     others = [_others(diverged, rank) for rank in range(diverged.task.num_ranks)]
     if any(others):
-        words = "the optimizer runs with other settings: " + _told(diverged, others)
+        words = "the optimizer runs with wrong settings: " + _told(diverged, others)
         yield Counterfactual(cause=Cause.HYPERPARAMETER, sentence=words, change=lambda ranks: _set(ranks, others))
     if diverged.task.scheduler is not None:
         times = dict.fromkeys((0, 2, diverged.num_microbatches, diverged.task.num_ranks))
@@ -77,7 +77,7 @@ def _told(diverged: DivergedTraining, others: list[Others]) -> str:
 
 
 def _set(ranks: EmulatedRanks, others: list[Others]) -> None:
-    """Split groups by the settings that differ. A learning rate is multiplied because a schedule starts from it."""
+    """Split groups by differing settings. A learning rate is multiplied because a schedule starts from it."""
 
     def split(rank: int, optimizer: Optimizer) -> None:
         names = {id(value): name for name, value in ranks.parameters[rank].items()}

@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.differences import Phase
 def local_statistics(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
     """Yield an optimizer whose norms, means and factors cover only a shard."""
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
-        words = "the optimizer takes each rank's shard for the whole tensor: its statistics over a tensor are those of the shard"
+        words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
         yield Counterfactual(cause=Cause.LOCAL_STATISTICS, sentence=words, change=_by_shards)
 
 

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import parts_of
 
 MAX_TENSORS = 24
-"""Largest number of parameters that are tried one by one."""
+"""Largest number of parameters to try one by one."""
 
 
 def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
@@ -26,9 +26,9 @@ def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counter
         return
     if diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
         yield from _old_parameters(diverged)
-    for words, zero in (("those of the previous step", False), ("those of the previous step, and zero at the first", True)):
+    for words, zero in (("from the previous step", False), ("from the previous step, and zero at the first step", True)):
         for late in (False, True):
-            sentence = f"gradients are {words}{', also where they are clipped' if not late and honest.clips else ''}"
+            sentence = f"gradients are {words}{', also when they are clipped' if not late and honest.clips else ''}"
             yield Counterfactual(cause=Cause.STALE, sentence=sentence, change=_old_gradients(zero=zero, late=late))
     yield Counterfactual(cause=Cause.STALE, sentence="the optimizer uses the gradients of the previous step", change=_used_late)
     if diverged.first.phase is Phase.UPDATE:
@@ -40,17 +40,17 @@ def _old_parameters(diverged: DivergedTraining) -> Iterator[Counterfactual]:
     yield _computing(f"{before} previous step", None)
     yield _computing(f"{before} first step", None, first=True)
     if held_elements(diverged).is_sharded:
-        words = "each rank computes with its own shard as it is and those of others as they were a step ago: gathered too early"
+        words = "each rank computes with other ranks' shards from the previous step: they are gathered too early"
         yield Counterfactual(cause=Cause.STALE, sentence=words, change=_old_shards)
     for name in diverged.updated[:MAX_TENSORS]:
         for first, which in ((False, "previous"), (True, "first")):
-            words = f"`{name}` takes part in loss and gradients as it was at the {which} step"
+            words = f"loss and gradients are computed with `{name}` from the {which} step"
             yield _computing(words, (name,), first=first)
     modules = dict.fromkeys(name.rpartition(".")[0] for name in diverged.updated)
     for module in list(modules)[:MAX_TENSORS]:
         names = tuple(name for name in diverged.updated if name.rpartition(".")[0] == module)
         if 1 < len(names) < len(diverged.updated):
-            yield _computing(f"{tensors(names)} take part in loss and gradients as they were at the previous step", names)
+            yield _computing(f"loss and gradients are computed with {tensors(names)} from the previous step", names)
 
 
 def _computing(sentence: str, names: tuple[str, ...] | None, *, first: bool = False) -> Counterfactual:
@@ -126,19 +126,19 @@ def _used_late(ranks: EmulatedRanks) -> None:
 
 
 def _gathered_late(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Elements that a rank's first wrong update left unchanged: other ranks' shards arrive a step late, or never."""
+    """Elements unchanged by a rank's first wrong update: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
         return
     who = numbered([rank for rank, mine in enumerate(masks) if mine])
-    words = f"parameters that {who} has from other ranks are those of the step before: gathered before they are updated"
+    words = f"on {who}, other ranks' parameters are from the previous step: they are gathered before the update"
     yield Counterfactual(cause=Cause.STALE, sentence=words, change=lambda ranks: _lagging(ranks, masks))
-    words = f"what other ranks update never reaches {who}"
+    words = f"updates by other ranks never reach {who}"
     yield Counterfactual(cause=Cause.NOT_UPDATED, sentence=words, change=lambda ranks: _lagging(ranks, masks, for_ever=True))
 
 
 def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
-    """Per rank: elements of full tensors that its first wrong update left unchanged although they should change."""
+    """Per rank: full-tensor elements that its first wrong update left unchanged although they should change."""
     step = diverged.first.step
     if not step and not diverged.initial:
         return []

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
 
 
 def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Yield the initial parameters that the ranks were seen to have, if they are wrong."""
+    """Yield the ranks' initial parameters if they are wrong."""
     right = {name: value.detach().double().numpy() for name, value in named(build(diverged.task)).items()}
     wrong = [
         (piece.name, rank)
@@ -30,12 +30,10 @@ def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counter
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
         alone = len(ranks) < len(diverged.initial)
         who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if alone else "every rank starts"
-        cause, words = Cause.UNEQUAL_START, f"{who} from other values of {tensors(names)} than one device"
+        cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
         if all(_is_permuted(diverged, name, right[name]) for name in names):
             cause = Cause.PERMUTED
-            words = (
-                f"{who} with the elements of {tensors(names)} in wrong places: shards in another order, or cut along another dim"
-            )
+            words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
         yield Counterfactual(cause=cause, sentence=words, change=lambda emulated: _start_there(diverged, emulated))
 
 

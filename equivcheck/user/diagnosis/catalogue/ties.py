@@ -1,4 +1,4 @@
-"""Shared weights that are no longer shared."""
+"""Weights that modules should share, but no longer do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.user.ranks import build
 
 
 def wrong_sharing(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
-    """Yield models in which one place of a shared weight is a copy, updated separately or never."""
+    """Yield models in which one place has a copy of the shared weight, updated separately or never."""
     for first, others in _shared(build(diverged.task)):
         for trained, fate in ((True, "updated on its own"), (False, "never updated")):
             for replaced in (others, (first,)) if trained else (others,):

@@ -26,7 +26,7 @@ def wrong_updates(diverged: DivergedTraining, _honest: Honest) -> Iterator[Count
     yield from _counts()
     yield from _repeated(diverged)
     yield from _of_another(diverged)
-    words = "the optimizer updates at the end of the step, after what one device does between its update and then"
+    words = "the optimizer updates at the end of the step, after code that should run after the update"
     yield Counterfactual(cause=Cause.STALE, sentence=words, change=_late)
 
 
@@ -41,7 +41,7 @@ def _who(diverged: DivergedTraining) -> Iterator[Who]:
 
 
 def _elements(diverged: DivergedTraining) -> Iterator[tuple[Masks | None, str]]:
-    """All elements, and those that differ first after an update."""
+    """All elements, and the first that differ after an update."""
     yield None, ""
     if diverged.first.phase is Phase.UPDATE:
         masks = {name: mask for name, mask in wrong_elements(diverged, Phase.UPDATE).items() if name in diverged.updated}

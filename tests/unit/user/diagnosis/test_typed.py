@@ -105,7 +105,7 @@ def test_the_operation_whose_types_do_not_fit_is_named() -> None:
     """Where gradients would be summed once more, the backward begins at a type that it must not begin at."""
     verdict = checked(lambda part, group: spmd.all_reduce(part, group, src=spmd.V, dst=spmd.R))
     assert verdict.outcome is Outcome.DIVERGED
-    assert verdict.types.startswith("spmd_types refuses `found.backward()` (test_typed.py:")
+    assert verdict.types.startswith("spmd_types rejects `found.backward()` (test_typed.py:")
     assert f"types: {verdict.types}" in verdict.describe()
 
 

@@ -78,7 +78,7 @@ def test_the_first_module_that_differs_is_named(which: int, path: str, gradient:
 def test_where_no_module_differs_that_is_said() -> None:
     """Gradients that are reduced wrongly come from modules that are right."""
     verdict = check_training(**brought(parallelize=lambda model, _: reduced(model, lambda average: average * 2)))
-    assert verdict.where.startswith("no module's output, nor the gradient of one, differs at step 0")
+    assert verdict.where.startswith("all module outputs and output gradients agree at step 0")
 
 
 @pytest.mark.usefixtures("without_causes")
@@ -120,4 +120,4 @@ def test_what_is_compiled_has_no_modules_to_look_into() -> None:
 
     verdict = check_training(**brought(parallelize=compiled))
     assert verdict.divergence is not None
-    assert verdict.where == "not looked for in modules: what is compiled runs as a whole"
+    assert verdict.where == "no module is named, because your model is compiled and runs as one function"

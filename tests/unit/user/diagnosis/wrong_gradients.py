@@ -128,10 +128,10 @@ def started_apart(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 GRADIENTS: dict[str, Wrong] = {
-    "not_reduced": by_hand("not reduced over the 2 dp ranks", first=0, reduce=nothing),
+    "not_reduced": by_hand("left unreduced over the 2 dp ranks", first=0, reduce=nothing),
     "summed": by_hand("the sum over the 2 dp ranks, not the mean", first=0, reduce=summed),
     "wrong_group": by_hand(
-        "reduced over the ranks next to each other, 2 at a time only",
+        "reduced over groups of 2 adjacent ranks only",
         first=0,
         reduce=pairs,
         changes={"mesh": {"dp": 4}},
@@ -141,17 +141,17 @@ GRADIENTS: dict[str, Wrong] = {
         reduce=pairs,
         changes={"mesh": {"replicate": 2, "shard": 2}},
     ),
-    "gradient_stale": by_hand("gradients are those of the previous step", first=1, reduce=Stale()),
+    "gradient_stale": by_hand("gradients are from the previous step", first=1, reduce=Stale()),
     "first_microbatch_synced": by_hand(
-        "microbatch 1 are not reduced over the 2 dp ranks (only the first is)",
+        "microbatch 1 are left unreduced over the 2 dp ranks (only the first is)",
         reduce=nothing,
         after_each=first_microbatch_only,
         changes={"batches": two_microbatches()},
     ),
     "last_microbatch_only": by_hand(
-        "microbatch 1, the last, alone", takes=lambda number: number == 1, changes={"batches": two_microbatches()}
+        "microbatch 1, the last, only", takes=lambda number: number == 1, changes={"batches": two_microbatches()}
     ),
-    "bucket_boundary": by_hand("not reduced over the 2 dp ranks", reduce=bucket_boundary),
+    "bucket_boundary": by_hand("left unreduced over the 2 dp ranks", reduce=bucket_boundary),
     "zero_grad_forgotten": by_hand("not zeroed between steps", zero=False, reduce=averaged),
     "lost_rows": by_hand("the gradients of rows 0 to 2 of `0.weight` are zero", reduce=changed(half_zero)),
     "bf16_reduction": by_hand("reduced in bfloat16", reduce=in_bfloat16),
@@ -161,7 +161,7 @@ GRADIENTS: dict[str, Wrong] = {
         changes={"shard": lambda batch, _mesh: tuple(each[:2].clone() for each in batch)},
     ),
     "permuted_inputs": by_hand("they pair rows of tensors that do not belong together", changes={"shard": other_inputs}),
-    "unequal_start": by_hand("rank 1 starts from other values of `3.weight`", changes={"parallelize": started_apart}),
+    "unequal_start": by_hand("rank 1 starts with other values of `3.weight`", changes={"parallelize": started_apart}),
     "clip_on_one_rank": by_hand("rank 1 does not clip", clips=off_rank(1, clip), of_one=clipping_step),
     "clip_before_reduction": by_hand(
         "clips the gradients of its own rows before they are reduced",
@@ -170,7 +170,7 @@ GRADIENTS: dict[str, Wrong] = {
     ),
     "not_clipped": by_hand("gradients are not clipped", of_one=clipping_step),
     "replicas_in_norm": by_hand(
-        "counts what the 2 dp ranks all hold once for each",
+        "counts gradients replicated over the 2 dp ranks once per rank",
         clips=lambda parameters: nn.utils.clip_grads_with_norm_(
             parameters, MAX_NORM, nn.utils.get_total_norm([parameter.grad for parameter in parameters]) * 2**0.5
         ),
@@ -178,7 +178,7 @@ GRADIENTS: dict[str, Wrong] = {
     ),
     "async_not_waited_for": by_hand("", reduce=not_waited_for),
     "logged_loss": Wrong(
-        says="the training is right, but the loss that ranks return is 2 times the loss, the number of the 2 dp ranks",
+        says="your ranks train correctly, but the loss that they return is 2 times the loss, the number of the 2 dp ranks",
         brought=brought(
             parallelize=lambda model, _mesh: model,
             rank_step=lambda *arguments: 2 * step_of()(*arguments),

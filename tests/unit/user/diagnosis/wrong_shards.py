@@ -113,7 +113,7 @@ class GatheredEarly:
 def gathered_early() -> Wrong:
     """As above."""
     gathering = GatheredEarly()
-    return by_hand("are those of the step before", before_update=gathering.before, after_update=gathering.after)
+    return by_hand("are from the previous step", before_update=gathering.before, after_update=gathering.after)
 
 
 class Prefetched:
@@ -302,7 +302,7 @@ SHARDS: dict[str, Wrong] = {
         of_one=clipping_step,
     ),
     "inf_norm_rooted": fsdp("the root of ", clips=rooted, of_one=step_of(reduce=nothing, clips=clip_max)),
-    "lars_on_a_shard": fsdp("takes each rank's shard for the whole tensor", changes={"optimizer": Lars}),
+    "lars_on_a_shard": fsdp("treats each rank's shard as the full tensor", changes={"optimizer": Lars}),
     "wrong_shard_restored": fsdp("in wrong places", changes={"parallelize": another_shard}),
     "wrong_optimizer_shard": fsdp(
         "rank r has the optimizer state of rank r + 1 before step 1",
@@ -311,7 +311,7 @@ SHARDS: dict[str, Wrong] = {
     ),
     "all_gather_stale": gathered_early(),
     "prefetched_stale_weight": Wrong(
-        says="`3.weight` takes part in loss and gradients as it was at the previous step",
+        says="loss and gradients are computed with `3.weight` from the previous step",
         brought=brought(parallelize=lambda model, _mesh: model, rank_step=Prefetched(), optimizer=sgd),
     ),
     "row_bias": by_hand(
@@ -320,22 +320,22 @@ SHARDS: dict[str, Wrong] = {
         changes={"parallelize": row_parallel} | IN_TP,
     ),
     "head_reduction_missing": by_hand(
-        "the gradient of the input of `3`, split along its outputs, is not summed",
+        "the gradient of the input of `3` is not summed",
         reduce=nothing,
         changes={"parallelize": column_parallel} | IN_TP,
     ),
     "sum_missing": by_hand(
-        "the output of `4`, split along its inputs, is not summed over the 2 tp ranks",
+        "the output of `4` is not summed over the 2 tp ranks",
         reduce=nothing,
         changes={"parallelize": sum_missing, "model": columns_and_rows} | IN_TP,
     ),
     "norm_of_own_rows": by_hand(
-        "the gradients of `2.weight` and `2.bias` are not added up over the 2 tp ranks: each rank keeps that of its own part",
+        "the gradients of `2.weight` and `2.bias` are not summed over the 2 tp ranks: each rank keeps the gradient",
         reduce=nothing,
         changes={"parallelize": norm_of_own_rows} | IN_TP,
     ),
-    "buffers_unsynced": by_hand("buffers are those of its own rows", changes={"model": Tracker}),
-    "uneven_microbatches": by_hand("as if these had the same number of rows", of_one=by_rows, changes={"batches": uneven()}),
+    "buffers_unsynced": by_hand("buffers are left unreduced", changes={"model": Tracker}),
+    "uneven_microbatches": by_hand("although they have different numbers of rows", of_one=by_rows, changes={"batches": uneven()}),
     "dropout_seed": Wrong(
         says="",
         brought=brought(parallelize=lambda model, _mesh: model, batches=masks(), step=masked),

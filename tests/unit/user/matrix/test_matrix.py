@@ -61,7 +61,7 @@ def test_a_layout_that_cannot_be_checked_is_a_row_and_the_others_go_on() -> None
     }
     found = matrix_of(layouts).run()
     assert [row.outcome for row in found.rows] == ["not checked", "crashed", "equivalent"]
-    assert "4 rows, which dp 3 cannot share out evenly" in found["three"].first_difference
+    assert "4 rows, which do not split evenly over dp 3" in found["three"].first_difference
     assert "no <model>" in found["crash"].first_difference
     assert not found.is_passed
     assert all(
@@ -117,18 +117,30 @@ def test_every_argument_of_check_training_is_shared_or_a_layouts_own() -> None:
 @pytest.mark.parametrize(
     ("layouts", "changes", "names"),
     [
-        ({}, {}, "at least one layout"),
-        ([], {}, "at least one layout"),
-        ({"a": {"parallelize": in_ddp, "mash": 1}}, {}, "layout 'a' has 'mash'; allowed: parallelize, mesh"),
-        ({"a": {"parallelize": in_ddp, "loss": 1}}, {}, "layout 'a' has 'loss', which all layouts share"),
-        ({"a": {"parallelize": in_ddp, "keep_dtype": True}}, {}, "layout 'a' has 'keep_dtype', which all layouts share"),
-        ({"a": {"parallelize": in_ddp, "dropout_masks": True}}, {}, "layout 'a' has 'dropout_masks', which all layouts share"),
-        ({"a": {}}, {}, "layout 'a' has no parallelize; needed: model, parallelize, mesh, batches"),
-        ({"a": {"parallelize": in_ddp, "mesh": {"dp": 0}}}, {}, "mesh has 'dp': 0"),
-        ({"a": {"parallelize": in_ddp, "expected": "wrong"}}, {}, "expects 'wrong'; allowed: equivalent, diverged"),
-        ({"a\n": {"parallelize": in_ddp}}, {}, "a layout is named 'a\\n'"),
-        ({"a": 3}, {}, "layout 'a' is 3; allowed: a dict"),
-        ({"a": {"parallelize": in_ddp}}, {"modle": 1}, "the matrix has 'modle'; allowed: model"),
+        ({}, {}, "layouts {} is not valid: it is empty"),
+        ([], {}, "layouts [] is not valid"),
+        (
+            {"a": {"parallelize": in_ddp, "mash": 1}},
+            {},
+            "'mash' in layout 'a' is not valid: there is no such argument",
+        ),
+        ({"a": {"parallelize": in_ddp, "loss": 1}}, {}, "'loss' in layout 'a' is not valid: all layouts share it"),
+        ({"a": {"parallelize": in_ddp, "keep_dtype": True}}, {}, "'keep_dtype' in layout 'a' is not valid: all layouts share it"),
+        (
+            {"a": {"parallelize": in_ddp, "dropout_masks": True}},
+            {},
+            "'dropout_masks' in layout 'a' is not valid: all layouts",
+        ),
+        ({"a": {}}, {}, "it has no parallelize. Expected values for model, parallelize, mesh, batches"),
+        ({"a": {"parallelize": in_ddp, "mesh": {"dp": 0}}}, {}, "axis 'dp' has size 0"),
+        ({"a": {"parallelize": in_ddp, "expected": "wrong"}}, {}, "expected 'wrong' in layout 'a' is not valid"),
+        ({"a\n": {"parallelize": in_ddp}}, {}, "layout name 'a\\n'"),
+        ({"a": 3}, {}, "layout 'a' is not valid: it is 3. Expected a dict"),
+        (
+            {"a": {"parallelize": in_ddp}},
+            {"modle": 1},
+            "'modle' in the matrix is not valid: there is no",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(layouts: Any, changes: dict[str, Any], names: str) -> None:
@@ -144,5 +156,5 @@ def test_what_makes_no_sense_is_refused_at_once(layouts: Any, changes: dict[str,
 
 def test_a_layout_that_does_not_exist_is_refused() -> None:
     """The text lists those that do."""
-    with pytest.raises(UsageError, match="no layout 'c'; allowed: a, b"):
+    with pytest.raises(UsageError, match="layout 'c' .* Expected one of a, b"):
         matrix_of({name: {"parallelize": in_ddp} for name in ("a", "b")}).run("c")

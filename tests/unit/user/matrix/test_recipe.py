@@ -36,12 +36,12 @@ def test_a_recipe_defines_one_matrix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("x = 1", "defines no Matrix; allowed: exactly one"),
-        (GOOD.replace("from beside import NAME", "NAME = 'a'") + OTHER, "defines 2 Matrix; allowed: exactly one"),
-        ("import equivcheck\n\nraise OSError('gone')", "raises OSError: gone (line 3)"),
-        ("x = (", "raises SyntaxError: '(' was never closed"),
-        ("import sys\nsys.exit(3)", "raises SystemExit: 3 (line 2)"),
-        ("import equivcheck\nequivcheck.Matrix(layouts={})", "at least one layout"),
+        ("x = 1", "defines no Matrix. Expected exactly one"),
+        (GOOD.replace("from beside import NAME", "NAME = 'a'") + OTHER, "defines 2 Matrix. Expected exactly one"),
+        ("import equivcheck\n\nraise OSError('gone')", "raised OSError: gone (line 3)"),
+        ("x = (", "raised SyntaxError: '(' was never closed"),
+        ("import sys\nsys.exit(3)", "raised SystemExit: 3 (line 2)"),
+        ("import equivcheck\nequivcheck.Matrix(layouts={})", "layouts {} is not valid"),
     ],
     ids=["none", "two", "raises", "syntax", "exit", "usage"],
 )
@@ -60,5 +60,5 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"missing\.py cannot be read"):
         matrix_of(tmp_path / "missing.py")
     tmp_path.joinpath("recipe.txt").write_text("")
-    with pytest.raises(UsageError, match="no Python file"):
+    with pytest.raises(UsageError, match="not a Python file"):
         matrix_of(tmp_path / "recipe.txt")

@@ -150,7 +150,7 @@ def test_first_gradients_are_told_in_units_of_float32() -> None:
 def test_another_policy_than_said_is_noted() -> None:
     """Where ranks differ, what they were seen to have is held against what was said."""
     verdict = check_training(**rounding(parallelize=fully_sharded(REDUCED_LOW), precision=REDUCED_WIDELY))
-    assert verdict.notes == (f"precision is {REDUCED_WIDELY!r}, but ranks have {REDUCED_LOW!r}",)
+    assert verdict.notes == (f"precision is {REDUCED_WIDELY!r}, but your ranks use {REDUCED_LOW!r}",)
 
 
 def autocast_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
