@@ -1,4 +1,4 @@
-"""Batches: tensors nested in tuples, lists and dicts."""
+"""Batches, nested in tuples, lists and dicts, and their conversion between floating-point types."""
 
 from __future__ import annotations
 
@@ -7,60 +7,74 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck.user.conversion import as_type
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
 
 
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return the same structure with `change` applied to every tensor. Other values stay unchanged."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):
-        parts = [mapped(part, change) for part in value]
+        parts = [map_tensors(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, list):
-        return [mapped(part, change) for part in value]
+        return [map_tensors(part, change) for part in value]
     if isinstance(value, dict):
-        return {key: mapped(part, change) for key, part in value.items()}
+        return {key: map_tensors(part, change) for key, part in value.items()}
     return value
 
 
-def converted(batch: Any, dtype: torch.dtype | None) -> Any:
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in a nested structure, in order."""
+    found: list[torch.Tensor] = []
+
+    def collect(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, collect)
+    return found
+
+
+def convert_batch(batch: Any, dtype: torch.dtype | None) -> Any:
     """Return a copy of a batch with floating-point and complex tensors converted to `dtype`."""
-    return mapped(batch, lambda tensor: as_type(tensor, dtype))
+    return map_tensors(batch, lambda tensor: convert_tensor(tensor, dtype))
 
 
-def moved(batch: Any, eps: float, generator: np.random.Generator) -> Any:
+def perturb_batch(batch: Any, eps: float, generator: np.random.Generator) -> Any:
     """Return a batch whose floating-point values are perturbed by up to one unit in the last place."""
-    return mapped(batch, lambda tensor: tensor * factors(tensor, eps, generator) if tensor.is_floating_point() else tensor)
+    return map_tensors(
+        batch, lambda tensor: tensor * perturbation_factors(tensor, eps, generator) if tensor.is_floating_point() else tensor
+    )
 
 
-def factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) -> torch.Tensor:
+def perturbation_factors(tensor: torch.Tensor, eps: float, generator: np.random.Generator) -> torch.Tensor:
     """Return random factors ``1 + eps * U(-1, 1)`` in the shape and type of `tensor`."""
     return torch.from_numpy(np.asarray(1.0 + eps * generator.uniform(-1.0, 1.0, tuple(tensor.shape)))).to(tensor.dtype)
 
 
-def share_of(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
+def rank_batch(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
     """Return this rank's part of a batch: the result of `shard`, or an equal part of the rows.
 
     Parts are numbered in row-major order over the data axes.
     """
     if task.shard is not None:
-        return task.shard(mapped(batch, torch.clone), mesh)
-    return part_of(batch, data_number(task, mesh), task.num_data_ranks)
+        return task.shard(map_tensors(batch, torch.clone), mesh)
+    return rows_part(batch, part_number(task, mesh), task.num_data_ranks)
 
 
-def data_number(task: Task, mesh: DeviceMesh) -> int:
+def part_number(task: Task, mesh: DeviceMesh) -> int:
     """Return this rank's part number."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
-    return number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
+    return part_number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))
 
 
-def number_at(task: Task, indices: Mapping[str, int]) -> int:
+def part_number_at(task: Task, indices: Mapping[str, int]) -> int:
     """Return the part number for the rank at these mesh indices."""
     number = 0
     for name, size in task.mesh:
@@ -68,14 +82,14 @@ def number_at(task: Task, indices: Mapping[str, int]) -> int:
     return number
 
 
-def part_of(batch: Any, number: int, count: int) -> Any:
+def rows_part(batch: Any, number: int, count: int) -> Any:
     """Copy one of `count` equal parts of the rows. Every part gets all tensors without dims."""
-    return mapped(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
+    return map_tensors(batch, lambda tensor: (tensor.chunk(count)[number] if tensor.dim() else tensor).clone())
 
 
 def split(batch: Any, count: int) -> list[Any]:
     """Split each microbatch of a step into `count` equal parts."""
-    return [part_of(microbatch, number, count) for microbatch in microbatches(batch) for number in range(count)]
+    return [rows_part(microbatch, number, count) for microbatch in microbatches(batch) for number in range(count)]
 
 
 def microbatches(batch: Any) -> list[Any]:
@@ -111,11 +125,42 @@ def _require_pair(number: int, microbatch: Any) -> None:
 
 
 def _require_rows(task: Task, number: int, batch: Any) -> None:
-    def require(tensor: torch.Tensor) -> torch.Tensor:
+    for tensor in tensors_of(batch):
         if tensor.dim() and tensor.shape[0] % task.num_data_ranks:
             axes = " x ".join(f"{name} {size}" for name, size in task.mesh if name in task.data_axes)
             why = f"a tensor has {tensor.shape[0]} rows, which do not split evenly over {axes}"
             raise invalid(f"batch {number}", why, f"a multiple of {task.num_data_ranks} rows, or shard=fn(batch, mesh)")
-        return tensor
 
-    mapped(batch, require)
+
+def convert_tensor(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a copy with floating-point or complex values in the precision of `dtype`. Integers are copied unchanged."""
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.detach().clone()
+    return tensor.detach().to(dtype.to_complex() if tensor.is_complex() else dtype, copy=True)
+
+
+def convert_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert parameters and buffers in place. `Module.to` would drop the imaginary part of complex buffers."""
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        if buffer.is_complex()
+    ]
+    for module, name, _ in buffers:
+        setattr(module, name, None)
+    model = model.to(dtype)
+    shared = {id(buffer): convert_tensor(buffer, dtype) for _, _, buffer in buffers}
+    for module, name, buffer in buffers:
+        setattr(module, name, shared[id(buffer)])
+    return model
+
+
+def complex_parameter(model: nn.Module) -> str:
+    """Return the first complex parameter's name; empty if there is none."""
+    return next((name for name, parameter in model.named_parameters() if parameter.is_complex()), "")
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as pairs of real numbers along a last dim; real tensors unchanged."""
+    return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor

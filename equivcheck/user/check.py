@@ -101,7 +101,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     """
     # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.
     from equivcheck.user.judging import check_task
-    from equivcheck.user.randomness.masks import require_masks
+    from equivcheck.user.randomness import require_masks
     from equivcheck.user.task import Task, data_axes_of, mesh_of
     from equivcheck.user.traces.cuts import require_cuts
 

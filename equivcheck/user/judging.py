@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import judge, judge_failure
+from equivcheck.oracle.reference.reference import Reference
+from equivcheck.oracle.verdict.description import failed
 from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record
 from equivcheck.user.batches import require_parts
 from equivcheck.user.case import UserCase
-from equivcheck.user.evidence import missing_evidence
-from equivcheck.user.notes import notes_on
+from equivcheck.user.notes import missing_evidence, notes_on
 from equivcheck.user.precision.advice import on_narrowing, on_precision
 from equivcheck.user.precision.kept import require_kept
-from equivcheck.user.precision.policy import in_words, require_precision
+from equivcheck.user.precision.policy import precision_text, require_precision
 from equivcheck.user.precision.run import RoundedRun, casting_of, exact_task
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.user.running import members_of, run_on
@@ -34,7 +37,7 @@ from equivcheck.worlds.world import World, without_cover
 def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
     """Train on one device and on ranks, and compare; see `check_training`."""
     place = without_cover(world)
-    with kept_state(StateKeeper()):  # the run on one device is a user's code, too
+    with kept_state(StateKeeper()):  # the single-device run executes user code, too
         return on_first_rank(place, lambda: _checked(task, place, schedule_seed, deadline, explain=explain))
 
 
@@ -45,7 +48,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
     require_kept(task)
     members = members_of(task, world)
     original = SingleDeviceRun(task if task.precision is None else exact_task(task))
-    in_short = str(original.precision).removeprefix("torch.") if task.precision is None else in_words(task)
+    in_short = str(original.precision).removeprefix("torch.") if task.precision is None else precision_text(task)
     verdict = UserVerdict(outcome=Outcome.EQUIVALENT, mesh=task.mesh, world=members.name, precision=in_short)
     left, ran = run_on(members, task, schedule_seed, deadline)
     verdict = replace(verdict, world=ran.name, notes=notes_on(task, left, members, ran))
@@ -53,9 +56,9 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         _raise_usage(left)
         verdict = judge_failure(verdict, left)
         if explain:
-            from equivcheck.user.diagnosis.told import with_types  # here, as most trainings are right
+            from equivcheck.user.diagnosis.typed import opinion_of_types
 
-            verdict = with_types(verdict, task)
+            verdict = replace(verdict, types=opinion_of_types(task))
     else:
         run = original if task.precision is None else RoundedRun(task, original, casting_of(left.values))
         verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
@@ -70,8 +73,6 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     verdict, doubt = judge(verdict, brought.case(), result)
     verdict = replace(verdict, unread=brought.unread, measures=brought.measures(result.run.calls))
     if verdict.divergence is not None:
-        from equivcheck.user.diagnosis.told import with_cause  # here, as most trainings are right
-
         hinted = replace(verdict, hint=brought.hint(verdict.divergence))
         return with_cause(hinted, original, brought.confirming_reference, result.run.values) if explain else hinted
     other = brought.other_settings
@@ -85,6 +86,26 @@ def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult
     if doubt is not None and doubt.step:
         return replace(verdict, reason=f"{verdict.reason}; all steps before step {doubt.step} agree")
     return verdict
+
+
+def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference, traces: Sequence[Any]) -> UserVerdict:
+    """Add cause or pattern, first wrong module and type checker's result. An exception on the way becomes a note."""
+    # Imported here because most trainings are right.
+    from equivcheck.user.diagnosis.diverged import diverged_training
+    from equivcheck.user.diagnosis.explain import explanation_of
+    from equivcheck.user.diagnosis.typed import opinion_of_types
+    from equivcheck.user.diagnosis.where import where_of
+
+    verdict = replace(verdict, types=opinion_of_types(run.task))
+    try:
+        diverged = diverged_training(run.task, reference, run.trace, traces, run.eps)
+        if diverged is None:
+            return verdict
+        found, where = explanation_of(diverged), where_of(diverged)
+    except Exception as error:
+        return replace(verdict, notes=(*verdict.notes, failed("looking for the cause", error)))
+    hint = "" if found.cause else "; ".join(filter(None, (verdict.hint, found.pattern)))
+    return replace(verdict, cause=found.cause, kinds=found.kinds, where=where, hint=hint)
 
 
 def _raise_usage(failure: Failure) -> None:

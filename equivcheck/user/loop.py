@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from torch import nn
 from equivcheck.scenario import LowPrecision
 from equivcheck.training.accumulate import scalar
 from equivcheck.user.batches import microbatches
-from equivcheck.user.precision.autocast import autocast
-from equivcheck.user.precision.kept import kept_type
+from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace, settings_of
@@ -32,17 +31,17 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     optimizer = build_optimizer(task, reader.module)
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     found = _Gradients(reader, optimizer)
-    take_step = step or (usual_step if task.reduction == "mean" else summing_step)
+    take_step = step or default_step(task)
     called, loss = reader.module, _scaled(task.loss, loss_scale)
     if step is None and isinstance(task.precision, LowPrecision):
-        called, loss = autocast(called, task.precision), autocast(loss, task.precision)
+        called, loss = _autocast(called, task.precision), _autocast(loss, task.precision)
     kept = []
-    with kept_type(task, optimizer):
+    with widened_float32(task, optimizer):
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
             found.begin(index)
             value = _number(take_step(called, batch, optimizer, loss))
-            mark(Stage.READING, index)
+            mark(Stage.READING, index)  # communication from here on belongs to the check, not to the training
             gradients = found.taken or reader.gradients()
             kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
             if scheduler is not None:
@@ -51,22 +50,18 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     return UserTrace(steps=tuple(kept), state=reader.state(optimizer), buffers=reader.buffers(), settings=settings)
 
 
-def usual_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
-    """Run forward and backward for each microbatch, then the optimizer.
+def default_step(task: Task) -> TrainStep:
+    """Return the built-in step: forward and backward for each microbatch, then the optimizer.
 
-    All microbatches have the same weight. Returns the mean loss.
+    It returns the mean of the microbatches' losses, or their sum with ``reduction="sum"``.
     """
-    return _step(model, batch, optimizer, loss, share=1.0 / len(microbatches(batch)))
+    return functools.partial(_step, averages=task.reduction == "mean")
 
 
-def summing_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss) -> float:
-    """Run the built-in step for a loss that sums over rows. Returns the sum."""
-    return _step(model, batch, optimizer, loss, share=1.0)
-
-
-def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
+def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, *, averages: bool) -> float:
     kind: Any = type(optimizer)
-    if _evaluates(kind):
+    share = 1.0 / len(microbatches(batch)) if averages else 1.0
+    if _requires_closure(kind):
         return float(optimizer.step(lambda: _accumulated(model, batch, optimizer, loss, share)))
     total = _accumulated(model, batch, optimizer, loss, share)
     optimizer.step()
@@ -74,7 +69,7 @@ def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: 
 
 
 @functools.cache
-def _evaluates(kind: Any) -> bool:
+def _requires_closure(kind: Any) -> bool:
     """Whether an optimizer class requires a closure, such as LBFGS."""
     closure = inspect.signature(kind.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
@@ -123,6 +118,16 @@ class _Gradients:
         mark(Stage.READING, self._index)
         self.taken = None if any(map(callable, closures)) else self._reader.gradients()
         mark(Stage.UPDATE, self._index)
+
+
+def _autocast(function: Callable[..., Any], kind: LowPrecision) -> Any:
+    dtype: torch.dtype = getattr(torch, kind.value)
+
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        with torch.autocast("cpu", dtype=dtype):
+            return function(*arguments, **keywords)
+
+    return called
 
 
 def _scaled(loss: Loss, factor: float) -> Loss:

@@ -1,9 +1,12 @@
-"""Notes in a verdict: how ranks ran, and which errors the run cannot show."""
+"""Notes in a verdict, and reasons why agreement between ranks and one device is not a proof."""
 
 from __future__ import annotations
 
 from math import prod
 
+import torch
+
+from equivcheck.user.batches import tensors_of
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.ranks import Ranks, Run
@@ -18,6 +21,10 @@ ONE_RANK = "the mesh has one rank, so this check says nothing about reductions o
 """Note on a mesh with one rank."""
 ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
 """Note on a training with one step."""
+SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduction cannot show: use batches with different rows"
+"""Reason if all data ranks got the same rows."""
+NO_UPDATE = "no step changes a parameter, so a wrong update cannot show: is the learning rate 0?"
+"""Reason if all updates are zero."""
 
 
 def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
@@ -40,3 +47,23 @@ def _sees_nothing_parallel(run: Run) -> bool:
     if len(run.values) == 1 or not run.calls or any(call.stage is not Stage.READING for calls in run.calls for call in calls):
         return False
     return all(piece.numel == prod(piece.shape) for trace in run.values for piece in trace.steps[0].parameters.pieces)
+
+
+def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
+    """Return the reason why agreement would prove nothing; empty if it does prove something."""
+    if not changes_parameters:
+        return NO_UPDATE
+    return SAME_ROWS if _same_rows(task) else ""
+
+
+def _same_rows(task: Task) -> bool:
+    """Whether all data ranks get the same rows in every batch. False if the user shards, because the parts are unknown."""
+    if task.num_data_ranks == 1 or task.shard is not None:
+        return False
+    parts = (tensor.chunk(task.num_data_ranks) for batch in task.batches for tensor in tensors_of(batch) if tensor.dim())
+    first = next(parts, ())
+    return bool(first) and _all_same(first) and all(map(_all_same, parts))
+
+
+def _all_same(parts: tuple[torch.Tensor, ...]) -> bool:
+    return all(torch.equal(parts[0], part) for part in parts[1:])

@@ -8,15 +8,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from equivcheck.user.batches import converted, data_number, share_of
-from equivcheck.user.conversion import complex_parameter, convert_model
+from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
 from equivcheck.user.loop import train
-from equivcheck.user.precision.seen import LowPrecisionSeen, policy_of
-from equivcheck.user.randomness.generators import seeded
-from equivcheck.user.randomness.masks import Cut, mask_dropout
+from equivcheck.user.precision.seen import PrecisionObserver, policy_of
+from equivcheck.user.randomness import RowShard, mask_dropout, seeded
 from equivcheck.user.task import Task
-from equivcheck.user.traces.cuts import Parts
-from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.cuts import ShardBoxes
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
@@ -27,11 +25,10 @@ def rank_trace(task: Task) -> UserTrace:
     """Train on this rank and return its trace."""
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
-    batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
-    scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
-    seen = LowPrecisionSeen()
+    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
+    seen = PrecisionObserver()
     with seen.watching(module):
-        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, scale)
+        trace = train(task, rank_reader(task, names, module, mesh), batches, task.rank_step, task.loss_scale)
     casting = tuple(name for name, each in names.all_modules(module) if isinstance(each, FSDPModule))
     return replace(trace, low_precision=policy_of(module) or seen.precision, casting=casting)
 
@@ -49,20 +46,20 @@ def process_trace(task: Task) -> UserTrace:
         torch._dynamo.reset()
 
 
-def rank_reader(task: Task, names: Names, module: nn.Module, mesh: DeviceMesh) -> Reader:
+def rank_reader(task: Task, names: TensorNames, module: nn.Module, mesh: DeviceMesh) -> Reader:
     """Return a reader for this rank's tensors. Raises `UsageError` if `cuts` does not fit the model."""
-    parts = None if task.cuts is None else Parts(task.cuts, names.shapes, mesh)
+    parts = None if task.cuts is None else ShardBoxes(task.cuts, names.shapes, mesh)
     return Reader(names, module, task.full_tensors, parts)
 
 
-def rank_module(task: Task, mesh: DeviceMesh) -> tuple[Names, nn.Module]:
+def rank_module(task: Task, mesh: DeviceMesh) -> tuple[TensorNames, nn.Module]:
     """Return the tensor names in the model, and the parallelized module."""
-    model = build(task, Cut(data_number(task, mesh), task.num_data_ranks))
-    names = Names(model)
-    return names, parallelized(task, model, mesh)
+    model = build_model(task, RowShard(part_number(task, mesh), task.num_data_ranks))
+    names = TensorNames(model)
+    return names, parallelize_model(task, model, mesh)
 
 
-def build(task: Task, cut: Cut | None = None) -> nn.Module:
+def build_model(task: Task, cut: RowShard | None = None) -> nn.Module:
     """Build the user's model in the task's element type.
 
     `cut` selects the rows for dropout masks; None selects all rows. Raises `UsageError` if the result is not a module or has
@@ -76,11 +73,11 @@ def build(task: Task, cut: Cut | None = None) -> nn.Module:
     if refused:
         raise invalid("model", f"parameter {refused} is complex", "real parameters; buffers may be complex")
     if task.mask_shapes is not None:
-        mask_dropout(model, task.seed, task.mask_shapes, cut or Cut())
+        mask_dropout(model, task.seed, task.mask_shapes, cut or RowShard())
     return model if task.dtype is None else convert_model(model, task.dtype)
 
 
-def parallelized(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def parallelize_model(task: Task, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Call the user's `parallelize` and return the module to train. Raises `UsageError` if it returns another type."""
     module = task.parallelize(model, mesh)
     if module is None:

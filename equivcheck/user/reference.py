@@ -15,13 +15,12 @@ from equivcheck.oracle.reference.doubt import Doubt, doubt_about
 from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import converted, factors, moved, split
+from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, split
 from equivcheck.user.loop import train
-from equivcheck.user.randomness.generators import seeded
-from equivcheck.user.randomness.masks import Cut, Masked
-from equivcheck.user.ranks import build
+from equivcheck.user.randomness import Masked, RowShard, seeded
+from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Task
-from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.user.usage import invalid
@@ -47,7 +46,8 @@ class SingleDeviceRun:
             self.changes_parameters = _differ(model, untouched)
             self.element_types = precision.seen.union(self._tensors())
             self.precision = coarsest(self.element_types)
-            self.eps = float(torch.finfo(self.precision).eps)
+            self.eps = eps_of(self.precision)
+            # Another seed must not matter: on ranks every rank would draw its own numbers.
             _require_same_training(model, self.trace, self.train(seed=task.seed + 1))
 
     def train(self, *, seed: int, model: nn.Module | None = None, batches: Sequence[Any] | None = None) -> UserTrace:
@@ -70,10 +70,10 @@ class SingleDeviceRun:
         task = self.task
         if task.num_data_ranks == 1 or task.shard is not None or task.step is not None:
             return None
-        cut = Cut(count=task.num_data_ranks, in_turn=True)
+        cut = RowShard(count=task.num_data_ranks, in_turn=True)
         with one_thread():
             batches = [split(batch, task.num_data_ranks) for batch in task.batches]
-            return self.train(seed=task.seed, batches=batches, model=build(task, cut))
+            return self.train(seed=task.seed, batches=batches, model=build_model(task, cut))
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:
         """Return the first moment at which the run over parts loses more than half its digits; None without one."""
@@ -82,15 +82,15 @@ class SingleDeviceRun:
     def _reference(self, num_copies: int, parts: Trace | None) -> Reference:
         with one_thread():
             while len(self._copies) < num_copies:
-                self._copies.append(self.train(seed=self.task.seed, **moved_material(self.task, len(self._copies), self.eps)))
-        return measured(self.trace, self._copies, self.eps, float(np.sqrt(self.eps)), *(() if parts is None else (parts,)))
+                self._copies.append(self.train(seed=self.task.seed, **perturbed_start(self.task, len(self._copies), self.eps)))
+        return reference_from(self.trace, self._copies, self.eps, float(np.sqrt(self.eps)), *(() if parts is None else (parts,)))
 
     def _tensors(self) -> list[torch.dtype]:
         names = {name for step in self.trace.steps for name in step.parameters.dtypes}
         return [dtype for dtype in (getattr(torch, name) for name in names) if dtype.is_floating_point]
 
 
-def measured(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
+def reference_from(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
     """Return a reference with the copies' spread as noise, in units of `eps`.
 
     `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
@@ -128,11 +128,11 @@ def trace_of(
     Exceptions from the user's code get a note about the single-device run.
     """
     try:
-        module = build(task) if model is None else model
+        module = build_model(task) if model is None else model
         called, trained = (module, task) if spread is None else spread(module)
-        given = [converted(batch, task.dtype) for batch in (task.batches if batches is None else batches)]
+        given = [convert_batch(batch, task.dtype) for batch in (task.batches if batches is None else batches)]
         with seeded(seed):
-            return train(trained, Reader(Names(module), called), given, task.step, 1.0)
+            return train(trained, Reader(TensorNames(module), called), given, task.step, 1.0)
     except UsageError:
         raise
     except Exception as error:
@@ -141,21 +141,21 @@ def trace_of(
         raise
 
 
-def moved_material(task: Task, number: int, eps: float) -> dict[str, Any]:
+def perturbed_start(task: Task, number: int, eps: float) -> dict[str, Any]:
     """Return a model and batches with every value perturbed by up to one unit in the last place."""
     generator = np.random.default_rng((task.seed, number))
-    model = moved_model(task, eps, generator)
-    batches = [moved(converted(batch, task.dtype), eps, generator) for batch in task.batches]
+    model = perturbed_model(task, eps, generator)
+    batches = [perturb_batch(convert_batch(batch, task.dtype), eps, generator) for batch in task.batches]
     return {"model": model, "batches": batches}
 
 
-def moved_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
+def perturbed_model(task: Task, eps: float, generator: np.random.Generator) -> nn.Module:
     """Build the model with parameters perturbed by up to one unit in the last place."""
-    model = build(task)
+    model = build_model(task)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.mul_(factors(parameter, eps, generator))
+                parameter.mul_(perturbation_factors(parameter, eps, generator))
     return model
 
 
@@ -165,7 +165,7 @@ def _values(trace: Trace) -> list[Any]:
 
 def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
     """Build two models. Raises `UsageError` if they differ or share modules."""
-    first, second = build(task), build(task)
+    first, second = build_model(task), build_model(task)
     expected = "a function that builds a new model with equal values; torch, numpy and random are seeded before each call"
     if {id(module) for module in first.modules()} & {id(module) for module in second.modules()}:
         raise invalid("model", "two calls return the same module, or share submodules", expected)
@@ -232,4 +232,9 @@ class _Precision(TorchFunctionMode):
 
 def coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
     """Return the element type with the largest eps; float64 if there is none."""
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float64)
+    return max(kinds, key=eps_of, default=torch.float64)
+
+
+def eps_of(kind: torch.dtype) -> float:
+    """Return the machine epsilon of a floating-point type."""
+    return float(torch.finfo(kind).eps)

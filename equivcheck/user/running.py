@@ -39,7 +39,7 @@ def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> t
     program = process_trace if members.has_copies else rank_trace
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what torch warns of on each rank, it has mostly warned of on one device
+            warnings.simplefilter("ignore")  # the single-device run has shown most of them
             return again_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
     except RanksFailed as error:
         failure = error.failure

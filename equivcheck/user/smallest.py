@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from equivcheck.errors import UsageError
-from equivcheck.user.batches import mapped
+from equivcheck.user.batches import map_tensors, tensors_of
 from equivcheck.user.check import check_training
 from equivcheck.user.verdict import UserVerdict
 
@@ -80,7 +80,7 @@ def _smaller(arguments: Mapping[str, Any], verdict: UserVerdict) -> Iterator[dic
             yield {**arguments, "batches": [batch[:count] if isinstance(batch, list) else batch for batch in batches]}
     most = _num_rows(batches)
     for rows in (each for each in range(1, most) if most % each == 0):
-        yield {**arguments, "batches": [mapped(batch, partial(_first_rows, rows)) for batch in batches]}
+        yield {**arguments, "batches": [map_tensors(batch, partial(_first_rows, rows)) for batch in batches]}
 
 
 def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -89,12 +89,4 @@ def _first_rows(count: int, tensor: torch.Tensor) -> torch.Tensor:
 
 def _num_rows(batches: list[Any]) -> int:
     """Largest number of rows in any tensor."""
-    found = [1]
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor.shape[0] if tensor.dim() else 1)
-        return tensor
-
-    for batch in batches:
-        mapped(batch, note)
-    return max(found)
+    return max([1, *(tensor.shape[0] for tensor in tensors_of(batches) if tensor.dim())])

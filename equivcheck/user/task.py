@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import LowPrecision, MixedPrecision
-from equivcheck.user.randomness.masks import MaskShapes
+from equivcheck.user.randomness import MaskShapes
 from equivcheck.user.usage import invalid
 
 DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", "dp_shard")
@@ -110,6 +110,11 @@ class Task:
     def num_data_ranks(self) -> int:
         """Rows are split into this many parts."""
         return math.prod(size for name, size in self.mesh if name in self.data_axes)
+
+    @property
+    def loss_scale(self) -> float:
+        """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
+        return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
 
     @property
     def callables(self) -> dict[str, object]:

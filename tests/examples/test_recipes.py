@@ -59,7 +59,7 @@ def test_every_recipe_has_a_bug_of_public_record() -> None:
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: value.replace(" ", "_"))
 def test_a_layout_is_as_the_recipe_says(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """EQUIVALENT, with the gradient norm of one device, or DIVERGED at the place of its bug. Nobody looks for the cause."""
-    monkeypatch.setattr("equivcheck.user.diagnosis.told.with_cause", lambda verdict, *_: verdict)
+    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: verdict)
     row = recipe(name).run(layout)[layout]
     assert row.is_as_expected, row.details
     wrong = PLANTED[name].get(layout)

@@ -1,4 +1,4 @@
-"""Rules of the pytest plugin, on runs of pytest within pytest."""
+"""The pytest plugin, tested in pytest runs inside pytest."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TABLE = [
 
 @pytest.fixture
 def runner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Runs pytest in other processes, which find this package and are told nothing by this one."""
+    """Run pytest in a separate process that inherits nothing."""
     monkeypatch.setenv("PYTHONPATH", str(Path(equivcheck.__file__).parents[1]))
     for name in ("PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"):  # under the latter, pytest prints long errors a second time
         monkeypatch.delenv(name, raising=False)
@@ -56,7 +56,7 @@ def run(runner: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 
 def test_the_summary_counts_scenarios_by_layout_and_outcome(runner: pytest.Pytester) -> None:
-    """Checks of passing and failing tests are counted."""
+    """Checks in passing and failing tests are counted."""
     runner.makepyfile(CHECKS)
     run(runner).stdout.fnmatch_lines(TABLE, consecutive=True)
 
@@ -64,13 +64,13 @@ def test_the_summary_counts_scenarios_by_layout_and_outcome(runner: pytest.Pytes
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
 def test_the_summary_is_the_same_with_workers(runner: pytest.Pytester) -> None:
-    """Counts reach the process that prints them."""
+    """Counts from xdist workers are included."""
     runner.makepyfile(CHECKS)
     run(runner, "-n", "2").stdout.fnmatch_lines(TABLE, consecutive=True)
 
 
 def test_a_run_without_checks_has_no_summary_and_imports_neither_torch_nor_hypothesis(runner: pytest.Pytester) -> None:
-    """The plugin costs nothing where it is not used."""
+    """The plugin costs nothing if no test uses it."""
     runner.makepyfile("""
         import sys
 
@@ -98,7 +98,7 @@ def test_worlds_are_closed_at_the_end_if_they_were_opened(runner: pytest.Pyteste
 
 @pytest.mark.parametrize(("profile", "examples"), [("equivcheck-ci", 100), ("equivcheck-dev", 20), ("equivcheck-nightly", 1000)])
 def test_prefixed_profiles_can_be_selected(runner: pytest.Pytester, profile: str, examples: int) -> None:
-    """They are registered before Hypothesis's plugin loads the one that is named."""
+    """Profiles are registered before Hypothesis's plugin loads one."""
     runner.makepyfile(f"""
         from hypothesis import settings
 
@@ -111,7 +111,7 @@ def test_prefixed_profiles_can_be_selected(runner: pytest.Pytester, profile: str
 
 
 def test_a_users_own_profile_of_the_same_name_is_left_alone(runner: pytest.Pytester) -> None:
-    """Names without the prefix belong to the tests."""
+    """Names without the prefix belong to users."""
     runner.makeconftest("from hypothesis import settings; settings.register_profile('dev', max_examples=7)")
     runner.makepyfile("""
         from hypothesis import settings
@@ -162,7 +162,7 @@ DIVERGES = """
 
 @pytest.mark.slow
 def test_a_failure_is_explained_once(runner: pytest.Pytester) -> None:
-    """The text has the first divergence, where and why, and is there once."""
+    """The text has the first divergence, its place and its cause once."""
     runner.makepyfile(DIVERGES)
     printed = run(runner).stdout.str()
 

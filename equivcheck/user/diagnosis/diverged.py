@@ -18,10 +18,10 @@ from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_of
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.user.batches import converted, microbatches, share_of
+from equivcheck.user.batches import convert_batch, microbatches, rank_batch
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task
-from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.meshes import device_mesh
@@ -80,6 +80,16 @@ class DivergedTraining(Evidence):
         return tuple(name for name, size in self.task.mesh if size > 1)
 
     @property
+    def same_row_axes(self) -> tuple[str, ...]:
+        """Axes with more than one rank whose ranks have the same rows."""
+        return tuple(name for name in self.wide_axes if name not in self.data_axes)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether ranks have different rows, and these are known."""
+        return bool(self.shares and self.data_axes)
+
+    @property
     def coordinates(self) -> tuple[RankCoordinate, ...]:
         """Each rank's mesh coordinates."""
         places = product(*(range(size) for size in self.task.shape))
@@ -92,7 +102,7 @@ class DivergedTraining(Evidence):
         """Number of ranks along some axes."""
         return math.prod(size for name, size in self.task.mesh if name in axes)
 
-    def over(self, axes: Sequence[str]) -> str:
+    def ranks_text(self, axes: Sequence[str]) -> str:
         """Ranks along some axes in words: ``the 2 dp ranks``."""
         sizes = " x ".join(str(size) for name, size in self.task.mesh if name in axes)
         return f"the {sizes} {' x '.join(name for name in self.task.axis_names if name in axes)} ranks"
@@ -148,7 +158,7 @@ MOSTLY = 0.75
 """Share of wrong elements above which the full tensor counts as wrong, because some differences may be tiny."""
 
 
-def choices(axes: Sequence[str]) -> list[tuple[str, ...]]:
+def axis_subsets(axes: Sequence[str]) -> list[tuple[str, ...]]:
     """Return all non-empty subsets, the largest first."""
     return [chosen for count in range(len(axes), 0, -1) for chosen in combinations(axes, count)]
 
@@ -160,7 +170,7 @@ def diverged_training(
     found = compare(reference, traces).divergences
     if not found:
         return None
-    shares, initial = _looked(task)
+    shares, initial = _batches_and_start(task)
     return DivergedTraining(
         reference=reference,
         traces=tuple(traces),
@@ -174,7 +184,7 @@ def diverged_training(
     )
 
 
-def _looked(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ...]]:
+def _batches_and_start(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ...]]:
     """Each rank's batches and initial parameters, computed on simulated ranks without training."""
     members = ranks("sim", task.num_ranks)
     try:
@@ -189,7 +199,7 @@ def _looked(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ..
 
 def _shares(task: Task) -> tuple[Any, ...]:
     mesh = device_mesh(task.shape, task.axis_names)
-    return tuple(share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches)
+    return tuple(rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches)
 
 
 def _initial(task: Task) -> Snapshot:
@@ -198,6 +208,6 @@ def _initial(task: Task) -> Snapshot:
     return rank_reader(task, names, module, mesh).parameters()
 
 
-def named(model: nn.Module) -> dict[str, torch.Tensor]:
+def parameters_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
     """Distinct parameters by name, in a single-device model."""
-    return dict(Names(model).parameters(model))
+    return dict(TensorNames(model).parameters(model))

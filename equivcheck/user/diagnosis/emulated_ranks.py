@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +11,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import converted, number_at
-from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, named
+from equivcheck.user.batches import convert_batch, part_number_at
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
 from equivcheck.user.diagnosis.interception import intercepted, norm_of
 from equivcheck.user.diagnosis.turns import Turns
-from equivcheck.user.loop import summing_step, train, usual_step
-from equivcheck.user.randomness.generators import seeded
-from equivcheck.user.randomness.masks import Cut
-from equivcheck.user.ranks import build
+from equivcheck.user.loop import default_step, train
+from equivcheck.user.randomness import RowShard, seeded
+from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Loss
-from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Snapshot
@@ -38,23 +35,24 @@ Norm = Callable[[int, Gradients, float], torch.Tensor]
 """Returns the norm for clipping, from a rank, its gradients and the norm type."""
 
 
-class EmulatedRanks:
+class EmulatedUserRanks:
     """Trainings in one process that together compute the same as one device.
 
-    A counterfactual makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
+    A `Mistake` makes them wrong: it changes attributes before `train`. Every rank has full parameters. With `own_rows` it
     computes on its own rows, else on all rows.
     """
 
     def __init__(self, diverged: DivergedTraining, *, own_rows: bool) -> None:
         self.diverged, self.task = diverged, diverged.task
         self.held, self.coordinates = held_elements(diverged), diverged.coordinates
-        whole = [self.task.batches] * self.task.num_ranks
-        self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else whole)
-        self.scale = float(self.task.num_data_ranks) if own_rows and self.task.reduction == "sum" else 1.0
+        self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else [self.task.batches] * self.task.num_ranks)
+        self.scale = self.task.loss_scale if own_rows else 1.0
         self.axes = diverged.data_axes if own_rows else ()
         """Gradients are averaged along these axes."""
-        self.models: list[nn.Module] = [build(self.task, self._cut(rank) if own_rows else None) for rank in self.coordinates]
-        self.parameters: list[dict[str, torch.Tensor]] = [named(model) for model in self.models]
+        parts = [part_number_at(self.task, rank.indices) for rank in self.coordinates]
+        shards = [RowShard(part, self.task.num_data_ranks) if own_rows else None for part in parts]
+        self.models: list[nn.Module] = [build_model(self.task, shard) for shard in shards]
+        self.parameters: list[dict[str, torch.Tensor]] = [parameters_by_name(model) for model in self.models]
         self.optimizers: dict[int, Optimizer] = {}
         self.turns = Turns(len(self.coordinates))
 
@@ -77,8 +75,6 @@ class EmulatedRanks:
         self.after_update: list[Event] = []
         self.at_end: dict[int, Callable[[], None]] = {}
         """Called after the user's step returned; keys are ranks."""
-        self.gathers = True
-        """Whether ranks exchange their shards after each step."""
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
         """Replaces the loss that a rank reports."""
@@ -88,9 +84,6 @@ class EmulatedRanks:
         self._local = threading.local()
         self._count = [0] * len(self.coordinates)
         self._step = [0] * len(self.coordinates)
-
-    def _cut(self, rank: RankCoordinate) -> Cut:
-        return Cut(number_at(self.task, rank.indices), self.task.num_data_ranks)
 
     def peers(self, rank: int, axes: Sequence[str]) -> list[int]:
         """Return the ranks that differ from `rank` only along some axes, with `rank` itself."""
@@ -125,15 +118,13 @@ class EmulatedRanks:
 
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:
         self._local.rank = rank
-        task = replace(self.task, optimizer=lambda parameters: self._with_hooks(rank, parameters), loss=self._loss_of(rank))
-        reader = Reader(Names(self.models[rank]), self.models[rank])
+        loss = self.wraps_loss(rank, self.task.loss)
+        task = replace(self.task, optimizer=lambda parameters: self._with_hooks(rank, parameters), loss=loss)
+        reader = Reader(TensorNames(self.models[rank]), self.models[rank])
         with one_thread():
-            batches = [converted(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
+            batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
         return self._as_seen(trace, self.diverged.traces[rank])
-
-    def _loss_of(self, rank: int) -> Loss:
-        return self.wraps_loss(rank, self.task.loss)
 
     def _with_hooks(self, rank: int, parameters: list[nn.Parameter]) -> Optimizer:
         optimizer = self.task.optimizer(parameters)
@@ -144,11 +135,11 @@ class EmulatedRanks:
         return optimizer
 
     def _step_of(self, rank: int) -> Any:
-        own = self.task.step or (usual_step if self.task.reduction == "mean" else summing_step)
+        own = self.task.step or default_step(self.task)
         hooked: list[Optimizer] = []
 
         def step(model: nn.Module, batch: Any, optimizer: Optimizer, loss: Loss) -> Any:
-            if not hooked:
+            if not hooked:  # registered after `train` has added its own hook, so that gradients are read first
                 hooked.append(optimizer)
                 optimizer.register_step_pre_hook(lambda *_: self._tell(self.before_update, rank))
                 optimizer.register_step_post_hook(lambda *_: self._tell(self.after_update, rank))
@@ -158,8 +149,7 @@ class EmulatedRanks:
             if rank in self.at_end:
                 self.at_end[rank]()
             value = self.returns(rank, value)
-            if self.gathers:
-                self.exchange(rank, {name: value.data for name, value in self.parameters[rank].items()}, self._gather)
+            self.exchange(rank, {name: value.data for name, value in self.parameters[rank].items()}, self._gather)
             self._step[rank] += 1
             return value
 
@@ -180,41 +170,38 @@ class EmulatedRanks:
         if rank is None:
             backward()
             return
-        with self._apart(rank) as before:
-            backward()
-            fresh = self.gradients(rank)
-            number, index = self._count[rank], self._step[rank]
-            with torch.no_grad():
-                reduced = self.exchange(rank, fresh, lambda all_: self.reduce(all_, number, index))
-                for name, value in self.parameters[rank].items():
-                    value.grad = _sum(before.get(name), reduced.get(name))
+        before = self.gradients(rank)
+        for value in self.parameters[rank].values():
+            value.grad = None
+        backward()
+        fresh, number, index = self.gradients(rank), self._count[rank], self._step[rank]
+        with torch.no_grad():
+            reduced = self.exchange(rank, fresh, lambda all_: self.reduce(all_, number, index))
+            for name, value in self.parameters[rank].items():
+                parts = [gradients[name] for gradients in (before, reduced) if name in gradients]
+                value.grad = sum(parts[1:], parts[0].clone()) if parts else None
         self._count[rank] += 1
         self.num_seen = max(self.num_seen, self._count[rank])
         if self._count[rank] == self.num_backward:
             self._tell(self.after_backward, rank)
 
-    @contextmanager
-    def _apart(self, rank: int) -> Iterator[Gradients]:
-        """Remove a rank's gradients for a while and return them."""
-        before = self.gradients(rank)
-        for value in self.parameters[rank].values():
-            value.grad = None
-        yield before
-
     def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Any) -> torch.Tensor:
         rank = getattr(self._local, "rank", None)
-        own = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        own = [(tensor, tensor.grad) for tensor in tensors if tensor.grad is not None]
         if rank is None:
-            norm = norm_of(own, kind)
+            norm = norm_of([gradient for _, gradient in own], kind)
             scale(tensors, norm)
             return norm
         self.num_clippings += 1
         names = {id(value): name for name, value in self.parameters[rank].items()}
-        gradients = {names[id(tensor)]: tensor.grad for tensor in tensors if tensor.grad is not None and id(tensor) in names}
+        gradients = {names[id(tensor)]: gradient for tensor, gradient in own if id(tensor) in names}
         with torch.no_grad():
             norm = self.norm(rank, gradients, kind)
-            for some in [[tensor] for tensor in tensors if tensor.grad is not None] if self.clips_each else [tensors]:
-                scale(some, norm_of([each.grad for each in some if each.grad is not None], kind) if self.clips_each else norm)
+            if self.clips_each:
+                for tensor, gradient in own:
+                    scale([tensor], norm_of([gradient], kind))
+            else:
+                scale(tensors, norm)
         self.kind, self._scale = kind, scale
         self._tell(self.after_clipping, rank)
         return norm
@@ -230,12 +217,6 @@ class EmulatedRanks:
         )
         held = {piece.name for each in self.diverged.traces for piece in each.state.pieces}
         return replace(trace, steps=steps, state=_only(trace.state, held))
-
-
-def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    if one is None or other is None:
-        return other.clone() if one is None and other is not None else one
-    return one + other
 
 
 def _only(snapshot: Snapshot, names: set[str]) -> Snapshot:

@@ -24,6 +24,8 @@ def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
     own_clip = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)
     norms: dict[int, torch.Tensor] = {}
 
+    # `clip_grad_norm_` calls two private functions. The first returns a placeholder because it does not know the parameters.
+    # The second does, so the norm is computed there and written into the placeholder.
     def coming_by(own: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
 

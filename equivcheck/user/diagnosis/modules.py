@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from equivcheck.training.read import local_values, pieces_of
-from equivcheck.user.batches import converted, mapped, share_of
-from equivcheck.user.loop import summing_step, train, usual_step
+from equivcheck.user.batches import convert_batch, rank_batch, tensors_of
+from equivcheck.user.loop import default_step, train
 from equivcheck.user.ranks import rank_module, rank_reader
 from equivcheck.user.task import Task, TrainStep
-from equivcheck.user.traces.names import Names
+from equivcheck.user.traces.names import TensorNames
 from equivcheck.user.traces.reader import Reader
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.meshes import device_mesh
@@ -24,7 +24,7 @@ from equivcheck.worlds.trace.trace import Piece
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Seen:
+class ModuleTensor:
     """A module's output or output gradient on one rank."""
 
     module: str
@@ -40,18 +40,18 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Watched:
+class WatchedRun:
     """A run with the tensors recorded at one step."""
 
     trace: UserTrace
     """Trace of the run."""
-    seen: tuple[Seen, ...]
+    seen: tuple[ModuleTensor, ...]
     """Recorded tensors in execution order."""
 
 
 class _Watch:
-    def __init__(self, names: Names, module: nn.Module, step: TrainStep, at: int) -> None:
-        self.seen: list[Seen] = []
+    def __init__(self, names: TensorNames, module: nn.Module, step: TrainStep, at: int) -> None:
+        self.seen: list[ModuleTensor] = []
         self._step, self._at, self._index = step, at, -1
         self._modules = [(path, owner) for path, owner in names.modules(module) if not isinstance(owner, nn.ModuleList)]
         self._calls: dict[str, int] = {}
@@ -75,7 +75,7 @@ class _Watch:
 
     def _hook(self, path: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-            output = _first_tensor(outputs)
+            output = next((tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()), None)
             if output is None:
                 return
             call = self._calls[path] = self._calls.get(path, -1) + 1
@@ -90,33 +90,24 @@ class _Watch:
             pieces = pieces_of(path, tensor) if isinstance(tensor, DTensor) else ()
             values = local_values(tensor).double().clone()
         self.seen.append(
-            Seen(module=path, call=call, is_gradient=is_gradient, piece=pieces[0] if len(pieces) == 1 else None, values=values)
+            ModuleTensor(
+                module=path, call=call, is_gradient=is_gradient, piece=pieces[0] if len(pieces) == 1 else None, values=values
+            )
         )
 
 
-def _first_tensor(outputs: Any) -> torch.Tensor | None:
-    found: list[torch.Tensor] = []
-    mapped(outputs, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return next((tensor for tensor in found if tensor.is_floating_point()), None)
-
-
-def watched_rank(task: Task, at: int) -> Watched:
+def watched_rank(task: Task, at: int) -> WatchedRun:
     """Train on this rank and record step `at`."""
     mesh = device_mesh(task.shape, task.axis_names)
     names, module = rank_module(task, mesh)
-    batches = [share_of(task, converted(batch, task.dtype), mesh) for batch in task.batches]
-    watch = _Watch(names, module, _step(task, task.rank_step), at)
-    scale = float(task.num_data_ranks) if task.reduction == "sum" else 1.0
-    trace = train(task, rank_reader(task, names, module, mesh), batches, watch.step, scale)
-    return Watched(trace=trace, seen=tuple(watch.seen))
+    batches = [rank_batch(task, convert_batch(batch, task.dtype), mesh) for batch in task.batches]
+    watch = _Watch(names, module, task.rank_step or default_step(task), at)
+    trace = train(task, rank_reader(task, names, module, mesh), batches, watch.step, task.loss_scale)
+    return WatchedRun(trace=trace, seen=tuple(watch.seen))
 
 
-def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any]) -> Watched:
+def watched_device(task: Task, at: int, model: nn.Module, batches: list[Any]) -> WatchedRun:
     """Train on one device and record step `at`."""
-    watch = _Watch(Names(model), model, _step(task, task.step), at)
-    trace = train(task, Reader(Names(model), model), batches, watch.step, 1.0)
-    return Watched(trace=trace, seen=tuple(watch.seen))
-
-
-def _step(task: Task, own: TrainStep | None) -> TrainStep:
-    return own or (usual_step if task.reduction == "mean" else summing_step)
+    watch = _Watch(TensorNames(model), model, task.step or default_step(task), at)
+    trace = train(task, Reader(TensorNames(model), model), batches, watch.step, 1.0)
+    return WatchedRun(trace=trace, seen=tuple(watch.seen))

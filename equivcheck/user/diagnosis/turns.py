@@ -39,7 +39,7 @@ class Turns:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # an interrupt: the others end when it is their turn
+        except BaseException as error:  # such as Ctrl-C: each other function ends at its next turn
             self._error = error
             raise
         if self._error is not None:

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.oracle.verdict.description import shortened
-from equivcheck.user.batches import converted, mapped, share_of
-from equivcheck.user.loop import build_optimizer, summing_step, usual_step
+from equivcheck.user.batches import convert_batch, map_tensors, rank_batch
+from equivcheck.user.loop import build_optimizer, default_step
 from equivcheck.user.ranks import rank_module
 from equivcheck.user.task import Task
 from equivcheck.worlds.failure import RanksFailed
@@ -62,11 +62,11 @@ def _typed_step(task: Task, spmd: Any) -> bool:
         return False
     for parameter in typed:
         _give_gradient_types(parameter, spmd)
-    batch = share_of(task, converted(task.batches[0], task.dtype), mesh)
+    batch = rank_batch(task, convert_batch(task.batches[0], task.dtype), mesh)
     if task.shard is None:
         types = _types_of_rows(task, mesh, typed, spmd)
-        batch = mapped(batch, lambda tensor: spmd.assert_type(tensor.clone(), types))  # types stay on tensors
-    take_step = task.rank_step or (usual_step if task.reduction == "mean" else summing_step)
+        batch = map_tensors(batch, lambda tensor: spmd.assert_type(tensor.clone(), types))  # a type stays on its tensor
+    take_step = task.rank_step or default_step(task)
     with spmd.set_current_mesh(mesh), typecheck("strict" if task.shard is None else "permissive", local=True):
         take_step(module, batch, build_optimizer(task, module), task.loss)
     return True

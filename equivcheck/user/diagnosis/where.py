@@ -12,12 +12,12 @@ from equivcheck.diagnosis.words import numbered
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import converted, moved, number_at
+from equivcheck.user.batches import convert_batch, part_number_at, perturb_batch
 from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.modules import Seen, Watched, watched_device, watched_rank
-from equivcheck.user.randomness.generators import seeded
-from equivcheck.user.ranks import build
-from equivcheck.user.reference import moved_model
+from equivcheck.user.diagnosis.modules import ModuleTensor, WatchedRun, watched_device, watched_rank
+from equivcheck.user.randomness import seeded
+from equivcheck.user.ranks import build_model
+from equivcheck.user.reference import perturbed_model
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
@@ -40,9 +40,8 @@ def where_of(diverged: DivergedTraining) -> str:
     if diverged.first.phase not in (Phase.LOSS, Phase.GRADIENT):
         return ""
     try:
-        found: Sequence[Watched] = (
-            ranks("sim", diverged.task.num_ranks).run(watched_rank, diverged.task, diverged.first.step).values
-        )
+        members = ranks("sim", diverged.task.num_ranks)
+        found: Sequence[WatchedRun] = members.run(watched_rank, diverged.task, diverged.first.step).values
     except RanksFailed as error:
         culprit = error.failure.culprit
         return COMPILED if culprit is not None and REFUSAL in culprit.error else ""
@@ -52,41 +51,42 @@ def where_of(diverged: DivergedTraining) -> str:
         return ""
     with one_thread():
         expected, tolerances = _expected(diverged)
-    return _told(diverged, expected, tolerances, found)
+    return _first_wrong_module(diverged, expected, tolerances, found)
 
 
-def _expected(diverged: DivergedTraining) -> tuple[Watched, dict[Key, float]]:
+def _expected(diverged: DivergedTraining) -> tuple[WatchedRun, dict[Key, float]]:
     """The single-device tensors with their tolerances, from perturbed copies."""
     task, at = diverged.task, diverged.first.step
     with seeded(task.seed):
-        own = watched_device(task, at, build(task), [converted(batch, task.dtype) for batch in task.batches])
+        own = watched_device(task, at, build_model(task), [convert_batch(batch, task.dtype) for batch in task.batches])
         spread = dict[Key, float]()
         for number in range(NUM_COPIES):
             generator = np.random.default_rng((task.seed, number))
-            model = moved_model(task, diverged.eps, generator)
-            batches = [moved(converted(batch, task.dtype), diverged.eps, generator) for batch in task.batches]
+            model = perturbed_model(task, diverged.eps, generator)
+            batches = [perturb_batch(convert_batch(batch, task.dtype), diverged.eps, generator) for batch in task.batches]
             copy = {_key(each): each.values for each in watched_device(task, at, model, batches).seen}
             for each in own.seen:
                 other = copy.get(_key(each), each.values)
                 spread[_key(each)] = max(spread.get(_key(each), 0.0), float((other - each.values).norm()))
     sizes = {_key(each): float(each.values.norm()) for each in own.seen}
-    return own, {
-        key: FACTOR * max(spread[key], diverged.eps * size) + ABSOLUTE * diverged.eps * size for key, size in sizes.items()
-    }
+    eps = diverged.eps
+    return own, {key: FACTOR * max(spread[key], eps * size) + ABSOLUTE * eps * size for key, size in sizes.items()}
 
 
-def _key(seen: Seen) -> Key:
+def _key(seen: ModuleTensor) -> Key:
     return seen.module, seen.call, seen.is_gradient
 
 
-def _told(diverged: DivergedTraining, expected: Watched, tolerances: dict[Key, float], found: Sequence[Watched]) -> str:
+def _first_wrong_module(
+    diverged: DivergedTraining, expected: WatchedRun, tolerances: dict[Key, float], found: Sequence[WatchedRun]
+) -> str:
     calls = [Counter((each.module, each.is_gradient) for each in watched.seen) for watched in (expected, *found)]
     by_key = [{_key(each): each for each in watched.seen} for watched in found]
     num_compared = 0
     for each in sorted(expected.seen, key=lambda seen: seen.is_gradient):
-        what = (each.module, each.is_gradient)
-        if any(count[what] not in (0, calls[0][what]) for count in calls):
-            continue  # called again, as activation checkpointing does
+        name = (each.module, each.is_gradient)
+        if any(count[name] not in (0, calls[0][name]) for count in calls):
+            continue  # some ranks call it again, for example under activation checkpointing
         compared = {
             rank: _differs(diverged, rank, each, seen[_key(each)], tolerances[_key(each)])
             for rank, seen in enumerate(by_key)
@@ -95,17 +95,14 @@ def _told(diverged: DivergedTraining, expected: Watched, tolerances: dict[Key, f
         num_compared += any(differs is not None for differs in compared.values())
         wrong = [rank for rank, differs in compared.items() if differs]
         if wrong:
-            return _sentence(each, wrong, diverged.first.step)
+            what, way = ("output gradient", "backward") if each.is_gradient else ("output", "forward")
+            where = f"{each.module or 'the full model'} ({way}, {numbered(wrong)}), at step {diverged.first.step}"
+            return f"first module whose {what} differs: {where}"
     rest = "loss" if diverged.first.phase is Phase.LOSS else "parameter gradients"
     return NO_MODULE.format(step=diverged.first.step, rest=rest) if num_compared == len(expected.seen) else ""
 
 
-def _sentence(seen: Seen, wrong: list[int], step: int) -> str:
-    what, way = ("output gradient", "backward") if seen.is_gradient else ("output", "forward")
-    return f"first module whose {what} differs: {seen.module or 'the full model'} ({way}, {numbered(wrong)}), at step {step}"
-
-
-def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, tolerance: float) -> bool | None:
+def _differs(diverged: DivergedTraining, rank: int, expected: ModuleTensor, seen: ModuleTensor, tolerance: float) -> bool | None:
     """Whether a rank's tensor differs from its part in the expected one; None if the part is unknown.
 
     The user's loss may be a mean over a rank's own rows. Then output gradients are larger by the number of data ranks, so both
@@ -122,11 +119,11 @@ def _differs(diverged: DivergedTraining, rank: int, expected: Seen, seen: Seen, 
     return all(bool((values / scale - part.reshape(-1)).norm() > tolerance) for scale in scales)
 
 
-def _part_of(whole: torch.Tensor | None, seen: Seen) -> torch.Tensor | None:
+def _part_of(full: torch.Tensor | None, seen: ModuleTensor) -> torch.Tensor | None:
     """The rank's part in a full tensor, by DTensor placements; None if shapes do not fit."""
-    if whole is None or tuple(whole.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
+    if full is None or tuple(full.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
         return None
-    return whole if seen.piece is None else torch.from_numpy(part_of(whole.numpy(), seen.piece))
+    return full if seen.piece is None else torch.from_numpy(part_of(full.numpy(), seen.piece))
 
 
 def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.Tensor | None:
@@ -135,4 +132,4 @@ def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.T
     count = task.num_data_ranks
     if task.shard is not None or not whole.dim() or whole.shape[0] % count:
         return None
-    return whole.chunk(count)[number_at(task, diverged.coordinates[rank].indices)]
+    return whole.chunk(count)[part_number_at(task, diverged.coordinates[rank].indices)]

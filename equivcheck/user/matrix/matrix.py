@@ -63,7 +63,7 @@ class Matrix:
         if not isinstance(layouts, Mapping) or not layouts:
             raise _invalid(f"layouts {layouts!r:.100}", "it is empty or not a dict", "a dict of layouts by name")
         if "batches" in shared:
-            shared["batches"] = tuple(shared["batches"])  # a DataLoader gives others each time
+            shared["batches"] = tuple(shared["batches"])  # a shuffling DataLoader yields other batches each time
         self._shared = shared
         self._layouts = {name: _Layout(name, options, shared) for name, options in layouts.items()}
 

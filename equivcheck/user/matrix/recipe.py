@@ -55,7 +55,7 @@ def _found_first(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the recipe has removed it
+        with contextlib.suppress(ValueError):  # if the recipe removed it
             sys.path.remove(str(folder))
 
 

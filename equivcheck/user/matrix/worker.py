@@ -55,7 +55,7 @@ def main(fd: int) -> None:
     """Serve the supervisor at the other end of `fd` until it ends."""
     link = Link(fd)
     order: Order = link.task
-    sys.path.insert(0, str(order.recipe.resolve().parent))  # for what layouts import once they run
+    sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run
     try:
         found = matrix_of(order.recipe)
     except UsageError as error:

@@ -16,7 +16,7 @@ def when_backward_ends(action: Callable[[], None]) -> None:
 
 def in_backward() -> bool:
     """Whether this thread now runs a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1  # -1 outside of backward
 
 
 def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind the mode
@@ -31,6 +31,7 @@ def run_backward(  # noqa: PLR0913, PLR0917 - those of `Tensor.backward`, behind
     gradients = (torch.ones_like(tensor) if gradient is None else gradient,)
     leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
     keeps = create_graph if retain_graph is None else retain_graph
+    # A mode is off inside its own handler. `Tensor.backward` under the mode would recurse, so the engine is called directly.
     with mode:
         Variable._execution_engine.run_backward(
             (tensor,), gradients, keeps, create_graph, leaves, allow_unreachable=True, accumulate_grad=True

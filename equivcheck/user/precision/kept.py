@@ -29,12 +29,12 @@ def require_kept(task: Task) -> None:
 
 
 @contextlib.contextmanager
-def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def widened_float32(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Widen float32 while the task trains, if it has `keep_dtype`. The optimizer's own state keeps its types."""
     if not task.keep_dtype or task.dtype is None:
         yield
         return
-    with KeptType(task.dtype) as kept:
+    with WidenFloat32(task.dtype) as kept:
         hooks = [
             optimizer.register_step_pre_hook(lambda *_: kept.pause(paused=True)),
             optimizer.register_step_post_hook(lambda *_: kept.pause(paused=False)),
@@ -46,7 +46,7 @@ def kept_type(task: Task, optimizer: torch.optim.Optimizer) -> Iterator[None]:
                 hook.remove()
 
 
-class KeptType(TorchFunctionMode):
+class WidenFloat32(TorchFunctionMode):
     """Function mode: torch functions called with float32 or complex64 get the wider type instead."""
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ the optimizer updates them there.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +17,10 @@ from torch import nn
 from equivcheck.layouts.base.rounding import Rounding
 from equivcheck.oracle.reference.perturbed_rounding import Jitter
 from equivcheck.oracle.reference.reduction import Averaging
-from equivcheck.user.batches import mapped
+from equivcheck.user.batches import map_tensors, tensors_of
 from equivcheck.user.precision.autograd_private import when_backward_ends
-from equivcheck.user.precision.parts import Total, combined, joined, num_rows, part
 from equivcheck.user.precision.policy import torch_type
-from equivcheck.user.randomness.masks import cut_masks
+from equivcheck.user.randomness import set_row_shard
 from equivcheck.user.task import Loss
 
 Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -43,14 +42,15 @@ class RoundedModel(nn.Module):
         )
         self._copies = [copy.deepcopy(module) for _ in range(rounding.num_parts)]
         for number, each in enumerate(self._copies):
-            cut_masks(each, number, rounding.num_parts)
+            set_row_shard(each, number, rounding.num_parts)
         self._cast = [dict(_cast(each, rounding).named_parameters()) for each in self._copies]
-        for (_, whole), (_, first) in zip(module.named_modules(), self._copies[0].named_modules(), strict=True):
-            first._buffers = whole._buffers
+        # Buffers are read from the original model, so its first copy updates them in place.
+        for original, first in zip(module.modules(), self._copies[0].modules(), strict=True):
+            first._buffers = original._buffers
         for leaf in (leaf for cast in self._cast for leaf in cast.values() if leaf.requires_grad):
             leaf.register_post_accumulate_grad_hook(self._begin_reduction)  # type: ignore[no-untyped-call]
         for unit in (unit for each in self._copies for name, unit in each.named_modules() if name in casting):
-            unit.register_forward_pre_hook(lambda _unit, *given: mapped(given, self._as_computed), with_kwargs=True)
+            unit.register_forward_pre_hook(lambda _unit, *given: map_tensors(given, self._as_computed), with_kwargs=True)
         self._loaded: dict[str, torch.Tensor] = {}
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
@@ -70,9 +70,9 @@ class RoundedModel(nn.Module):
         count, rows = self.rounding.num_parts, num_rows((arguments, keywords))
         outputs = []
         for number, each in enumerate(self._copies):
-            own, named = mapped(part((arguments, keywords), number, count, rows), self._as_computed)
-            outputs.append(combined([each(*own, **named)], self._as_returned))
-        self._latest = combined([joined(outputs)], self._watched), outputs
+            own, named = map_tensors(part((arguments, keywords), number, count, rows), self._as_computed)
+            outputs.append(combine_tensors([each(*own, **named)], self._as_returned))
+        self._latest = combine_tensors([join_parts(outputs)], self._watched), outputs
         return self._latest[0]
 
     def loss_by_parts(self, loss: Loss, reduction: str) -> Loss:
@@ -155,3 +155,73 @@ def _cast(module: nn.Module, rounding: Rounding) -> nn.Module:
                 if parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch_type(rounding.compute))
     return module
+
+
+def part(value: Any, number: int, count: int, rows: int | None = None) -> Any:
+    """Return one of `count` equal parts for every tensor with `rows` rows.
+
+    If `rows` is None, every tensor with divisible rows is split. The parts are copies.
+    """
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        fits = tensor.dim() > 0 and tensor.shape[0] % count == 0 and rows in (None, tensor.shape[0])
+        return tensor.chunk(count)[number].clone() if fits and count > 1 else tensor
+
+    return map_tensors(value, cut)
+
+
+def num_rows(value: Any) -> int | None:
+    """Number of rows in the first tensor; None if no tensor has rows."""
+    return next((tensor.shape[0] for tensor in tensors_of(value) if tensor.dim()), None)
+
+
+def join_parts(values: Sequence[Any]) -> Any:
+    """Join outputs structure by structure. Scalars are averaged; other values come from the first part."""
+    return combine_tensors(values, _Joined.apply)
+
+
+def combine_tensors(values: Sequence[Any], combine: Callable[..., torch.Tensor]) -> Any:
+    """Apply `combine` to the tensors at each position and return them in the common structure."""
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        return combine(*values)
+    if isinstance(first, dict):
+        whole = copy.copy(first)
+        for key in first:
+            whole[key] = combine_tensors([value[key] for value in values], combine)
+        return whole
+    if isinstance(first, (tuple, list)):
+        members = [combine_tensors(group, combine) for group in zip(*values, strict=True)]
+        return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
+    return first
+
+
+class _Joined(torch.autograd.Function):
+    """Concatenates rows, or averages scalars. In backward each part gets its gradient times the number of parts."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.count = len(parts)
+        if parts[0].dim():
+            return torch.cat(parts)
+        return torch.stack(parts).mean() if parts[0].is_floating_point() else parts[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        return (gradient * ctx.count).chunk(ctx.count) if gradient.dim() else (gradient,) * ctx.count
+
+
+class Total(torch.autograd.Function):
+    """Mean or sum of the parts' losses in float64. In backward each part gets the gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, share: float, factor: float, *losses: torch.Tensor) -> torch.Tensor:
+        """Return the sum times `share`."""
+        ctx.factor, ctx.kinds = factor, [loss.dtype for loss in losses]
+        return torch.stack([loss.double() for loss in losses]).sum() * share
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradient times `factor` in the type of each loss."""
+        return None, None, *((gradients[0] * ctx.factor).to(kind) for kind in ctx.kinds)

@@ -43,7 +43,7 @@ def rounding_of(task: Task) -> Rounding:
     """Return the ranks' rounding points, and the number of parts they split rows into."""
     *outer, inner = [size for name, size in task.mesh if name in task.data_axes] or [1]
     if task.shard is not None:
-        outer, inner = [], 1  # nobody but the user knows what the part of a rank is
+        outer, inner = [], 1  # only the user's `shard` knows a rank's part
     parts: dict[str, Any] = {"replicas": math.prod(outer), "shards": inner}
     policy = task.precision
     if isinstance(policy, MixedPrecision):
@@ -72,7 +72,7 @@ def torch_type(kind: ElementType | LowPrecision) -> torch.dtype:
     return dtype
 
 
-def in_words(task: Task) -> str:
+def precision_text(task: Task) -> str:
     """Describe the types in a task with a precision: ``float32, autocast to bfloat16``."""
     kept = "its own types" if task.dtype is None else str(task.dtype).removeprefix("torch.")
     policy = task.precision

@@ -16,15 +16,15 @@ from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.perturbed_rounding import Jitter, PerturbedRounding, Shuffled
 from equivcheck.oracle.reference.reference import NUM_ROUNDED, NUM_ROUNDED_CONFIRMATIONS, Reference
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import factors
+from equivcheck.user.batches import perturbation_factors
 from equivcheck.user.precision.model import Drift, RoundedModel
 from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
-from equivcheck.user.reference import SingleDeviceRun, coarsest, far_moment, measured, moved_material, trace_of
+from equivcheck.user.reference import SingleDeviceRun, coarsest, eps_of, far_moment, perturbed_start, reference_from, trace_of
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Trace
 
-FLOAT32_EPS = float(torch.finfo(torch.float32).eps)
+FLOAT32_EPS = eps_of(torch.float32)
 
 _OTHER_DIVISIONS = (Division.BEFORE, Division.SCALED, Division.AROUND)
 """Other points at which ranks may divide a gradient sum."""
@@ -48,9 +48,9 @@ class RoundedRun(SingleDeviceRun):
         self._limit = float(np.sqrt(self.eps))
         self._begins_alike = False
         if sums_in_parts(task) or self._model.divides_inexactly:
-            self.eps /= 2  # what a cast is off by at most
+            self.eps /= 2  # the largest relative error of a cast
         else:
-            self.eps = max(eps for eps in map(_eps, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
+            self.eps = max(eps for eps in map(eps_of, (*self.element_types, torch.float64)) if eps <= FLOAT32_EPS)
             self._begins_alike = computes_in_few_digits(rounding_of(task))
 
     def train(
@@ -73,10 +73,7 @@ class RoundedRun(SingleDeviceRun):
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
         """Return the reference with noise from many copies with perturbed rounding, and from other divisions."""
         with one_thread():
-            others = [
-                self.train(seed=self.task.seed, division=division)
-                for division in (Division.BEFORE, Division.SCALED, Division.AROUND)
-            ]
+            others = [self.train(seed=self.task.seed, division=division) for division in _OTHER_DIVISIONS]
         return self._measured(NUM_ROUNDED_CONFIRMATIONS, self._shaken, *others)
 
     def parts(self) -> Trace | None:
@@ -99,12 +96,14 @@ class RoundedRun(SingleDeviceRun):
         generator = np.random.default_rng((self.task.seed, num_copies))
         with one_thread():
             copies = [self._copy(copy, jitter(generator, 1 + copy), generator) for copy in range(num_copies)]
-        return measured(self.trace, copies, self.eps, self._limit, *others)
+        return reference_from(self.trace, copies, self.eps, self._limit, *others)
 
     def _copy(self, copy: int, jitter: Jitter, generator: np.random.Generator) -> UserTrace:
-        task, eps = self.task, min(FLOAT32_EPS, _eps(self._kept))
-        given = {} if self._begins_alike else moved_material(task, copy, self.eps)
-        return self.train(seed=task.seed, jitter=jitter, drift=lambda tensor: tensor * factors(tensor, eps, generator), **given)
+        task, eps = self.task, min(FLOAT32_EPS, eps_of(self._kept))
+        given = {} if self._begins_alike else perturbed_start(task, copy, self.eps)
+        return self.train(
+            seed=task.seed, jitter=jitter, drift=lambda tensor: tensor * perturbation_factors(tensor, eps, generator), **given
+        )
 
     def _shaken(self, generator: np.random.Generator, copy: int) -> Jitter:
         rounding, kept = rounding_of(self.task), str(self._kept).removeprefix("torch.")
@@ -129,7 +128,3 @@ def exact_task(task: Task) -> Task:
 
 def _by_parts(task: Task, model: RoundedModel) -> Task:
     return replace(task, loss=model.loss_by_parts(task.loss, task.reduction))
-
-
-def _eps(kind: torch.dtype) -> float:
-    return float(torch.finfo(kind).eps)

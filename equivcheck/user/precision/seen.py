@@ -14,13 +14,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
-from equivcheck.user.batches import mapped
+from equivcheck.user.batches import map_tensors
 
 LOW = (torch.bfloat16, torch.float16)
 """Element types with fewer digits than float32."""
 
 
-class LowPrecisionSeen:
+class PrecisionObserver:
     """Records the precision seen while a module runs; None if it saw none."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class LowPrecisionSeen:
     @contextlib.contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
         """Watch the module's outputs and the autocast state."""
-        if getattr(module, "_compiled_call_impl", None) is not None:  # its hooks would be compiled with it
+        if getattr(module, "_compiled_call_impl", None) is not None:  # compiling includes its hooks
             yield
             return
         hook = module.register_forward_hook(lambda _module, _inputs, outputs: self._look(outputs))
@@ -42,7 +42,7 @@ class LowPrecisionSeen:
         if self.precision is None and torch.is_autocast_enabled("cpu"):
             self.precision = LowPrecision(_name(torch.get_autocast_dtype("cpu")))
         if self.precision is None:
-            mapped(outputs, self._note)
+            map_tensors(outputs, self._note)
 
     def _note(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype in LOW:

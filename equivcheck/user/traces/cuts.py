@@ -39,7 +39,7 @@ def _are_pairs(pairs: Any, axes: Sequence[str]) -> bool:
     return are_dims and set(named) <= set(axes) and len(set(named)) == len(named)
 
 
-class Parts:
+class ShardBoxes:
     """This rank's boxes in full parameters, split as by `torch.chunk` along outer axes first."""
 
     def __init__(self, cuts: Cuts, shapes: Mapping[str, tuple[int, ...]], mesh: DeviceMesh) -> None:

@@ -12,7 +12,7 @@ WRAPPED = ("module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_ori
 """Attribute names under which wrappers keep the wrapped module."""
 
 
-class Names:
+class TensorNames:
     """Maps tensors in a parallelized model to their names in the original model.
 
     A submodule is recognized by identity, so wrappers around it do not change the names inside. A new module is named by its path
@@ -21,7 +21,7 @@ class Names:
 
     def __init__(self, model: nn.Module) -> None:
         self._paths = {id(module): name for name, module in model.named_modules()}
-        self._alive = list(model.modules())  # or another module could come to have the id of one that is gone
+        self._alive = list(model.modules())  # keeps ids unique: a freed module's id could be reused
         first: dict[int, str] = {}
         tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         self._first = {name: first.setdefault(id(tensor), name) for name, tensor in tensors}

@@ -22,30 +22,30 @@ def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pla
 
 
 def _own_slot(slot: Slot, tensor: torch.Tensor | None, place: Callable[[Piece], Piece]) -> Slot:
-    if not isinstance(tensor, DTensor) or _lie_alike(slot.parameter, tensor):
+    if not isinstance(tensor, DTensor) or _has_same_placements(slot.parameter, tensor):
         return slot
     names = dict.fromkeys(piece.name for piece in slot.pieces)
     return Slot(parameter=tensor, pieces=tuple(place(piece) for name in names for piece in pieces_of(name, tensor)))
 
 
-def _lie_alike(parameter: torch.Tensor, tensor: DTensor) -> bool:
+def _has_same_placements(parameter: torch.Tensor, tensor: DTensor) -> bool:
     if not isinstance(parameter, DTensor):
         return False
     return parameter.placements == tensor.placements and parameter.device_mesh == tensor.device_mesh
 
 
-def summed(state: State) -> State:
+def reduce_partials(state: State) -> State:
     """Reduce partial DTensors in optimizer state.
 
     Every rank of the mesh must call this, even if it holds no elements, because the reduction is a collective.
     """
     return {
-        parameter: {key: placed_as(parameter, value) if _is_pending(value) else value for key, value in values.items()}
+        parameter: {key: placed_as(parameter, value) if _is_partial(value) else value for key, value in values.items()}
         for parameter, values in state.items()
     }
 
 
-def _is_pending(value: object) -> bool:
+def _is_partial(value: object) -> bool:
     return isinstance(value, DTensor) and any(isinstance(placement, Partial) for placement in value.placements)
 
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from equivcheck.layouts.base.local_tensors import localized_piece
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
 from equivcheck.training.read import State, canonical_name, pieces_of, snapshot, state_slots
-from equivcheck.user.conversion import as_real
-from equivcheck.user.traces.cuts import Parts
-from equivcheck.user.traces.names import Names
-from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, summed
+from equivcheck.user.batches import as_real
+from equivcheck.user.traces.cuts import ShardBoxes
+from equivcheck.user.traces.names import TensorNames
+from equivcheck.user.traces.placements import in_place_of_parameters, own_slots, reduce_partials
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
@@ -29,19 +29,19 @@ class Reader:
     """Reads parameters, gradients, optimizer state and buffers as pieces of full tensors.
 
     Plain tensors count as replicated. DTensors and FSDP1 parameters carry their positions. For other shards the user passes
-    `cuts` (here `parts`) or `full_tensors`. Because `full_tensors` gathers only parameters, gradients and state are put in their
+    `cuts` (here `boxes`) or `full_tensors`. Because `full_tensors` gathers only parameters, gradients and state are put in their
     place while it runs.
     """
 
     def __init__(
-        self, names: Names, module: nn.Module, full_tensors: FullTensors | None = None, parts: Parts | None = None
+        self, names: TensorNames, module: nn.Module, full_tensors: FullTensors | None = None, boxes: ShardBoxes | None = None
     ) -> None:
         self.names, self.module, self.full_tensors = names, module, full_tensors
-        self._place = _as_it_is if parts is None else parts.place
+        self._place = _unmoved if boxes is None else boxes.place
         self._is_flat = any(isinstance(unit, FullyShardedDataParallel) for unit in module.modules())
         self._known: dict[str, torch.Tensor] = {}
         self._slots: tuple[Slot, ...] = ()
-        self._told: set[str] = set()
+        self._gathered_names: set[str] = set()
         self.slots()
 
     def parameters(self) -> Snapshot:
@@ -60,7 +60,7 @@ class Reader:
         """
         state = _state_of(optimizer)
         if self.full_tensors is None:
-            found = state_slots(summed(state), self.slots())
+            found = state_slots(reduce_partials(state), self.slots())
             return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
         keys = sorted({key for values in state.values() for key in values})
         rows = [row for key in keys for row in self._state_rows(state, key)]
@@ -96,27 +96,27 @@ class Reader:
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
         with in_place_of_parameters(self.module, given):
             gathered = _require_tensors(self.full_tensors(self.module))
-        self._told = {canonical_name(name) for name, _ in gathered}
+        self._gathered_names = {canonical_name(name) for name, _ in gathered}
         some_absent = any(part is None for _, part in parts)
         return [(canonical_name(name), None if some_absent and bool(full.isnan().all()) else full) for name, full in gathered]
 
     def _state_rows(self, state: State, key: str) -> list[tuple[str, torch.Tensor | None]]:
         parameters = list(self.module.parameters())
         values = [state.get(parameter, {}).get(key) for parameter in parameters]
-        alike = [
+        fits = [
             isinstance(value, torch.Tensor) and value.shape == parameter.shape
             for value, parameter in zip(values, parameters, strict=True)
         ]
-        if any(alike):
-            fitting = [value if fits else None for value, fits in zip(values, alike, strict=True)]
+        if any(fits):
+            fitting = [value if is_fitting else None for value, is_fitting in zip(values, fits, strict=True)]
             gathered = self._gathered(list(zip(parameters, fitting, strict=True)))
             return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
         named = {parameter: name for name, parameter in self.names.parameters(self.module)}
         rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
-        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._told]
+        return [(f"{name}/{key}", torch.as_tensor(value)) for name, value in rows if name in self._gathered_names]
 
 
-def _as_it_is(piece: Piece) -> Piece:
+def _unmoved(piece: Piece) -> Piece:
     return piece
 
 
@@ -163,7 +163,7 @@ def _of_slots(
     slots: Sequence[Slot],
     tensors: Sequence[torch.Tensor | None],
     pieces: tuple[Piece, ...] | None = None,
-    place: Callable[[Piece], Piece] = _as_it_is,
+    place: Callable[[Piece], Piece] = _unmoved,
 ) -> Snapshot:
     """Read tensors at the slots' positions. `pieces` are cached because they repeat at every step."""
     own = own_slots(slots, tensors, place)

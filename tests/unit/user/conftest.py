@@ -1,4 +1,4 @@
-"""Nobody looks for the cause of a wrong training here, but in tests that ask for `with_causes`: it takes half of their time."""
+"""Skip the search for causes, which takes half the time, in tests without the fixture `with_causes`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 
 @pytest.fixture
 def with_causes() -> None:
-    """Verdicts name causes and modules, as they do for users."""
+    """Let verdicts name causes and modules."""
 
 
 @pytest.fixture
 def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts are as they are before a cause is looked for."""
-    monkeypatch.setattr("equivcheck.user.diagnosis.told.with_cause", lambda verdict, *_: verdict)
+    """Let verdicts skip the search for a cause."""
+    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: verdict)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A training that users might bring, of functions that processes can import."""
+"""A user's training made from importable functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build() -> nn.Module:
 
 
 def batches(rows: int = 4, steps: int = STEPS) -> list[Any]:
-    """Inputs and targets of each step."""
+    """Inputs and targets for each step."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(rows, 4, generator=generator), torch.randn(rows, 2, generator=generator)) for _ in range(steps)]
 
@@ -33,17 +33,17 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """With state."""
+    """Adam."""
     return torch.optim.Adam(parameters, lr=0.01)
 
 
 def in_ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Data parallelism as torch has it."""
+    """Apply DDP."""
     return DistributedDataParallel(model)
 
 
 def brought(**changes: Any) -> dict[str, Any]:
-    """Arguments of `check_training` that give EQUIVALENT, changed."""
+    """Arguments for an equivalent training, with changes."""
     usual = {
         "model": build,
         "parallelize": in_ddp,
@@ -56,7 +56,7 @@ def brought(**changes: Any) -> dict[str, Any]:
 
 
 def task_of(**changes: Any) -> Task:
-    """The same as a task of two data ranks."""
+    """Return the training as a task on two data ranks."""
     given = brought(mesh=(("dp", 2),), batches=tuple(batches())) | changes
     absent = dict.fromkeys(("scheduler", "step", "rank_step", "shard", "full_tensors", "cuts", "precision", "mask_shapes"))
     return Task(**(absent | USUAL | given))

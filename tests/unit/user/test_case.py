@@ -1,4 +1,4 @@
-"""A user's training as a case of the judge: what of it can be compared, and what is a second estimate of it."""
+"""Tensors that no rank can read are left out of the comparison."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ WRONG = Divergence(step=0, phase=Phase.GRADIENT, tensor="0.weight", difference=D
 
 @pytest.fixture
 def run() -> SingleDeviceRun:
-    """A training over two data ranks whose user reads tensors, on one device."""
+    """A single-device run over two data ranks with `full_tensors`."""
     return SingleDeviceRun(task_of(full_tensors=lambda module: dict(module.named_parameters())))
 
 
 def test_state_that_no_rank_hands_over_is_left_out(run: SingleDeviceRun) -> None:
-    """It is named, nothing of it is expected, and it is no reason to doubt that the parts of the ranks are the same training."""
+    """Unread state is named, not compared, and does not raise doubt."""
     read, unread = (UserCase(run, [trace]) for trace in (run.trace, replace(run.trace, state=NOTHING)))
 
     (expected,) = (moment for moment in unread.case().reference().moments if moment.phase is Phase.STATE)

@@ -1,4 +1,4 @@
-"""Complex buffers, as of rotary embeddings: converted with their imaginary parts, and compared."""
+"""Complex buffers, as in rotary embeddings, keep their imaginary parts and are compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 4
 
 
 class Rotary(nn.Module):
-    """Features turned in pairs by angles of a complex buffer."""
+    """Rotates pairs of features by a complex buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,20 +25,20 @@ class Rotary(nn.Module):
         self.register_buffer("turns", torch.polar(torch.ones(WIDTH // 2), torch.tensor([0.3, 0.7])))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Both layers, with a turn between them."""
+        """Two layers with a rotation between them."""
         pairs = torch.view_as_complex(self.first(inputs).unflatten(-1, (-1, 2)))
         return self.head(torch.view_as_real(pairs * self.turns).flatten(-2))
 
 
 def turned_back(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Every rank turns the opposite way."""
+    """Rotate in the opposite direction on every rank."""
     model.turns = model.turns.conj().resolve_conj()
     return in_ddp(model, mesh)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow), None])
 def test_ranks_that_turn_the_opposite_way_diverge(dtype: torch.dtype | None) -> None:
-    """An imaginary part that is wrong on all ranks shows in the first loss; honest ranks are equivalent."""
+    """A wrong imaginary part shows in the first loss."""
     check_training(**brought(model=Rotary, dtype=dtype)).assert_equivalent()
     verdict = check_training(**brought(model=Rotary, parallelize=turned_back, dtype=dtype))
     assert verdict.divergence is not None
@@ -46,7 +46,7 @@ def test_ranks_that_turn_the_opposite_way_diverge(dtype: torch.dtype | None) -> 
 
 
 def test_complex_buffers_are_compared() -> None:
-    """One that differs at the end in its imaginary part alone, and in nothing else that is compared, is a difference."""
+    """A buffer that differs only in its imaginary part is found."""
 
     def changed_at_the_end(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
         optimizer.zero_grad()
@@ -65,6 +65,6 @@ def test_complex_buffers_are_compared() -> None:
 
 
 def test_complex_parameters_are_refused_before_they_are_converted() -> None:
-    """Whatever `dtype` is, a complex parameter is named: a conversion to real numbers would lose its imaginary part."""
-    with pytest.raises(UsageError, match="weight is complex. Expected real parameters"):
+    """A conversion to real numbers would lose the imaginary part."""
+    with pytest.raises(UsageError, match=r"weight is complex\. Expected real parameters"):
         check_training(**brought(model=lambda: nn.Linear(4, 2, dtype=torch.complex64)))

@@ -1,4 +1,4 @@
-"""Plain shards of a user's parameters, read where `cuts` says that they lie."""
+"""Plain shards are read at the positions in `cuts`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HIDDEN = 5
 
 
 def build() -> nn.Module:
-    """A hidden width that two ranks share unevenly."""
+    """A model whose hidden width splits unevenly over two ranks."""
     return nn.Sequential(nn.Linear(4, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
 
 
@@ -42,7 +42,7 @@ class _Reduced(torch.autograd.Function):
 
 
 class Columns(nn.Module):
-    """The outputs of a linear that this rank computes."""
+    """This rank's outputs of a linear layer."""
 
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class Columns(nn.Module):
         self.bias = nn.Parameter(linear.bias.detach()[part].clone())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """This rank's part."""
+        """Compute this rank's outputs."""
         return nn.functional.linear(inputs, self.weight, self.bias)
 
 
 class Rows(nn.Module):
-    """A linear of which this rank takes a part of the inputs."""
+    """A linear layer over this rank's inputs."""
 
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -66,43 +66,43 @@ class Rows(nn.Module):
         self.group = mesh.get_group("tp")
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks."""
+        """Sum over ranks."""
         return _Reduced.apply(nn.functional.linear(inputs, self.weight), self.group) + self.bias
 
 
 def cut(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Columns, then rows, as in a perceptron of Megatron."""
+    """Column-wise, then row-wise, as in Megatron's perceptron."""
     model[0], model[2] = Columns(model[0], mesh), Rows(model[2], mesh)
 
 
 def cut_in_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Data parallelism around it."""
+    """Apply DDP around it."""
     cut(model, mesh)
     return DistributedDataParallel(model, process_group=mesh.get_group("dp"))
 
 
 def cut_in_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Parts in one flat parameter."""
+    """Apply FSDP1 around it, with one flat parameter."""
     cut(model, mesh)
     group = mesh.get_group("dp")
     return FullyShardedDataParallel(model, process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
 
 
 def cut_in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Parts that are cut again, along the dim that tensor parallelism has cut, too."""
+    """Apply FSDP2, which shards the tensor-parallel dim again."""
     cut(model, mesh)
     for module in (model[0], model):
         fully_shard(module, mesh=mesh["dp"])
 
 
 def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Three parts from all ranks."""
+    """Gather the three sharded parameters from all ranks."""
     found = {name: value.detach() for name, value in module.named_parameters()}
     return found | {name: everywhere(found[name], dim) for name, dim in (("0.weight", 0), ("0.bias", 0), ("2.weight", 1))}
 
 
 def everywhere(part: torch.Tensor, dim: int) -> torch.Tensor:
-    """Three of five are with the first rank, two with the second."""
+    """Concatenate three rows from the first rank and two from the second."""
     padded = torch.zeros(3, *part.movedim(dim, 0).shape[1:], dtype=part.dtype)
     padded[: part.shape[dim]] = part.movedim(dim, 0)
     parts = [torch.empty_like(padded) for _ in range(2)]
@@ -116,7 +116,7 @@ def everywhere(part: torch.Tensor, dim: int) -> torch.Tensor:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: dict[str, int]) -> None:
-    """Uneven ones, with their gradients and all of their state, and what data parallelism makes of them."""
+    """Uneven shards are compared with gradients and state, also under data parallelism."""
     verdict = check_training(**brought(model=build, parallelize=parallelize, mesh=mesh), cuts=CUTS)
     verdict.assert_equivalent()
     assert not verdict.unread
@@ -124,7 +124,7 @@ def test_shards_are_read_where_they_lie(parallelize: Callable[..., Any], mesh: d
 
 @pytest.mark.parametrize(("how", "num_calls"), [({"cuts": CUTS}, 0), ({"full_tensors": gathered}, 3 * 2 * STEPS + 3 * 2)])
 def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None:
-    """A function that gathers is called for parameters and gradients of each step, and for each kind of state."""
+    """Unlike `full_tensors`, `cuts` needs no collective."""
     given = brought(model=build, mesh=(("tp", 2),), data_axes=(), parallelize=cut, batches=tuple(batches())) | how
     task = task_of(**given)
     ran, _ = run_on(members_of(task, "sim"), task, 0, 60.0)
@@ -133,12 +133,12 @@ def test_reading_them_takes_no_call(how: dict[str, Any], num_calls: int) -> None
 
 
 def test_processes_read_them_alike() -> None:
-    """Cuts go to processes with the rest of a training."""
+    """`cuts` reaches ranks in other processes."""
     check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}, world="gloo"), cuts=CUTS).assert_equivalent()
 
 
 def test_a_wrong_gradient_of_a_shard_is_seen_where_it_is() -> None:
-    """By its index in the whole parameter."""
+    """The verdict has the index in the full parameter."""
 
     def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
         cut(model, mesh)
@@ -151,7 +151,7 @@ def test_a_wrong_gradient_of_a_shard_is_seen_where_it_is() -> None:
 
 
 def test_a_shard_of_unknown_place_names_what_says_it() -> None:
-    """Without `cuts`, parts are no equal shape."""
+    """Without `cuts`, the verdict recommends it."""
     verdict = check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}))
     assert verdict.outcome is Outcome.DIVERGED
     assert "cuts={name: ((dim, axis),)}" in verdict.describe()
@@ -173,12 +173,12 @@ def test_a_shard_of_unknown_place_names_what_says_it() -> None:
     ],
 )
 def test_cuts_that_do_not_fit_are_refused(cuts: Any, text: str) -> None:
-    """In one line that says what would."""
+    """One line names a valid value."""
     with pytest.raises(UsageError, match=text):
         check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}, batches=batches(steps=1)), cuts=cuts)
 
 
 def test_cuts_beside_a_function_that_gathers_are_refused() -> None:
-    """Two answers to one question."""
+    """Both arguments together contradict each other."""
     with pytest.raises(UsageError, match="cuts together with full_tensors"):
         check_training(**brought(model=build, parallelize=cut, mesh={"tp": 2}), cuts=CUTS, full_tensors=lambda _module: {})

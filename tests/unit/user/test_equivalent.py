@@ -1,4 +1,4 @@
-"""What `check_training` says of honest trainings, whatever they are spread by."""
+"""Correct trainings are EQUIVALENT under every kind of parallelism."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from unit.user.programs import adam, batches, brought, build, in_ddp
 
 
 def in_fsdp1(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Flat parameters behind the original ones."""
+    """Apply FSDP1 with original parameters."""
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
 def in_flat_fsdp1(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Flat parameters, by layers."""
+    """Apply FSDP1 with flat parameters, by layers."""
     for index in (0, 3):
         model[index] = FullyShardedDataParallel(model[index], device_id=torch.device("cpu"))
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 
 
 def in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """In place, by layers."""
+    """Apply FSDP2 in place, by layers."""
     for layer in (model[0], model[3], model):
         fully_shard(layer, mesh=mesh)
 
 
 def in_ddp_over_tp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Two axes."""
+    """Apply DDP over tensor parallelism."""
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())})
     return DistributedDataParallel(model, device_mesh=mesh["dp"])
 
 
 def in_tp(model: nn.Module, mesh: DeviceMesh) -> None:
-    """No axis of data: every rank takes the whole batch."""
+    """Apply tensor parallelism without a data axis."""
     parallelize_module(model, mesh, {"0": RowwiseParallel(input_layouts=torch.distributed.tensor.Replicate())})
 
 
@@ -64,7 +64,7 @@ def in_tp(model: nn.Module, mesh: DeviceMesh) -> None:
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_torch_offers_is_equivalent(parallelize: Callable[..., Any], mesh: dict[str, int]) -> None:
-    """Every parallelism of torch is read back whole, with its state, and agrees."""
+    """Every torch parallelism is read with its state, and agrees."""
     verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
     assert verdict.precision == "float64"
@@ -72,7 +72,7 @@ def test_what_torch_offers_is_equivalent(parallelize: Callable[..., Any], mesh: 
 
 
 class Halved(nn.Module):
-    """A linear of which each rank has the half of the rows: a shard that is no DTensor."""
+    """A linear layer with half the rows on each rank, as a plain shard."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Halved(nn.Module):
         self.bias = nn.Parameter(linear.bias.detach().chunk(2)[rank].clone())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What both ranks compute of it, side by side."""
+        """Concatenate both ranks' outputs."""
         return _Gathered.apply(nn.functional.linear(inputs, self.weight, self.bias))
 
 
@@ -97,19 +97,19 @@ class _Gathered(torch.autograd.Function):
 
 
 def halve_first(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split the first layer, whose input needs no gradient, by hand."""
+    """Split the first layer explicitly; its input needs no gradient."""
     model[0] = Halved(model[0], mesh.get_rank())
 
 
 def gathered(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor whole, by the model's own names."""
+    """Return full tensors under the model's names."""
     halves = {f"0.{name}": all_gather_tensor(part.detach(), 0, dist.group.WORLD) for name, part in module[0].named_parameters()}
     rest = {f"{index}.{name}": part for index in (2, 3) for name, part in module[index].named_parameters()}
     return halves | rest
 
 
 def test_shards_of_hand_are_read_by_a_function() -> None:
-    """With `full_tensors`, parameters, gradients and state are compared whole; without, shards are no equal shape."""
+    """`full_tensors` gathers parameters, gradients and state. Without it, shapes differ."""
     arguments = brought(parallelize=halve_first, mesh={"tp": 2})
     verdict = check_training(**arguments, full_tensors=gathered)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
@@ -120,24 +120,24 @@ def test_shards_of_hand_are_read_by_a_function() -> None:
 
 
 class Renamed(nn.Module):
-    """The same halves by names that the model does not have."""
+    """A `Halved` layer with new names."""
 
     def __init__(self, linear: nn.Linear, rank: int) -> None:
         super().__init__()
         self.w1, self.b1 = Halved(linear, rank).parameters()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What both ranks compute of it, side by side."""
+        """Concatenate both ranks' outputs."""
         return _Gathered.apply(nn.functional.linear(inputs, self.w1, self.b1))
 
 
 def renamed_first(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split the first layer, and name its halves otherwise."""
+    """Split the first layer and rename its halves."""
     model[0] = Renamed(model[0], mesh.get_rank())
 
 
 def gathered_by_old_names(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor whole, by the model's own names."""
+    """Return full tensors under the model's names."""
     halves = {
         f"0.{name}": all_gather_tensor(part.detach(), 0, dist.group.WORLD)
         for name, part in zip(("weight", "bias"), module[0].parameters(), strict=True)
@@ -146,7 +146,7 @@ def gathered_by_old_names(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_scalar_state_of_renamed_shards_is_left_out() -> None:
-    """Whose step it is, nobody can tell: the verdict says once that it was not compared; state as large as its shard is."""
+    """Scalar state has no known parameter, so the verdict lists it as not compared."""
     arguments = brought(parallelize=renamed_first, mesh={"tp": 2}, full_tensors=gathered_by_old_names)
     verdict = check_training(**arguments)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
@@ -169,7 +169,7 @@ def test_scalar_state_of_renamed_shards_is_left_out() -> None:
 
 
 def test_a_wrong_shard_of_hand_is_seen() -> None:
-    """What is gathered is compared: a rank that scales its gradients shows."""
+    """A rank that scales its gradients is found."""
 
     def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
         halve_first(model, mesh)
@@ -182,7 +182,7 @@ def test_a_wrong_shard_of_hand_is_seen() -> None:
 
 
 def test_closures_and_lambdas_run() -> None:
-    """Everything may be defined where it is used."""
+    """Functions may be defined locally."""
     width = 5
     verdict = check_training(
         model=lambda: nn.Linear(4, width),
@@ -196,7 +196,7 @@ def test_closures_and_lambdas_run() -> None:
 
 
 def test_steps_of_their_own_may_clip_and_accumulate() -> None:
-    """A step function gets what it is given, cut for the rank; gradients are those that the optimizer finds."""
+    """A user's step gets the rank's batch. Gradients are read when the optimizer steps."""
 
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
         optimizer.zero_grad()
@@ -211,7 +211,7 @@ def test_steps_of_their_own_may_clip_and_accumulate() -> None:
 
 
 def test_microbatches_schedules_and_sums() -> None:
-    """Lists are accumulated over, schedules step, and a sum of rows is made one of all ranks' rows."""
+    """Microbatches are accumulated, schedules step, and sums cover all ranks' rows."""
     steps = [[batch, batches(2)[0]] for batch in batches()]
     verdict = check_training(
         **brought(
@@ -225,7 +225,7 @@ def test_microbatches_schedules_and_sums() -> None:
 
 
 def test_rows_are_cut_as_users_say() -> None:
-    """Axes of any name may cut rows, and so may a function."""
+    """Axes with any name, or a function, may split rows."""
     check_training(**brought(mesh={"workers": 2}, data_axes=("workers",))).assert_equivalent()
 
     def alternate(batch: Any, mesh: DeviceMesh) -> Any:
@@ -236,7 +236,7 @@ def test_rows_are_cut_as_users_say() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_precision_is_what_is_asked_for(dtype: torch.dtype) -> None:
-    """Without conversion the model's own type decides how far rounding may go."""
+    """With `dtype=None` the model's own type sets the tolerances."""
     verdict = check_training(
         **brought(
             model=lambda: nn.Linear(4, 2, dtype=dtype),
@@ -251,7 +251,7 @@ def test_precision_is_what_is_asked_for(dtype: torch.dtype) -> None:
 
 
 def test_lower_precision_within_is_noticed() -> None:
-    """A model that computes in float32 inside is held to float32."""
+    """A model that computes in float32 inside has float32's tolerances."""
 
     class Within(nn.Module):
         def __init__(self) -> None:
@@ -265,7 +265,7 @@ def test_lower_precision_within_is_noticed() -> None:
 
 
 def test_optimizers_that_share_state_are_read() -> None:
-    """Under `ZeroRedundancyOptimizer` a rank has the state of what it updates."""
+    """Under `ZeroRedundancyOptimizer` a rank has state only for its own parameters."""
     verdict = check_training(
         **brought(optimizer=lambda parameters: _shared(parameters) if dist.is_initialized() else adam(parameters))
     )
@@ -277,13 +277,13 @@ def _shared(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def test_processes_run_what_they_can_import() -> None:
-    """In gloo the same functions give the same outcome."""
+    """Ranks in gloo give the same outcome."""
     verdict = check_training(**brought(), world="gloo")
     assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo")
 
 
 def test_processes_run_closures_and_local_classes() -> None:
-    """What is defined where it is used is copied to gloo's ranks: lambdas, modules, functions of autograd."""
+    """Lambdas, local modules and autograd functions are copied to gloo's ranks."""
     width = 5
 
     class Doubled(torch.autograd.Function):
@@ -315,7 +315,7 @@ def test_processes_run_closures_and_local_classes() -> None:
 
 
 def test_batches_may_come_from_a_data_loader() -> None:
-    """Its lists are pairs, by themselves and as microbatches."""
+    """A DataLoader's lists are pairs, directly and as microbatches."""
     rows = [torch.cat(parts) for parts in zip(*batches(), strict=True)]
     loader = DataLoader(TensorDataset(*rows), batch_size=4)
     plain = check_training(**brought())
@@ -325,7 +325,7 @@ def test_batches_may_come_from_a_data_loader() -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_module_stands_for_a_function_that_copies_it(world: str) -> None:
-    """One device and every rank train a copy; the module itself stays as it was."""
+    """One device and every rank train a copy, and the module stays unchanged."""
     model = build()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     check_training(**brought(model=model), world=world).assert_equivalent()
@@ -334,12 +334,12 @@ def test_a_module_stands_for_a_function_that_copies_it(world: str) -> None:
 
 
 def lbfgs(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Evaluates loss and gradients by itself, and keeps lists and numbers as state."""
+    """An optimizer that calls a closure, with lists and numbers as state."""
     return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
 
 
 def test_lbfgs_evaluates_by_a_closure() -> None:
-    """It gets one, and its state is compared: ranks must give it the mean loss over ranks, as it decides by that."""
+    """Ranks must give the closure the mean loss, because LBFGS decides by it."""
 
     def with_mean_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> float:
         def evaluate() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What `check_training` says of trainings of which agreement proves less than it seems."""
+"""Trainings whose agreement proves less than it seems."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from unit.user.programs import STEPS, batches, brought
 
 
 def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    """Nothing synchronises the ranks."""
+    """Leave ranks unsynchronized."""
 
 
 def first_row_everywhere(batch: Any) -> Any:
-    """The same row, as often as there are rows."""
+    """Repeat the first row."""
     return tuple(part[:1].expand_as(part).clone() for part in batch)
 
 
 def twice_the_same(batch: Any) -> Any:
-    """Two ranks with the same rows."""
+    """Give both ranks the same rows."""
     return tuple(torch.cat([part[:2], part[:2]]) for part in batch)
 
 
 @pytest.mark.parametrize("change", [first_row_everywhere, twice_the_same])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_ranks_with_the_same_rows_prove_nothing_of_reductions(change: Callable[[Any], Any], parts: int) -> None:
-    """Ranks that never synchronise agree where all have the same rows: that is no pass, and the text says why."""
+    """Unsynchronized ranks agree if all have the same rows, so this is no pass."""
     given = [[change(batch)] * parts for batch in batches()]
     verdict = check_training(**brought(parallelize=untouched, batches=given))
     assert verdict.outcome is Outcome.INCONCLUSIVE, verdict.describe()
@@ -43,7 +43,7 @@ def test_ranks_with_the_same_rows_prove_nothing_of_reductions(change: Callable[[
 
 
 def test_one_batch_of_several_with_other_rows_is_enough() -> None:
-    """Where any step can show a missing reduction, nothing is said of the others; other axes are meant to share rows."""
+    """One step with different rows can show a missing reduction."""
     given = [*map(first_row_everywhere, batches()), batches()[0]]
     check_training(**brought(batches=given)).assert_equivalent()
     assert check_training(**brought(parallelize=untouched, batches=given)).outcome is Outcome.DIVERGED
@@ -52,7 +52,7 @@ def test_one_batch_of_several_with_other_rows_is_enough() -> None:
 
 
 def test_what_differs_is_found_though_rows_are_the_same() -> None:
-    """A difference is a finding whatever agreement would prove."""
+    """A difference is a finding in any case."""
 
     def doubled(model: nn.Module, _mesh: DeviceMesh) -> None:
         for parameter in model.parameters():
@@ -63,7 +63,7 @@ def test_what_differs_is_found_though_rows_are_the_same() -> None:
 
 
 def test_a_training_that_changes_no_parameter_is_no_pass() -> None:
-    """At a rate of zero a wrong update leaves what a right one does."""
+    """With learning rate zero a wrong update cannot show."""
     verdict = check_training(**brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "no step changes a parameter" in verdict.reason
@@ -72,7 +72,7 @@ def test_a_training_that_changes_no_parameter_is_no_pass() -> None:
 
 
 def test_one_rank_is_noted() -> None:
-    """On a mesh of one rank nothing is spread: the pass stays, with a note."""
+    """On one rank the training passes with a note."""
     verdict = check_training(**brought(mesh={"dp": 1}))
     assert verdict.outcome is Outcome.EQUIVALENT
     assert "note:  the mesh has one rank" in verdict.describe()
@@ -80,12 +80,12 @@ def test_one_rank_is_noted() -> None:
 
 
 def test_one_step_is_noted() -> None:
-    """What a step leaves wrong for the next does not show where there is none: the pass stays, with a note."""
+    """A single step passes with a note."""
     assert "note:  only one step" in check_training(**brought(batches=batches(steps=1))).describe()
 
 
 def after_the_last_step(before: float, after: float, on: int | None = None) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """A schedule that once all steps are done leaves another rate on one device than on a rank, or all."""
+    """A schedule that differs on a rank only after the last step."""
 
     def rate(step: int) -> float:
         is_other = dist.is_initialized() and on in (None, dist.get_rank())
@@ -96,7 +96,7 @@ def after_the_last_step(before: float, after: float, on: int | None = None) -> C
 
 @pytest.mark.parametrize("on", [None, 1])
 def test_a_rate_that_no_step_has_read_yet_is_compared(on: int | None) -> None:
-    """Settings of the optimizer at the end, on every rank: a schedule that is forgotten at the last step shows."""
+    """A schedule forgotten at the last step shows in the final settings."""
     verdict = check_training(**brought(scheduler=after_the_last_step(1.0, 0.5, on)))
     found = verdict.divergence
     assert found is not None, verdict.describe()
@@ -106,7 +106,7 @@ def test_a_rate_that_no_step_has_read_yet_is_compared(on: int | None) -> None:
 
 @pytest.mark.parametrize("name", ["weight_decay", "betas"])
 def test_every_number_of_every_group_is_compared(name: str) -> None:
-    """Whatever groups there are, a parameter is held to the settings of its own."""
+    """Each parameter is compared with its own group."""
 
     def grouped(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Adam([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.01)

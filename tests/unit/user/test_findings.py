@@ -1,4 +1,4 @@
-"""What `check_training` says of trainings that are wrong, hang, fail, or prove nothing."""
+"""Trainings that are wrong, hang, fail, or prove nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unit.user.programs import batches, brought, build, in_ddp
 
 
 def reduced(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Data parallelism by hooks, whose averages are changed."""
+    """Data parallelism by hooks, with changed averages."""
 
     def average(gradient: torch.Tensor) -> torch.Tensor:
         total = gradient.clone()
@@ -30,7 +30,7 @@ def reduced(model: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def on_last(value: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:
-    """Something else on the last rank."""
+    """Apply a function on the last rank."""
     return changed if dist.get_rank() == dist.get_world_size() - 1 else value
 
 
@@ -48,7 +48,7 @@ def on_last(value: torch.Tensor, changed: torch.Tensor) -> torch.Tensor:
     ids=["not_reduced", "summed", "slightly_off", "replicas_differ", "nan", "frozen", "extra"],
 )
 def test_what_is_wrong_is_found(parallelize: Any, phase: Phase | None, difference: Difference | None) -> None:
-    """The first divergence names phase and kind; nothing is too small in float64."""
+    """The first divergence has phase and kind. In float64 no error is too small."""
     verdict = check_training(**brought(parallelize=parallelize))
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_found(parallelize: Any, phase: Phase | None, differenc
 
 
 def test_other_element_types_and_tensors_too_many_are_differences() -> None:
-    """A parameter in another type, or one that nobody else has, is seen though its values agree."""
+    """Another type, or an extra parameter, is found even if values agree."""
 
     def extended(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         model.register_parameter("scale", nn.Parameter(torch.ones(1)))
@@ -71,7 +71,7 @@ def test_other_element_types_and_tensors_too_many_are_differences() -> None:
 
 
 def test_state_and_buffers_are_compared_at_the_end() -> None:
-    """State that a rank loses, and buffers that it changes, show though parameters agree."""
+    """Lost state and changed buffers are found even if parameters agree."""
 
     class Counted(nn.Module):
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ def test_state_and_buffers_are_compared_at_the_end() -> None:
 
 
 def test_a_hang_and_a_crash_are_verdicts() -> None:
-    """Ranks that wait in vain or raise are reported with where they were; the next check runs."""
+    """The verdict says where ranks wait or raise, and the next check runs."""
 
     def hanging(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         if mesh.get_rank() == 0:
@@ -129,7 +129,7 @@ def test_a_hang_and_a_crash_are_verdicts() -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_a_rank_that_runs_for_ever_is_shown_where_it_runs(world: str) -> None:
-    """Of a training that hangs as a rank computes for ever, the text has the end of that rank's stack."""
+    """The text ends with the stack of the running rank."""
 
     def computing_for_ever(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         is_last = mesh.get_rank() == 1
@@ -144,7 +144,7 @@ def test_a_rank_that_runs_for_ever_is_shown_where_it_runs(world: str) -> None:
 
 
 def test_tensors_that_are_not_named_are_counted() -> None:
-    """Of more tensors than are named the text has the number."""
+    """The text counts unnamed tensors."""
     layers = 30
     verdict = check_training(
         **brought(
@@ -160,7 +160,7 @@ def test_tensors_that_are_not_named_are_counted() -> None:
 
 
 def test_no_gradient_is_no_pass() -> None:
-    """Where every gradient is zero nothing is established, and `assert_equivalent` says so."""
+    """If every gradient is zero, `assert_equivalent` raises."""
     verdict = check_training(**brought(loss=lambda outputs, targets: (outputs * 0.0).sum()))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     with pytest.raises(NotEquivalent, match="all gradients of the single-device run are zero"):
@@ -168,26 +168,26 @@ def test_no_gradient_is_no_pass() -> None:
 
 
 def test_noise_is_no_pass() -> None:
-    """A training that rounding alone moves by half of its digits proves nothing."""
+    """A training that loses half its digits to rounding proves nothing."""
     verdict = check_training(**brought(loss=lambda outputs, targets: torch.sin((outputs - targets) * 1e12).mean()))
     assert verdict.outcome is Outcome.INCONCLUSIVE
 
 
 def large_steps(lr: float) -> dict[str, Any]:
-    """Arguments with steps so large that the parameters, or what is computed of them next, overflow."""
+    """Arguments with overflowing parameters, or overflowing values computed from them."""
     return brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
 
 
 @pytest.mark.parametrize(("lr", "says"), [(1e200, "not finite at step 0 (update)"), (1e90, "; before step 1 all agrees")])
 def test_a_training_that_is_lost_is_no_pass(lr: float, says: str) -> None:
-    """Users ask about all steps; where those before the loss agree, the text says so."""
+    """The text says that earlier steps agree."""
     verdict = check_training(**large_steps(lr))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert verdict.reason.endswith(says)
 
 
 def test_a_small_fault_before_a_training_is_lost_is_found() -> None:
-    """What rounding does later hides nothing of the steps before."""
+    """Noise in later steps hides nothing in earlier ones."""
     wrong = {"parallelize": lambda model, _: reduced(model, lambda average: average * (1 + 1e-12))}
     verdict = check_training(**large_steps(1e90) | wrong)
     assert verdict.outcome is Outcome.DIVERGED
@@ -196,7 +196,7 @@ def test_a_small_fault_before_a_training_is_lost_is_found() -> None:
 
 
 def test_what_is_no_mean_over_rows_is_hinted_at() -> None:
-    """Statistics over a batch differ where each rank has a part of it, as one device tells that takes parts."""
+    """Batch statistics differ over parts, and one device confirms it."""
     verdict = check_training(
         **brought(model=lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), parallelize=in_ddp)
     )
@@ -206,7 +206,7 @@ def test_what_is_no_mean_over_rows_is_hinted_at() -> None:
 
 
 def test_wrappers_and_ties_keep_names() -> None:
-    """A wrapper, whatever it is called, takes no part in names; weights tied in the model have one name."""
+    """Wrappers do not change names, and tied weights have one name."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -244,7 +244,7 @@ def test_wrappers_and_ties_keep_names() -> None:
 
 
 def test_the_tally_counts_trainings_of_users() -> None:
-    """What pytest sums up includes them."""
+    """The pytest summary includes `check_training`."""
     from equivcheck.system.tally import take
 
     take()

@@ -1,4 +1,4 @@
-"""What verdicts of `check_training` note on how ranks ran, and where what threads cannot run is run."""
+"""Notes about the run, and compiled trainings in gloo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unit.user.test_equivalent import gathered, halve_first, in_fsdp2, in_tp
 
 
 def unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Not parallel at all."""
+    """Return the model unchanged."""
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ def unchanged(model: nn.Module, mesh: DeviceMesh) -> None:
     ],
 )
 def test_what_is_not_parallel_is_noted(parallelize: Callable[..., Any], mesh: dict[str, int], notes: tuple[str, ...]) -> None:
-    """Several ranks that neither communicate nor hold shards are asked about, whatever the outcome."""
+    """Ranks without communication or shards get a note, whatever the outcome."""
     verdict = check_training(**brought(parallelize=parallelize, mesh=mesh))
     assert verdict.notes == notes
     assert ("is the model parallel at all?" in verdict.describe()) is (NOT_PARALLEL in notes)
 
 
 def test_reading_is_no_sign_of_a_parallel_model() -> None:
-    """Collectives of `full_tensors` do not count, as they are no part of the training; those of a forward pass do."""
+    """Collectives in `full_tensors` do not count; collectives in forward do."""
 
     def reading(module: nn.Module) -> dict[str, torch.Tensor]:
         dist.barrier()
@@ -55,13 +55,13 @@ def test_reading_is_no_sign_of_a_parallel_model() -> None:
 
 
 def compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Around `DistributedDataParallel`."""
+    """Compile a model in `DistributedDataParallel`."""
     return torch.compile(in_ddp(model, mesh), backend="aot_eager")
 
 
 @pytest.mark.slow
 def test_what_is_compiled_runs_in_gloo() -> None:
-    """Ranks that are threads refuse it; processes run it instead, and the verdict says so."""
+    """Simulated ranks refuse it, processes run it, and a note says so."""
     verdict = check_training(**brought(parallelize=compiled))
     assert (verdict.outcome, verdict.world) == (Outcome.EQUIVALENT, "gloo"), verdict.describe()
     assert verdict.notes == (COMPILED,)
@@ -69,7 +69,7 @@ def test_what_is_compiled_runs_in_gloo() -> None:
 
 
 def test_what_is_compiled_and_fails_says_where_it_ran() -> None:
-    """A failure in the processes is theirs: of compiled code with an error of its own."""
+    """An exception in compiled code names gloo as its world."""
 
     def failing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         module = compiled(model, mesh)
@@ -83,7 +83,7 @@ def test_what_is_compiled_and_fails_says_where_it_ran() -> None:
 
 @pytest.mark.slow
 def test_processes_keep_nothing_that_is_compiled() -> None:
-    """Each training compiles anew: variants of one function would add up, and the compiler gives up after a few."""
+    """Each training compiles again because Dynamo limits recompilations per function."""
     graphs: list[int] = []
 
     def counting(graph: Any, inputs: Any) -> Any:

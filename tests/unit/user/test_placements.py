@@ -1,4 +1,4 @@
-"""Gradients and state that DTensor places otherwise than their parameters, as of an embedding whose rows are sharded."""
+"""Gradients and state with other placements than their parameters, as in a sharded embedding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from unit.user.programs import adam, brought
 
 TOKENS, WIDTH = 8, 4
 UNEVEN_ROWS = ">=2.11"
-"""Before, torch gives the embedding's backward a gradient of a multiple of the ranks' rows, which autograd refuses."""
+"""Earlier torch versions pad the embedding's gradient, and autograd rejects its shape."""
 needs_uneven_rows = pytest.mark.skipif(not torch_in(UNEVEN_ROWS), reason=f"torch {UNEVEN_ROWS} shards rows unevenly")
 
 
 class Tokens(nn.Module):
-    """The shape of a language model: embedding, norm, linear, head."""
+    """A small language model: embedding, norm, linear, head."""
 
     def __init__(self, vocabulary: int = TOKENS) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Tokens(nn.Module):
         self.linear, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, TOKENS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of each token."""
+        """Return logits for each token."""
         return self.head(self.linear(self.norm(self.embedding(tokens))))
 
 
@@ -44,19 +44,19 @@ def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """State that begins as a gradient, placed as that is."""
+    """SGD whose momentum starts as a gradient, with the gradient's placements."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Rows of the embedding and of the linears on each rank, as plans for Llama have it."""
+    """Shard rows of the embedding and the linear layers, as plans for Llama do."""
     whole = ColwiseParallel(output_layouts=Replicate())
     plan = {"embedding": RowwiseParallel(input_layouts=Replicate()), "linear": whole, "head": whole}
     parallelize_module(model, mesh, plan)
 
 
 def sharded_with_sequence(model: nn.Module, mesh: DeviceMesh) -> None:
-    """The same with activations sharded over the sequence between."""
+    """`sharded` with sequence parallelism."""
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
@@ -67,14 +67,14 @@ def sharded_with_sequence(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def under_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Each module sharded over the other axis as well."""
+    """Shard each module over the other axis as well."""
     sharded_with_sequence(model, mesh["tp"])
     for module in (model.embedding, model.linear, model.head, model):
         fully_shard(module, mesh=mesh["dp"])
 
 
 def checked(parallelize: Any, **changes: Any) -> UserVerdict:
-    """The verdict on the model above."""
+    """The verdict on this model."""
     generator = torch.Generator().manual_seed(0)
     batches = [tuple(torch.randint(0, TOKENS, (4, 6), generator=generator) for _ in range(2)) for _ in range(2)]
     usual = {"model": Tokens, "mesh": {"tp": 2}, "batches": batches, "loss": loss, "optimizer": momentum}
@@ -93,13 +93,13 @@ def checked(parallelize: Any, **changes: Any) -> UserVerdict:
     ids=["momentum", "adam", "uneven", "sequence", "fsdp2"],
 )
 def test_a_sharded_embedding_is_equivalent(parallelize: Any, changes: dict[str, Any]) -> None:
-    """The parameter is Shard(0), its gradient, and momentum that begins as that, are Replicate: both are read."""
+    """The parameter is Shard(0); gradient and momentum are Replicate."""
     verdict = checked(parallelize, **changes)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
 
 
 def on_gradients(change: Any) -> Any:
-    """`sharded`, with something done to the embedding's gradient once backward has accumulated it."""
+    """`sharded`, with a change to the embedding's accumulated gradient."""
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
         sharded(model, mesh)
@@ -109,7 +109,7 @@ def on_gradients(change: Any) -> Any:
 
 
 def backward_alone(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
-    """A step that updates nothing: an optimizer would communicate for a gradient that is placed otherwise."""
+    """A step without update, because an optimizer would communicate."""
     optimizer.zero_grad()
     value: torch.Tensor = loss(model(batch[0]), batch[1])
     value.backward()
@@ -117,7 +117,7 @@ def backward_alone(model: nn.Module, batch: Any, optimizer: torch.optim.Optimize
 
 
 def test_every_rank_is_held_to_all_that_it_has_of_a_gradient() -> None:
-    """Of a replicated gradient also the rows that another rank updates: clipping, for one, reads all of them."""
+    """All rows of a replicated gradient are compared, because clipping reads all of them."""
 
     def wrong_elsewhere(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
         if mesh.get_rank() == 1:
@@ -130,7 +130,7 @@ def test_every_rank_is_held_to_all_that_it_has_of_a_gradient() -> None:
 
 
 def test_reading_does_not_communicate() -> None:
-    """A rank that has no gradient is told, whatever the placements of the other's are: nobody waits for it."""
+    """A missing gradient on one rank is reported, and no rank waits."""
 
     def lost_on_one(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
         parameter.grad = parameter.grad.redistribute(placements=[Shard(1)])
@@ -143,7 +143,7 @@ def test_reading_does_not_communicate() -> None:
 
 
 def test_functions_of_users_read_dtensors_as_well() -> None:
-    """With `full_tensors` gradients and state of DTensors take the place of parameters, whatever their placements are."""
+    """`full_tensors` gathers gradients and state with any placements."""
 
     def whole(module: nn.Module) -> dict[str, torch.Tensor]:
         return {
@@ -163,7 +163,7 @@ def test_functions_of_users_read_dtensors_as_well() -> None:
 
 
 def test_the_hint_at_shards_is_kept_for_shards_of_hand() -> None:
-    """A gradient that does not fit its DTensor is another mistake than a parameter that is no DTensor."""
+    """A gradient that does not fit its DTensor gets no hint about `cuts`."""
 
     def too_short(parameter: torch.Tensor, mesh: DeviceMesh) -> None:
         rows = parameter.grad.to_local()[:1]
@@ -177,7 +177,7 @@ def test_the_hint_at_shards_is_kept_for_shards_of_hand() -> None:
 
 
 class Packed(nn.Module):
-    """A gated layer whose gate and up projection are one parameter, one after the other along a dim."""
+    """A gated layer with gate and up projection in one parameter."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Packed(nn.Module):
         self.down = nn.Parameter(torch.randn(WIDTH, WIDTH))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of rows of features."""
+        """Gate the up projection."""
         packed, down = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in (self.packed, self.down))
         gate, up = (inputs @ (packed.T if self.dim == 0 else packed)).chunk(2, dim=-1)
         part = (gate.sigmoid() * up) @ down
@@ -194,7 +194,7 @@ class Packed(nn.Module):
 
 
 def packed(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Each rank has its part of the gate, and then its part of the up projection."""
+    """Each rank holds its part of the gate and its part of the up projection."""
     gate, up = (half.chunk(mesh.size(), model.dim)[mesh.get_local_rank()] for half in model.packed.detach().chunk(2, model.dim))
     placement = _StridedShard(model.dim, split_factor=2)
     model.packed = nn.Parameter(DTensor.from_local(torch.cat([gate, up], model.dim), mesh, [placement], run_check=False))
@@ -203,7 +203,7 @@ def packed(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def packed_in_one_run(model: nn.Module, mesh: DeviceMesh) -> None:
-    """The first rank has the gate, the second the up projection."""
+    """The first rank holds the gate, the second the up projection."""
     placement = _StridedShard(model.dim, split_factor=2)
     local = model.packed.detach().chunk(mesh.size(), model.dim)[mesh.get_local_rank()]
     packed(model, mesh)
@@ -213,7 +213,7 @@ def packed_in_one_run(model: nn.Module, mesh: DeviceMesh) -> None:
 @pytest.mark.parametrize("optimizer", [momentum, adam])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_packed_parts_that_are_each_sharded_are_read(dim: int, optimizer: Any) -> None:
-    """A rank holds a part of each half, and is told if that is not where the placement says, along either dim."""
+    """A wrong position for a packed part is found along either dim."""
     generator = torch.Generator().manual_seed(0)
     features = [tuple(torch.randn(4, WIDTH, generator=generator) for _ in range(2)) for _ in range(2)]
     given = {"model": lambda: Packed(dim), "mesh": {"tp": 2}, "batches": features, "optimizer": optimizer}

@@ -1,4 +1,4 @@
-"""A third party's layout and mutant, found by their entry points, are checked as those that ship."""
+"""A third party's layout and mutant are found through entry points and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CACHES = (layouts.layout_kinds, layouts.layout_names, mutants.mutants, paralleli
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> Iterator[None]:
-    """As if a package with these entry points were installed."""
+    """Pretend that a package with these entry points is installed."""
     with pytest.MonkeyPatch.context() as patch:
         for registry in (layouts, mutants):
             patch.setattr(registry, "entry_points", lambda group: (POINTS[group],))
@@ -40,21 +40,21 @@ def _forget() -> None:
 
 
 def _is_of_another(verdict: Verdict) -> bool:
-    """Whether an issue on file showed before a checkpoint, under a layout of torch's own."""
+    """Whether a known issue showed before a checkpoint, under one of torch's layouts."""
     return verdict.outcome is Outcome.KNOWN and "before the checkpoint, under " in verdict.reason
 
 
 @settings(max_examples=5)
 @given(scenarios(layouts=("by_hand",), max_ranks=2))
 def test_a_layout_is_generated_and_checked(scenario: Scenario) -> None:
-    """Its options are drawn from its fields, and it is equivalent."""
+    """Options are drawn from its fields, and it is equivalent."""
     assert scenario.layout.name == "by_hand"
     verdict = check(scenario)
     assert verdict.outcome in (Outcome.EQUIVALENT, Outcome.INCONCLUSIVE) or _is_of_another(verdict), verdict.reason
 
 
 def test_a_mutant_is_planted_and_caught() -> None:
-    """It is found by its name and its layouts, and is a finding where the scenario is clearly right without it."""
+    """The mutant is found by name and caught if the scenario is equivalent without it."""
     mutant, caught = mutants.mutant("doubled_by_hand"), Counter[bool]()
     assert mutant in mutants.mutants_of(("by_hand",))
 

@@ -1,4 +1,4 @@
-"""Arguments of `check_training` that make no sense are told in one line."""
+"""Invalid arguments for `check_training` raise a one-line error."""
 
 from __future__ import annotations
 
@@ -78,32 +78,32 @@ _lock = threading.Lock()
         ({"full_tensors": lambda module: 3}, "full_tensors .* returned a int. Expected a dict"),
         ({"world": "fake"}, "world 'fake' .* no data to compare. Expected one of sim, gloo"),
         ({"world": "mpi"}, "world 'mpi' does not exist; allowed: sim, gloo, fake"),
-        ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss <function <lambda>.*cannot be copied to the"),
+        ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss <function <lambda>.*cannot be copied to"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
 def test_one_line_says_what_and_what_is_allowed(changes: dict[str, Any], words: str) -> None:
-    """Every wrong argument is named with its value."""
+    """The text has argument, value and valid values."""
     with pytest.raises(UsageError, match=words) as caught:
         check_training(**brought(**changes))
     assert "\n" not in str(caught.value)
 
 
 def test_ranks_must_be_those_of_the_mesh() -> None:
-    """Ranks that are given are as many as the mesh has."""
-    with pytest.raises(UsageError, match="world .* 3 ranks. Expected 2 ranks"):
+    """Given ranks must match the mesh size."""
+    with pytest.raises(UsageError, match=r"world .* 3 ranks\. Expected 2 ranks"):
         check_training(**brought(world=ranks("sim", 3)))
 
 
 def test_what_one_device_raises_stays_as_it_is() -> None:
-    """An error of the user's own code comes through, with a note of where it was raised."""
+    """The user's exception is raised with a note."""
     with pytest.raises(ZeroDivisionError) as caught:
         check_training(**brought(loss=lambda outputs, targets: 1 / 0))
     assert "single-device run, with model and batches converted to torch.float64" in caught.value.__notes__[0]
 
 
 def test_explained_takes_verdicts_of_scenarios() -> None:
-    """Causes are tried in the nouns of a scenario, which a user's training has not: one line says so."""
+    """`explained` rejects a `UserVerdict`."""
     verdict = check_training(**brought(parallelize=lambda model, _: None))
     with pytest.raises(UsageError, match="verdict UserVerdict is not valid: causes are tried on scenarios only"):
         explained(verdict)

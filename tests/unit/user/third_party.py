@@ -28,12 +28,12 @@ class ByHand(Parallelism):
 
 
 class ByHandKind(LayoutKind[ByHand]):
-    """Applies it."""
+    """Applies `ByHand`."""
 
     parallelism = ByHand
 
     def apply(self, setup: Setup, parallelism: ByHand, mesh: DeviceMesh) -> None:
-        """Let each rank take its rows, and average gradients before the update."""
+        """Split rows, and average gradients before the update."""
         import torch.distributed as dist
 
         from equivcheck.layouts.base.data_rows import take_rows

@@ -3,175 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
-from equivcheck.user.diagnosis.diverged import DivergedTraining, choices
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.diverged import DivergedTraining, axis_subsets
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.interception import norm_of
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 Combined = Callable[[list[torch.Tensor], float], torch.Tensor]
 """Combines the ranks' norms into one, for a norm type."""
-NormOf = Callable[[EmulatedRanks, int, Gradients, float], torch.Tensor]
+NormOf = Callable[[EmulatedUserRanks, int, Gradients, float], torch.Tensor]
 """Returns the norm for clipping on a rank, from its gradients and the norm type."""
 MAX_LEFT_OUT = 24
 """Largest number of tensors to try as missing from the norm."""
 
+_COMBINED: tuple[tuple[Combined, str], ...] = (
+    (lambda norms, _kind: torch.stack(norms).sum(), "summed"),
+    (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "combined as the root of the sum of squares"),
+    (lambda norms, _kind: torch.stack(norms).max(), "combined by their maximum"),
+    (lambda norms, _kind: torch.stack(norms).mean(), "averaged"),
+    (lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0], "summed without a root"),
+    (lambda norms, _kind: torch.stack(norms).max().sqrt(), "combined as the root of their maximum"),
+    (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "combined as the root of their sum"),
+)
 
-def wrong_clippings(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+
+def wrong_clippings(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield clipping mistakes if the single-device step calls `clip_grad_norm_`."""
-    if not honest.clips:
+    if not facts.clips:
         return
-    yield _by(Cause.NOT_CLIPPED, "gradients are not clipped", _zero)
-    yield from _shards(diverged)
-    yield from _replicas(diverged)
-    yield from _put_together()
-    yield from _kinds()
+    yield _by(Cause.NOT_CLIPPED, "gradients are not clipped", lambda *_: torch.zeros((), dtype=torch.float64))
+    yield from _over_some_axes(diverged)
+    for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
+        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", partial(_powered, power=power))
+    for kind in (1.0, 2.0, torch.inf):
+        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by their {kind:g}-norm", partial(_of_type, other=kind))
     yield from _on_some_ranks(diverged)
-    yield Counterfactual(cause=Cause.PART_OF_NORM, sentence="each tensor is clipped by its own norm", change=_each)
-    if diverged.shares and diverged.data_axes:
+    yield Mistake(Cause.PART_OF_NORM, "each tensor is clipped by its own norm", lambda ranks: setattr(ranks, "clips_each", True))
+    if diverged.has_own_rows:
         words = "each rank clips the gradients of its own rows before they are reduced"
         for again, more in ((False, ""), (True, ", and again afterwards")):
-            yield Counterfactual(
-                cause=Cause.CLIPPED_BEFORE_REDUCTION, sentence=words + more, change=_early(again=again), own_rows=True
-            )
-    yield from _left_out(diverged)
+            yield Mistake(Cause.CLIPPED_BEFORE_REDUCTION, words + more, partial(_clip_early, again=again), own_rows=True)
+    for left in diverged.updated[:MAX_LEFT_OUT]:
+        yield _by(Cause.PART_OF_NORM, f"the total norm leaves out `{left}`", partial(_without, left=left))
 
 
-def _by(cause: Cause, sentence: str, norm: NormOf) -> Counterfactual:
-    def change(ranks: EmulatedRanks) -> None:
-        ranks.norm = lambda rank, gradients, kind: norm(ranks, rank, gradients, kind)
-
-    return Counterfactual(cause=cause, sentence=sentence, change=change)
+def _by(cause: Cause, sentence: str, norm: NormOf) -> Mistake:
+    return Mistake(cause, sentence, lambda ranks: setattr(ranks, "norm", partial(norm, ranks)))
 
 
-def _zero(_ranks: EmulatedRanks, _rank: int, _gradients: Gradients, _kind: float) -> torch.Tensor:
-    return torch.zeros((), dtype=torch.float64)
+def _over_some_axes(diverged: DivergedTraining) -> Iterator[Mistake]:
+    subsets = axis_subsets(diverged.wide_axes)
+    for lacking in subsets:
+        kept = tuple(name for name in diverged.wide_axes if name not in lacking)
+        words = "each rank clips by its local norm, over the elements that it holds"
+        words = f"the total norm is reduced over {diverged.ranks_text(kept)} only" if kept else words
+        yield _by(Cause.LOCAL_NORM, words, partial(_local, axes=kept))
+    for axes in subsets:
+        for way, words in _COMBINED:
+            sentence = f"the local norms on {diverged.ranks_text(axes)} are {words}"
+            yield _by(Cause.ANOTHER_NORM, sentence, _combined(axes, way))
+    for axes in subsets:
+        words = f"the total norm counts gradients replicated over {diverged.ranks_text(axes)} once per rank"
+        yield _by(Cause.REPLICAS_IN_NORM, words, partial(_counting_replicas, axes=axes))
 
 
-def _each(ranks: EmulatedRanks) -> None:
-    ranks.clips_each = True
-
-
-def _held(ranks: EmulatedRanks, gradients: Gradients, holders: Sequence[int]) -> list[torch.Tensor]:
+def _held(ranks: EmulatedUserRanks, gradients: Gradients, holders: Sequence[int]) -> list[torch.Tensor]:
     return [value[ranks.held.by(name, *holders)] for name, value in gradients.items()]
 
 
-def _shards(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Norms over one rank's shards, or over the ranks along some axes."""
-    for lacking in choices(diverged.wide_axes):
-        kept = tuple(name for name in diverged.wide_axes if name not in lacking)
-        words = (
-            f"the total norm is reduced over {diverged.over(kept)} only"
-            if kept
-            else "each rank clips by its local norm, over the elements that it holds"
-        )
-
-        def local(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, kept: Sequence[str] = kept) -> torch.Tensor:
-            return norm_of(_held(ranks, gradients, ranks.peers(rank, kept)), kind)
-
-        yield _by(Cause.LOCAL_NORM, words, local)
-    ways: tuple[tuple[Combined, str], ...] = (
-        (lambda norms, _kind: torch.stack(norms).sum(), "summed"),
-        (lambda norms, _kind: torch.stack(norms).square().sum().sqrt(), "combined as the root of the sum of squares"),
-        (lambda norms, _kind: torch.stack(norms).max(), "combined by their maximum"),
-        (lambda norms, _kind: torch.stack(norms).mean(), "averaged"),
-        (
-            lambda norms, kind: torch.stack(norms).pow(kind).sum() if kind < torch.inf else norms[0],
-            "summed without a root",
-        ),
-        (lambda norms, _kind: torch.stack(norms).max().sqrt(), "combined as the root of their maximum"),
-        (lambda norms, _kind: torch.stack(norms).sum().sqrt(), "combined as the root of their sum"),
-    )
-    for chosen in choices(diverged.wide_axes):
-        for way, words in ways:
-            sentence = f"the local norms on {diverged.over(chosen)} are {words}"
-            yield _by(Cause.ANOTHER_NORM, sentence, _combining(chosen, way))
+def _local(ranks: EmulatedUserRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]) -> torch.Tensor:
+    return norm_of(_held(ranks, gradients, ranks.peers(rank, axes)), kind)
 
 
-def _combining(axes: Sequence[str], way: Combined) -> NormOf:
-    def combined(ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
+def _combined(axes: Sequence[str], way: Combined) -> NormOf:
+    def norm(ranks: EmulatedUserRanks, rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
         return way([norm_of(_held(ranks, gradients, [peer]), kind) for peer in ranks.peers(rank, axes)], kind)
 
-    return combined
+    return norm
 
 
-def _replicas(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    """Replicated elements count once per rank."""
-    for chosen in choices(diverged.wide_axes):
-
-        def counted(
-            ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float, chosen: Sequence[str] = chosen
-        ) -> torch.Tensor:
-            return norm_of([part for peer in ranks.peers(rank, chosen) for part in _held(ranks, gradients, [peer])], kind)
-
-        words = f"the total norm counts gradients replicated over {diverged.over(chosen)} once per rank"
-        yield _by(Cause.REPLICAS_IN_NORM, words, counted)
+def _counting_replicas(
+    ranks: EmulatedUserRanks, rank: int, gradients: Gradients, kind: float, *, axes: Sequence[str]
+) -> torch.Tensor:
+    return norm_of([part for peer in ranks.peers(rank, axes) for part in _held(ranks, gradients, [peer])], kind)
 
 
-def _put_together() -> Iterator[Counterfactual]:
-    """The right norm's root or square."""
-    for power, words in ((0.5, "the root of the norm"), (2.0, "the square of the norm")):
-
-        def powered(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, power: float = power) -> torch.Tensor:
-            return norm_of(gradients.values(), kind) ** power
-
-        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by {words}", powered)
+def _powered(_ranks: EmulatedUserRanks, _rank: int, gradients: Gradients, kind: float, *, power: float) -> torch.Tensor:
+    return norm_of(gradients.values(), kind) ** power
 
 
-def _kinds() -> Iterator[Counterfactual]:
-    for kind in (1.0, 2.0, torch.inf):
-
-        def other(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, _kind: float, kind: float = kind) -> torch.Tensor:
-            return norm_of(gradients.values(), kind)
-
-        yield _by(Cause.ANOTHER_NORM, f"gradients are clipped by their {kind:g}-norm", other)
+def _of_type(_ranks: EmulatedUserRanks, _rank: int, gradients: Gradients, _kind: float, *, other: float) -> torch.Tensor:
+    return norm_of(gradients.values(), other)
 
 
-def _on_some_ranks(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+def _on_some_ranks(diverged: DivergedTraining) -> Iterator[Mistake]:
     count = diverged.task.num_ranks
     for one in range(count):
         others = tuple(rank for rank in range(count) if rank != one)
         words = f"rank {one} does not clip its gradients, {'all others do' if len(others) > 1 else f'rank {others[0]} does'}"
-        yield _by(Cause.NOT_CLIPPED, words, _unclipped((one,)))
+        yield _by(Cause.NOT_CLIPPED, words, partial(_unclipped, on=(one,)))
         if len(others) > 1:
-            yield _by(Cause.NOT_CLIPPED, f"only rank {one} clips its gradients", _unclipped(others))
+            yield _by(Cause.NOT_CLIPPED, f"only rank {one} clips its gradients", partial(_unclipped, on=others))
 
 
-def _unclipped(on: Sequence[int]) -> NormOf:
-    def only(_ranks: EmulatedRanks, rank: int, gradients: Gradients, kind: float) -> torch.Tensor:
-        return norm_of(gradients.values(), kind) * (0.0 if rank in on else 1.0)
-
-    return only
+def _unclipped(_ranks: EmulatedUserRanks, rank: int, gradients: Gradients, kind: float, *, on: Sequence[int]) -> torch.Tensor:
+    return norm_of(gradients.values(), kind) * (0.0 if rank in on else 1.0)
 
 
-def _early(*, again: bool) -> Change:
+def _without(_ranks: EmulatedUserRanks, _rank: int, gradients: Gradients, kind: float, *, left: str) -> torch.Tensor:
+    return norm_of([value for name, value in gradients.items() if name != left], kind)
+
+
+def _clip_early(ranks: EmulatedUserRanks, *, again: bool) -> None:
     """Clip each rank's own gradients, then reduce."""
+    reduce = ranks.reduce
+    ranks.reduce = lambda all_, _microbatch, _step: all_
+    ranks.norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
 
-    def change(ranks: EmulatedRanks) -> None:
-        reduce = ranks.reduce
-        ranks.reduce = lambda all_, _microbatch, _step: all_
-        ranks.norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
+    def average(rank: int, step: int) -> None:
+        means = ranks.exchange(rank, ranks.gradients(rank), lambda all_: reduce(all_, 0, step))
+        for name, value in ranks.parameters[rank].items():
+            value.grad = means.get(name)
+        if again:
+            ranks.clip_again(rank, norm_of(means.values(), ranks.kind))
 
-        def average(rank: int, step: int) -> None:
-            means = ranks.exchange(rank, ranks.gradients(rank), lambda all_: reduce(all_, 0, step))
-            for name, value in ranks.parameters[rank].items():
-                value.grad = means.get(name)
-            if again:
-                ranks.clip_again(rank, norm_of(means.values(), ranks.kind))
-
-        ranks.after_clipping.append(average)
-
-    return change
-
-
-def _left_out(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    for left in diverged.updated[:MAX_LEFT_OUT]:
-
-        def without(_ranks: EmulatedRanks, _rank: int, gradients: Gradients, kind: float, left: str = left) -> torch.Tensor:
-            return norm_of([value for name, value in gradients.items() if name != left], kind)
-
-        yield _by(Cause.PART_OF_NORM, f"the total norm leaves out `{left}`", without)
+    ranks.after_clipping.append(average)

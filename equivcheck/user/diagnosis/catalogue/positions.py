@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,74 +12,59 @@ from torch.func import functional_call
 
 from equivcheck.diagnosis.words import gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, wrong_elements
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
 
 _DIMS = (1, 0)
 """A module's output may be split into positions along dim 1, or along dim 0."""
 
 
-def wrong_positions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def wrong_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield unreduced gradients for each axis whose ranks have the same rows."""
     names = tuple(name for name in wrong_elements(diverged, Phase.GRADIENT) if name in diverged.updated)
-    for axis in (name for name in diverged.wide_axes if name not in diverged.data_axes):
+    for axis in diverged.same_row_axes:
         for dim in _DIMS if names else ():
-            what, where = gradients(diverged, names), diverged.over((axis,))
-            yield Counterfactual(
-                cause=Cause.NOT_REDUCED,
-                sentence=f"{what} not summed over {where}: each rank keeps the gradient of its own part of dim {dim}",
-                change=_of_own_positions(names, axis, dim),
-            )
+            what, where = gradients(diverged, names), diverged.ranks_text((axis,))
+            words = f"{what} not summed over {where}: each rank keeps the gradient of its own part of dim {dim}"
+            yield Mistake(Cause.NOT_REDUCED, words, partial(_split_positions, names=names, axis=axis, dim=dim))
 
 
-def _of_own_positions(names: tuple[str, ...], axis: str, dim: int) -> Change:
+def _split_positions(ranks: EmulatedUserRanks, *, names: tuple[str, ...], axis: str, dim: int) -> None:
     by_owner: dict[str, list[str]] = {}
     for name in names:
         owner, _, own = name.rpartition(".")
         by_owner.setdefault(owner, []).append(own)
-
-    def change(ranks: EmulatedRanks) -> None:
-        for rank, model in enumerate(ranks.models):
-            for owner, own in by_owner.items():
-                _compute_in_parts(
-                    _Parted(ranks=ranks, rank=rank, module=model.get_submodule(owner), names=own, axis=axis, dim=dim)
-                )
-
-    return change
+    for rank, model in enumerate(ranks.models):
+        for owner, own_names in by_owner.items():
+            module: Any = model.get_submodule(owner)
+            module.forward = _InParts(ranks, rank, module, module.forward, own_names, axis, dim)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parted:
-    """One rank's module, computed in parts by all ranks."""
+@dataclass(frozen=True, slots=True)
+class _InParts:
+    """A module's forward that concatenates each rank's part of the output, computed with its own parameters."""
 
-    ranks: EmulatedRanks
+    ranks: EmulatedUserRanks
     rank: int
     module: Any
+    forward: Callable[..., Any]
     names: list[str]
-    """Parameters whose gradient covers only the rank's own part."""
     axis: str
     dim: int
 
-
-def _compute_in_parts(parted: _Parted) -> None:
-    """Concatenate each rank's part of the output, computed with its own parameters."""
-    module, forward = parted.module, parted.module.forward
-    peers = parted.ranks.peers(parted.rank, (parted.axis,))
-
-    def in_parts(*inputs: Any, **keywords: Any) -> torch.Tensor:
-        own = {name: getattr(module, name).detach().clone() for name in parted.names}
-        given = parted.ranks.exchange(parted.rank, own, lambda all_: [all_] * len(all_))
-        module.forward = forward
+    def __call__(self, *inputs: Any, **keywords: Any) -> torch.Tensor:
+        module, peers = self.module, self.ranks.peers(self.rank, (self.axis,))
+        own = {name: getattr(module, name).detach().clone() for name in self.names}
+        given = self.ranks.exchange(self.rank, own, lambda all_: [all_] * len(all_))
+        module.forward = self.forward
         try:
             outputs = [
-                module(*inputs, **keywords) if peer == parted.rank else functional_call(module, given[peer], inputs, keywords)
+                module(*inputs, **keywords) if peer == self.rank else functional_call(module, given[peer], inputs, keywords)
                 for peer in peers
             ]
         finally:
-            module.forward = in_parts
-        parts = [output.chunk(len(peers), dim=parted.dim) for output in outputs]
-        return torch.cat([each[number] for number, each in enumerate(parts) if number < len(each)], dim=parted.dim)
-
-    module.forward = in_parts
+            module.forward = self
+        parts = [output.chunk(len(peers), dim=self.dim) for output in outputs]
+        return torch.cat([each[number] for number, each in enumerate(parts) if number < len(each)], dim=self.dim)

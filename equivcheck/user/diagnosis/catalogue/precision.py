@@ -3,73 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 TYPES = ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32"))
 
 
-def narrower(diverged: DivergedTraining) -> list[tuple[torch.dtype, str]]:
+def narrower_types(diverged: DivergedTraining) -> list[tuple[torch.dtype, str]]:
     """Return the element types with fewer digits than the training, with their names."""
     return [(kind, name) for kind, name in TYPES if torch.finfo(kind).eps > diverged.eps]
 
 
-def lower_precision(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def lower_precision(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield reductions, gradients and parameters with fewer digits."""
-    for kind, name in narrower(diverged):
-        if diverged.shares and diverged.data_axes:
-            for before in (False, True):
-                words = f"gradients are reduced in {name}"
-                change = _reducing(kind, before=before)
-                yield Counterfactual(cause=Cause.REDUCED_IN_LOWER_PRECISION, sentence=words, change=change, own_rows=True)
+    for kind, name in narrower_types(diverged):
+        for before in (False, True) if diverged.has_own_rows else ():
+            change = partial(_reduce_in, kind=kind, before=before)
+            yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, f"gradients are reduced in {name}", change, own_rows=True)
         words = f"gradients are rounded to {name}"
-        yield Counterfactual(cause=Cause.REDUCED_IN_LOWER_PRECISION, sentence=words, change=_rounding(kind))
+        yield Mistake(Cause.REDUCED_IN_LOWER_PRECISION, words, partial(_round_gradients, kind=kind))
         words = f"parameters are kept in {name} between steps"
-        yield Counterfactual(cause=Cause.MASTERS_IN_LOWER_PRECISION, sentence=words, change=_keeping(kind))
+        yield Mistake(Cause.MASTERS_IN_LOWER_PRECISION, words, partial(_round_parameters, kind=kind))
 
 
-def _reducing(kind: torch.dtype, *, before: bool) -> Change:
-    def change(ranks: EmulatedRanks) -> None:
-        def mean(gradients: list[Gradients], peers: list[int], name: str) -> torch.Tensor:
-            values = [gradients[peer][name].to(kind) for peer in peers if name in gradients[peer]]
-            values = [value / len(peers) for value in values] if before else values
-            total = values[0].clone()
-            for value in values[1:]:
-                total += value
-            return (total if before else total / len(peers)).to(gradients[peers[0]][name].dtype)
+def _reduce_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, before: bool) -> None:
+    def mean(gradients: list[Gradients], peers: list[int], name: str) -> torch.Tensor:
+        values = [gradients[peer][name].to(kind) for peer in peers if name in gradients[peer]]
+        values = [value / len(peers) for value in values] if before else values
+        total = values[0].clone()
+        for value in values[1:]:
+            total += value
+        return (total if before else total / len(peers)).to(gradients[peers[0]][name].dtype)
 
-        def reduce(all_: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
-            peers = [ranks.peers(rank, ranks.axes) for rank in range(len(all_))]
-            return [{name: mean(all_, of_rank, name) for name in all_[of_rank[0]]} for of_rank in peers]
+    def reduce(all_: list[Gradients], _microbatch: int, _step: int) -> list[Gradients]:
+        peers = [ranks.peers(rank, ranks.axes) for rank in range(len(all_))]
+        return [{name: mean(all_, of_rank, name) for name in all_[of_rank[0]]} for of_rank in peers]
 
-        ranks.reduce = reduce
-
-    return change
+    ranks.reduce = reduce
 
 
-def _rounding(kind: torch.dtype) -> Change:
-    def change(ranks: EmulatedRanks) -> None:
-        def rounded(rank: int, _step: int) -> None:
-            for value in ranks.gradients(rank).values():
-                value.copy_(value.to(kind))
+def _round_gradients(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
+    def rounded(rank: int, _step: int) -> None:
+        for value in ranks.gradients(rank).values():
+            value.copy_(value.to(kind))
 
-        ranks.after_backward.append(rounded)
-
-    return change
+    ranks.after_backward.append(rounded)
 
 
-def _keeping(kind: torch.dtype) -> Change:
-    def change(ranks: EmulatedRanks) -> None:
-        def rounded(rank: int, _step: int) -> None:
-            for value in ranks.parameters[rank].values():
-                value.data.copy_(value.data.to(kind))
+def _round_parameters(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
+    def rounded(rank: int, _step: int) -> None:
+        for value in ranks.parameters[rank].values():
+            value.data.copy_(value.data.to(kind))
 
-        ranks.after_update.append(rounded)
-
-    return change
+    ranks.after_update.append(rounded)

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
 from equivcheck.diagnosis.words import gradients, number_of, rows_of_tensor
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest, Span, mixed, pick, spans
-from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, choices, suspects
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, axis_subsets, suspects
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Change, Mistake, Span, StepFacts, mixed, pick, spans
 from equivcheck.worlds.trace.differences import Phase
 
-Wrong = Callable[[EmulatedRanks, list[Gradients]], list[Gradients]]
+Wrong = Callable[[EmulatedUserRanks, list[Gradients]], list[Gradients]]
 """Returns each rank's gradients, from the gradients on all ranks."""
 LEAST_SCALE = 16.0
 """A power of two from here on counts as a loss scaler's factor."""
 
 
-def wrong_reductions(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def wrong_reductions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield mistakes in reduction for the first wrong gradients, and for all."""
     for span in spans(diverged):
         for masks in suspects(diverged):
-            what = _what(diverged, masks)
-            if diverged.shares and diverged.data_axes:
-                yield from _over_part(diverged, masks, span, what)
-                yield from _over_groups(diverged, masks, span, what)
-                yield from _of_one(diverged, masks, span, what)
-            yield from _factors(diverged, masks, span, what)
+            what = gradients(diverged, diverged.updated if masks is None else tuple(masks))
+            if masks is not None and not all(mask.all() for mask in masks.values()):
+                what = f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
+            if diverged.has_own_rows:
+                ways = (*_over_some_axes(diverged), *_over_groups(diverged), *_from_one_rank(diverged))
+                for cause, words, wrong in ways:
+                    yield Mistake(cause, f"{what} {words}{span.words}", reduce_by(wrong, masks, span), own_rows=True)
+            for cause, words, factor in _factors(diverged):
+                change = reduce_by(partial(_scaled, factor=factor), masks, span)
+                yield Mistake(cause, f"{what} {words}{span.words}", change)
 
 
-def reducing(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
+def reduce_by(wrong: Wrong, masks: Masks | None, span: Span, microbatches: Sequence[int] | None = None) -> Change:
     """Return a change: reduce by `wrong` for selected elements, steps and microbatches. None selects all."""
 
-    def change(ranks: EmulatedRanks) -> None:
+    def change(ranks: EmulatedUserRanks) -> None:
         def reduce(all_: list[Gradients], microbatch: int, step: int) -> list[Gradients]:
             right = ranks.mean(all_, microbatch, step)
             if step not in span or (microbatches is not None and microbatch not in microbatches):
@@ -57,99 +62,81 @@ def _mixed(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients
     return found
 
 
-def own(_ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
+def keep_unreduced(_ranks: EmulatedUserRanks, all_: list[Gradients]) -> list[Gradients]:
     """Leave each rank's gradients unreduced."""
     return all_
 
 
-def _what(diverged: DivergedTraining, masks: Masks | None) -> str:
-    if masks is not None and not all(mask.all() for mask in masks.values()):
-        return f"the gradients of {rows_of_tensor({name: mask.numpy() for name, mask in masks.items()})} are"
-    return gradients(diverged, diverged.updated if masks is None else tuple(masks))
-
-
-def _over_part(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
-    for lacking in choices(diverged.data_axes):
+def _over_some_axes(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, Wrong]]:
+    for lacking in axis_subsets(diverged.data_axes):
         kept = tuple(name for name in diverged.data_axes if name not in lacking)
         cause = Cause.REDUCED_OVER_PART if kept else Cause.NOT_REDUCED
-        words = f"reduced over {diverged.over(kept)}, but not over {diverged.over(lacking)}"
-        words = words if kept else f"left unreduced over {diverged.over(lacking)}: each rank keeps the gradient of its own rows"
-        for divisor, more in ((1, ""), (diverged.size(lacking), ", but divided by the number of ranks")):
-            sentence = f"{what} {words}{more}{span.words}"
-            yield Counterfactual(
-                cause=cause, sentence=sentence, change=reducing(_along(kept, divisor), masks, span), own_rows=True
-            )
+        words = f"left unreduced over {diverged.ranks_text(lacking)}: each rank keeps the gradient of its own rows"
+        if kept:
+            words = f"reduced over {diverged.ranks_text(kept)}, but not over {diverged.ranks_text(lacking)}"
+        yield cause, words, partial(_mean_along, axes=kept, divisor=1)
+        divided = partial(_mean_along, axes=kept, divisor=diverged.size(lacking))
+        yield cause, f"{words}, but divided by the number of ranks", divided
 
 
-def _along(axes: Sequence[str], divisor: int) -> Wrong:
-    def part(ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
-        means = [ranks.mean_over(all_, ranks.peers(rank, axes)) for rank in range(len(all_))]
-        return [{name: value / divisor for name, value in each.items()} for each in means]
-
-    return part
+def _mean_along(ranks: EmulatedUserRanks, all_: list[Gradients], *, axes: Sequence[str], divisor: int) -> list[Gradients]:
+    means = [ranks.mean_over(all_, ranks.peers(rank, axes)) for rank in range(len(all_))]
+    return [{name: value / divisor for name, value in each.items()} for each in means]
 
 
-def _within(groups: Sequence[Sequence[int]]) -> Wrong:
-    return lambda ranks, all_: [ranks.mean_over(all_, group) for group in groups]
-
-
-def _over_groups(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
+def _over_groups(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, Wrong]]:
     """Groups outside the mesh axes: adjacent ranks, or ranks at the largest equal distance."""
     count = diverged.task.num_ranks
     for size in (size for size in range(2, count) if count % size == 0):
         for words, groups in (
-            (f"groups of {size} adjacent ranks", [tuple(range(at, at + size)) for at in range(0, count, size)]),
-            (f"groups of every {count // size}th rank", [tuple(range(at, count, count // size)) for at in range(count // size)]),
+            (f"groups of {size} adjacent ranks", [range(at, at + size) for at in range(0, count, size)]),
+            (f"groups of every {count // size}th rank", [range(at, count, count // size) for at in range(count // size)]),
         ):
-            of_rank = tuple(next(group for group in groups if rank in group) for rank in range(count))
-            sentence = f"{what} reduced over {words} only{span.words}"
-            yield Counterfactual(
-                cause=Cause.REDUCED_OVER_PART, sentence=sentence, change=reducing(_within(of_rank), masks, span), own_rows=True
-            )
+            group_of = [next(group for group in groups if rank in group) for rank in range(count)]
+            yield Cause.REDUCED_OVER_PART, f"reduced over {words} only", partial(_mean_within, group_of=group_of)
 
 
-def _of_one(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
+def _mean_within(ranks: EmulatedUserRanks, all_: list[Gradients], *, group_of: Sequence[Sequence[int]]) -> list[Gradients]:
+    return [ranks.mean_over(all_, group) for group in group_of]
+
+
+def _from_one_rank(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, Wrong]]:
     for source in range(diverged.task.num_ranks):
-
-        def copied(_ranks: EmulatedRanks, all_: list[Gradients], source: int = source) -> list[Gradients]:
-            return [all_[source]] * len(all_)
-
-        sentence = f"{what} copied from rank {source} to every rank, not reduced{span.words}"
-        yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=sentence, change=reducing(copied, masks, span), own_rows=True)
+        words = f"copied from rank {source} to every rank, not reduced"
+        yield Cause.NOT_REDUCED, words, partial(_copied, source=source)
     for source in range(diverged.task.num_ranks):
-
-        def kept(ranks: EmulatedRanks, all_: list[Gradients], source: int = source) -> list[Gradients]:
-            right = ranks.mean(all_, 0, 0)
-            return [all_[rank] if rank == source else right[rank] for rank in range(len(all_))]
-
-        sentence = f"{what} left unreduced on rank {source} only: it keeps the gradient of its own rows{span.words}"
-        yield Counterfactual(cause=Cause.NOT_REDUCED, sentence=sentence, change=reducing(kept, masks, span), own_rows=True)
+        words = f"left unreduced on rank {source} only: it keeps the gradient of its own rows"
+        yield Cause.NOT_REDUCED, words, partial(_kept_on, source=source)
 
 
-def _factors(diverged: DivergedTraining, masks: Masks | None, span: Span, what: str) -> Iterator[Counterfactual]:
-    yield scaled(Cause.GRADIENT_LOST, f"{what} zero{span.words}", 0.0, masks, span)
+def _copied(_ranks: EmulatedUserRanks, all_: list[Gradients], *, source: int) -> list[Gradients]:
+    return [all_[source]] * len(all_)
+
+
+def _kept_on(ranks: EmulatedUserRanks, all_: list[Gradients], *, source: int) -> list[Gradients]:
+    right = ranks.mean(all_, 0, 0)
+    return [all_[rank] if rank == source else right[rank] for rank in range(len(all_))]
+
+
+def _factors(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, float]]:
+    yield Cause.GRADIENT_LOST, "zero", 0.0
     known = set[float]()
-    for chosen in choices(diverged.wide_axes):
-        size, where = diverged.size(chosen), diverged.over(chosen)
+    for chosen in axis_subsets(diverged.wide_axes):
+        size, where = diverged.size(chosen), diverged.ranks_text(chosen)
         known |= {float(size), 1 / size}
         rows_differ = set(chosen) <= set(diverged.data_axes)
-        summed = f"the sum over {where}, not the mean" if rows_differ else f"multiplied by the number of {where}"
-        twice = f"averaged twice over {where}" if rows_differ else f"divided by the number of {where}"
-        yield scaled(Cause.SUMMED, f"{what} {summed}{span.words}", float(size), masks, span)
-        yield scaled(Cause.AVERAGED_TWICE, f"{what} {twice}{span.words}", 1 / size, masks, span)
+        words = f"the sum over {where}, not the mean" if rows_differ else f"multiplied by the number of {where}"
+        yield Cause.SUMMED, words, float(size)
+        words = f"averaged twice over {where}" if rows_differ else f"divided by the number of {where}"
+        yield Cause.AVERAGED_TWICE, words, 1 / size
     names = tuple(name for name in diverged.differing(Phase.GRADIENT) if name in diverged.updated)
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is not None and ratio not in known:
         is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
         why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else number_of(diverged, ratio)
         cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
-        yield scaled(cause, f"{what} {ratio:g} times as large as on one device{why}{span.words}", ratio, masks, span)
+        yield cause, f"{ratio:g} times as large as on one device{why}", ratio
 
 
-def scaled(cause: Cause, sentence: str, factor: float, masks: Masks | None, span: Span) -> Counterfactual:
-    """Return a candidate: multiply reduced gradients by a factor."""
-
-    def multiplied(ranks: EmulatedRanks, all_: list[Gradients]) -> list[Gradients]:
-        return [{name: value * factor for name, value in each.items()} for each in ranks.mean(all_, 0, 0)]
-
-    return Counterfactual(cause=cause, sentence=sentence, change=reducing(multiplied, masks, span))
+def _scaled(ranks: EmulatedUserRanks, all_: list[Gradients], *, factor: float) -> list[Gradients]:
+    return [{name: value * factor for name, value in each.items()} for each in ranks.mean(all_, 0, 0)]

@@ -12,9 +12,9 @@ import torch
 
 from equivcheck.diagnosis.words import number_of, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks, Optimizer
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Optimizer
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 NEAR = 1e-14
 """Relative difference up to which settings are equal. Settings are not computed by sums, so it is tight."""
@@ -22,28 +22,33 @@ Others = dict[str, dict[str, tuple[float, float]]]
 """Differing settings for each parameter, as pairs of single-device and rank value."""
 
 
-def wrong_settings(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def wrong_settings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield the ranks' final settings, then common mistakes, then schedules."""
     others = [_others(diverged, rank) for rank in range(diverged.task.num_ranks)]
     if any(others):
-        words = "the optimizer runs with wrong settings: " + _told(diverged, others)
-        yield Counterfactual(cause=Cause.HYPERPARAMETER, sentence=words, change=lambda ranks: _set(ranks, others))
+        words = f"the optimizer runs with wrong settings: {_describe_settings(diverged, others)}"
+        yield Mistake(Cause.HYPERPARAMETER, words, partial(_apply_settings, others=others))
     if diverged.task.scheduler is not None:
         times = dict.fromkeys((0, 2, diverged.num_microbatches, diverged.task.num_ranks))
         for count in (count for count in times if count != 1):
             words = "the schedule never advances" if not count else f"the schedule advances {count} times per step"
-            yield Counterfactual(cause=Cause.SCHEDULE, sentence=words, change=_advancing(count))
+            yield Mistake(Cause.SCHEDULE, words, partial(_change_schedule, change=partial(_repeat_step, times=count)))
         words = "the schedule advances before the update, not after it"
-        yield Counterfactual(cause=Cause.SCHEDULE, sentence=words, change=_ahead)
+        yield Mistake(Cause.SCHEDULE, words, partial(_change_schedule, change=lambda scheduler: scheduler.step()))
     for key in ("lr", "weight_decay"):
         for factor in dict.fromkeys(each for size in diverged.counts for each in (float(size), 1 / size)):
             if factor != 1.0:
                 words = f"the optimizer runs with {factor:g} times the {key}{number_of(diverged, factor)}"
-                yield Counterfactual(cause=Cause.HYPERPARAMETER, sentence=words, change=_times(key, factor))
-    yield Counterfactual(cause=Cause.HYPERPARAMETER, sentence="weight decay is not applied", change=_times("weight_decay", 0.0))
-    yield Counterfactual(cause=Cause.HYPERPARAMETER, sentence="momentum is not applied", change=_times("momentum", 0.0))
-    yield Counterfactual(cause=Cause.DECAY_TWICE, sentence="weight decay is applied twice", change=_times("weight_decay", 2.0))
-    yield from _decays()
+                yield Mistake(Cause.HYPERPARAMETER, words, _on_groups(_multiply, key=key, factor=factor))
+    for cause, words, key, factor in (
+        (Cause.HYPERPARAMETER, "weight decay is not applied", "weight_decay", 0.0),
+        (Cause.HYPERPARAMETER, "momentum is not applied", "momentum", 0.0),
+        (Cause.DECAY_TWICE, "weight decay is applied twice", "weight_decay", 2.0),
+    ):
+        yield Mistake(cause, words, _on_groups(_multiply, key=key, factor=factor))
+    for choose, which in ((max, "largest"), (min, "smallest")):
+        words = f"all parameters have the {which} weight decay of any group"
+        yield Mistake(Cause.DECAY_EVERYWHERE, words, _on_groups(_share_decay, choose=choose))
 
 
 def _others(diverged: DivergedTraining, rank: int) -> Others:
@@ -61,7 +66,7 @@ def _others(diverged: DivergedTraining, rank: int) -> Others:
     return found
 
 
-def _told(diverged: DivergedTraining, others: list[Others]) -> str:
+def _describe_settings(diverged: DivergedTraining, others: list[Others]) -> str:
     """``lr is 0.02, not 0.01 (2 times, the number of the 2 dp ranks)``, with parameters and ranks."""
     rank = next(rank for rank, each in enumerate(others) if each)
     key, (right, wrong) = next(iter(next(iter(others[rank].values())).items()))
@@ -76,7 +81,7 @@ def _told(diverged: DivergedTraining, others: list[Others]) -> str:
     return f"{key} is {wrong:g}, not {right:g}{times}{whose}{where}"
 
 
-def _set(ranks: EmulatedRanks, others: list[Others]) -> None:
+def _apply_settings(ranks: EmulatedUserRanks, *, others: list[Others]) -> None:
     """Split groups by differing settings. A learning rate is multiplied because a schedule starts from it."""
 
     def split(rank: int, optimizer: Optimizer) -> None:
@@ -107,60 +112,39 @@ def _changed(group: dict[str, Any], found: Mapping[str, tuple[float, float]]) ->
     return group
 
 
-def _times(key: str, factor: float) -> Change:
-    def multiply(_rank: int, optimizer: Optimizer) -> None:
-        for group in optimizer.param_groups:
-            if isinstance(group.get(key), (int, float)):
-                group[key] = group[key] * factor
-
-    return lambda ranks: ranks.built.append(multiply)
+def _on_groups(edit: Callable[..., None], **options: Any) -> Callable[[EmulatedUserRanks], None]:
+    return lambda ranks: ranks.built.append(lambda _rank, optimizer: edit(optimizer.param_groups, **options))
 
 
-def _advancing(times: int) -> Change:
-    def change(ranks: EmulatedRanks) -> None:
-        own = ranks.task.scheduler
-        assert own is not None, "the training has a schedule"
-
-        def build(optimizer: Optimizer) -> Any:
-            scheduler = own(optimizer)
-            step = scheduler.step
-            scheduler.step = partial(_repeated, step, times)  # type: ignore[method-assign]
-            return scheduler
-
-        ranks.task = replace(ranks.task, scheduler=build)
-
-    return change
+def _multiply(groups: list[dict[str, Any]], *, key: str, factor: float) -> None:
+    for group in groups:
+        if isinstance(group.get(key), (int, float)):
+            group[key] = group[key] * factor
 
 
-def _repeated(step: Callable[[], None], times: int) -> None:
-    for _ in range(times):
-        step()
+def _share_decay(groups: list[dict[str, Any]], *, choose: Callable[[list[float]], float]) -> None:
+    decays = [group["weight_decay"] for group in groups if "weight_decay" in group]
+    for group in groups if decays else ():
+        group["weight_decay"] = choose(decays)
 
 
-def _ahead(ranks: EmulatedRanks) -> None:
+def _change_schedule(ranks: EmulatedUserRanks, *, change: Callable[[Any], None]) -> None:
     own = ranks.task.scheduler
     assert own is not None, "the training has a schedule"
 
     def build(optimizer: Optimizer) -> Any:
         scheduler = own(optimizer)
-        scheduler.step()
+        change(scheduler)
         return scheduler
 
     ranks.task = replace(ranks.task, scheduler=build)
 
 
-def _decays() -> Iterator[Counterfactual]:
-    """One group's weight decay for all groups."""
+def _repeat_step(scheduler: Any, *, times: int) -> None:
+    step = scheduler.step
 
-    def of_all(largest: bool) -> Change:
-        def change(_rank: int, optimizer: Optimizer) -> None:
-            decays = [group["weight_decay"] for group in optimizer.param_groups if "weight_decay" in group]
-            for group in optimizer.param_groups:
-                if decays:
-                    group["weight_decay"] = max(decays) if largest else min(decays)
+    def repeated() -> None:
+        for _ in range(times):
+            step()
 
-        return lambda ranks: ranks.built.append(change)
-
-    for largest, which in ((True, "largest"), (False, "smallest")):
-        words = f"all parameters have the {which} weight decay of any group"
-        yield Counterfactual(cause=Cause.DECAY_EVERYWHERE, sentence=words, change=of_all(largest))
+    scheduler.step = repeated

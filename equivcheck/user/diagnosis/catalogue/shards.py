@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import torch
 
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
 
 
-def local_statistics(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield an optimizer whose norms, means and factors cover only a shard."""
     if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
         words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
-        yield Counterfactual(cause=Cause.LOCAL_STATISTICS, sentence=words, change=_by_shards)
+        yield Mistake(Cause.LOCAL_STATISTICS, words, _update_shards)
 
 
-def _by_shards(ranks: EmulatedRanks) -> None:
+def _update_shards(ranks: EmulatedUserRanks) -> None:
     """Cut parameters, gradients and state to the rank's shard while the optimizer runs."""
     whole: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor | None]] = {}
 
@@ -28,7 +28,7 @@ def _by_shards(ranks: EmulatedRanks) -> None:
         for name, value, box in _boxes(ranks, rank):
             whole[rank, name] = value.data, value.grad
             value.grad = None
-            for key, kept in _alike(ranks, rank, value):
+            for key, kept in _shaped_alike(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = kept[box].clone()
             grad = whole[rank, name][1]
             value.data = value.data[box].clone()
@@ -38,7 +38,7 @@ def _by_shards(ranks: EmulatedRanks) -> None:
         for name, value, box in _boxes(ranks, rank):
             data, grad = whole.pop((rank, name))
             data[box] = value.data
-            for key, kept in _alike(ranks, rank, value):
+            for key, kept in _shaped_alike(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = torch.zeros_like(data)
                 ranks.optimizers[rank].state[value][key][box] = kept
             value.grad = None
@@ -48,7 +48,7 @@ def _by_shards(ranks: EmulatedRanks) -> None:
     ranks.after_update.append(put_back)
 
 
-def _boxes(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, tuple[slice, ...]]]:
+def _boxes(ranks: EmulatedUserRanks, rank: int) -> list[tuple[str, torch.Tensor, tuple[slice, ...]]]:
     found = []
     for name, value in ranks.parameters[rank].items():
         where = ranks.held.by(name, rank).nonzero()
@@ -57,7 +57,7 @@ def _boxes(ranks: EmulatedRanks, rank: int) -> list[tuple[str, torch.Tensor, tup
     return found
 
 
-def _alike(ranks: EmulatedRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def _shaped_alike(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
     """State in the parameter's current shape."""
     state = ranks.optimizers[rank].state.get(value, {})
     return [(key, kept) for key, kept in state.items() if isinstance(kept, torch.Tensor) and kept.shape == value.shape]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ import torch
 from equivcheck.diagnosis.words import numbered, tensors
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Change, Counterfactual, Honest
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.pieces import parts_of
 
@@ -20,7 +21,7 @@ MAX_TENSORS = 24
 """Largest number of parameters to try one by one."""
 
 
-def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counterfactual]:
+def stale_values(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
     """Yield stale parameters in forward, stale gradients, and stale shards after an update."""
     if len(diverged.task.batches) == 1:
         return
@@ -28,113 +29,91 @@ def stale_values(diverged: DivergedTraining, honest: Honest) -> Iterator[Counter
         yield from _old_parameters(diverged)
     for words, zero in (("from the previous step", False), ("from the previous step, and zero at the first step", True)):
         for late in (False, True):
-            sentence = f"gradients are {words}{', also when they are clipped' if not late and honest.clips else ''}"
-            yield Counterfactual(cause=Cause.STALE, sentence=sentence, change=_old_gradients(zero=zero, late=late))
-    yield Counterfactual(cause=Cause.STALE, sentence="the optimizer uses the gradients of the previous step", change=_used_late)
+            sentence = f"gradients are {words}{', also when they are clipped' if not late and facts.clips else ''}"
+            yield Mistake(Cause.STALE, sentence, partial(_swap_gradients, zero=zero, late=late))
+    yield Mistake(Cause.STALE, "the optimizer uses the gradients of the previous step", _update_by_old_gradients)
     if diverged.first.phase is Phase.UPDATE:
         yield from _gathered_late(diverged)
 
 
-def _old_parameters(diverged: DivergedTraining) -> Iterator[Counterfactual]:
-    before = "loss and gradients are computed with the parameters of the"
-    yield _computing(f"{before} previous step", None)
-    yield _computing(f"{before} first step", None, first=True)
+def _old_parameters(diverged: DivergedTraining) -> Iterator[Mistake]:
+    words = "loss and gradients are computed with"
+    yield Mistake(Cause.STALE, f"{words} the parameters of the previous step", partial(_load_old, names=None, first=False))
+    yield Mistake(Cause.STALE, f"{words} the parameters of the first step", partial(_load_old, names=None, first=True))
     if held_elements(diverged).is_sharded:
-        words = "each rank computes with other ranks' shards from the previous step: they are gathered too early"
-        yield Counterfactual(cause=Cause.STALE, sentence=words, change=_old_shards)
+        sentence = "each rank computes with other ranks' shards from the previous step: they are gathered too early"
+        yield Mistake(Cause.STALE, sentence, partial(_load_old, names=None, first=False, foreign_only=True))
     for name in diverged.updated[:MAX_TENSORS]:
         for first, which in ((False, "previous"), (True, "first")):
-            words = f"loss and gradients are computed with `{name}` from the {which} step"
-            yield _computing(words, (name,), first=first)
+            change = partial(_load_old, names=(name,), first=first)
+            yield Mistake(Cause.STALE, f"{words} `{name}` from the {which} step", change)
     modules = dict.fromkeys(name.rpartition(".")[0] for name in diverged.updated)
     for module in list(modules)[:MAX_TENSORS]:
         names = tuple(name for name in diverged.updated if name.rpartition(".")[0] == module)
         if 1 < len(names) < len(diverged.updated):
-            yield _computing(f"loss and gradients are computed with {tensors(names)} from the previous step", names)
+            change = partial(_load_old, names=names, first=False)
+            yield Mistake(Cause.STALE, f"{words} {tensors(names)} from the previous step", change)
 
 
-def _computing(sentence: str, names: tuple[str, ...] | None, *, first: bool = False) -> Counterfactual:
-    def change(ranks: EmulatedRanks) -> None:
-        kept: dict[int, list[Gradients]] = {}
-
-        def load_old(rank: int, _step: int) -> None:
-            own = ranks.parameters[rank]
-            mine = kept.setdefault(rank, [])
-            mine.append({name: own[name].detach().clone() for name in names or own})
-            _load(own, mine[0] if first else mine[max(0, len(mine) - 2)])
-
-        ranks.before_step.append(load_old)
-        ranks.before_reading.append(lambda rank, _step: _load(ranks.parameters[rank], kept[rank][-1]))
-
-    return Counterfactual(cause=Cause.STALE, sentence=sentence, change=change)
-
-
-def _load(parameters: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    for name, value in values.items():
-        parameters[name].data.copy_(value)
-
-
-def _old_shards(ranks: EmulatedRanks) -> None:
+def _load_old(ranks: EmulatedUserRanks, *, names: tuple[str, ...] | None, first: bool, foreign_only: bool = False) -> None:
+    """Compute with parameters from the first or the previous step; with `foreign_only`, only with other ranks' elements."""
     kept: dict[int, list[Gradients]] = {}
 
     def load_old(rank: int, _step: int) -> None:
-        own = ranks.parameters[rank]
-        mine = kept.setdefault(rank, [])
-        mine.append({name: value.detach().clone() for name, value in own.items()})
-        for name, value in mine[max(0, len(mine) - 2)].items():
-            mask = ~ranks.held.by(name, rank)
+        own, mine = ranks.parameters[rank], kept.setdefault(rank, [])
+        mine.append({name: own[name].detach().clone() for name in names or own})
+        for name, value in (mine[0] if first else mine[max(0, len(mine) - 2)]).items():
+            mask = ~ranks.held.by(name, rank) if foreign_only else ...
             own[name].data[mask] = value[mask]
 
+    def restore(rank: int, _step: int) -> None:
+        for name, value in kept[rank][-1].items():
+            ranks.parameters[rank][name].data.copy_(value)
+
     ranks.before_step.append(load_old)
-    ranks.before_reading.append(lambda rank, _step: _load(ranks.parameters[rank], kept[rank][-1]))
+    ranks.before_reading.append(restore)
 
 
-def _old_gradients(*, zero: bool, late: bool) -> Change:
+def _set_gradients(ranks: EmulatedUserRanks, rank: int, values: Mapping[str, torch.Tensor]) -> None:
+    for name, value in values.items():
+        ranks.parameters[rank][name].grad = value.clone()
+
+
+def _swap_gradients(ranks: EmulatedUserRanks, *, zero: bool, late: bool) -> None:
     """Swap in the previous gradients before clipping, or (`late`) before they are read."""
+    kept: dict[int, Gradients] = {}
 
-    def change(ranks: EmulatedRanks) -> None:
-        kept: dict[int, Gradients] = {}
+    def swap(rank: int, _step: int) -> None:
+        fresh = {name: value.clone() for name, value in ranks.gradients(rank).items()}
+        first = {name: torch.zeros_like(value) for name, value in fresh.items()} if zero else fresh
+        _set_gradients(ranks, rank, kept.get(rank, first))
+        kept[rank] = fresh
 
-        def swap(rank: int, _step: int) -> None:
-            fresh = {name: value.clone() for name, value in ranks.gradients(rank).items()}
-            first = {name: torch.zeros_like(value) for name, value in fresh.items()} if zero else fresh
-            old = kept.get(rank, first)
-            for name, value in old.items():
-                ranks.parameters[rank][name].grad = value.clone()
-            kept[rank] = fresh
-
-        (ranks.before_reading if late else ranks.after_backward).append(swap)
-
-    return change
+    (ranks.before_reading if late else ranks.after_backward).append(swap)
 
 
-def _used_late(ranks: EmulatedRanks) -> None:
+def _update_by_old_gradients(ranks: EmulatedUserRanks) -> None:
     kept: dict[int, list[Gradients]] = {}
 
     def hide(rank: int, _step: int) -> None:
         mine = kept.setdefault(rank, [])
         mine.append({name: value.clone() for name, value in ranks.gradients(rank).items()})
-        for name, value in mine[max(0, len(mine) - 2)].items():
-            ranks.parameters[rank][name].grad = value.clone()
-
-    def show(rank: int, _step: int) -> None:
-        for name, value in kept[rank][-1].items():
-            ranks.parameters[rank][name].grad = value.clone()
+        _set_gradients(ranks, rank, mine[max(0, len(mine) - 2)])
 
     ranks.before_update.append(hide)
-    ranks.after_update.append(show)
+    ranks.after_update.append(lambda rank, _step: _set_gradients(ranks, rank, kept[rank][-1]))
 
 
-def _gathered_late(diverged: DivergedTraining) -> Iterator[Counterfactual]:
+def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
     """Elements unchanged by a rank's first wrong update: other ranks' shards arrive a step late, or never."""
     masks = _left_behind(diverged)
     if not any(masks):
         return
     who = numbered([rank for rank, mine in enumerate(masks) if mine])
     words = f"on {who}, other ranks' parameters are from the previous step: they are gathered before the update"
-    yield Counterfactual(cause=Cause.STALE, sentence=words, change=lambda ranks: _lagging(ranks, masks))
+    yield Mistake(Cause.STALE, words, partial(_delay_updates, masks=masks, for_ever=False))
     words = f"updates by other ranks never reach {who}"
-    yield Counterfactual(cause=Cause.NOT_UPDATED, sentence=words, change=lambda ranks: _lagging(ranks, masks, for_ever=True))
+    yield Mistake(Cause.NOT_UPDATED, words, partial(_delay_updates, masks=masks, for_ever=True))
 
 
 def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
@@ -162,9 +141,8 @@ def _values(snapshot: object) -> Iterator[tuple[str, np.ndarray]]:
             yield piece.name, values.reshape(piece.shape)
 
 
-def _lagging(ranks: EmulatedRanks, masks: list[dict[str, torch.Tensor]], *, for_ever: bool = False) -> None:
-    initial = [{name: value.detach().clone() for name, value in own.items()} for own in ranks.parameters]
-    previous = [initial[0]]
+def _delay_updates(ranks: EmulatedUserRanks, *, masks: list[dict[str, torch.Tensor]], for_ever: bool) -> None:
+    previous = [{name: value.detach().clone() for name, value in ranks.parameters[0].items()}]
 
     def lag(values: list[Gradients]) -> list[None]:
         fresh = {}

@@ -9,16 +9,16 @@ import torch
 
 from equivcheck.diagnosis.words import numbered, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.user.diagnosis.counterfactual import Counterfactual, Honest
-from equivcheck.user.diagnosis.diverged import DivergedTraining, named
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
-from equivcheck.user.ranks import build
+from equivcheck.user.diagnosis.diverged import DivergedTraining, parameters_by_name
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.ranks import build_model
 from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
 
 
-def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counterfactual]:
+def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
     """Yield the ranks' initial parameters if they are wrong."""
-    right = {name: value.detach().double().numpy() for name, value in named(build(diverged.task)).items()}
+    right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
     wrong = [
         (piece.name, rank)
         for rank, initial in enumerate(diverged.initial)
@@ -34,7 +34,7 @@ def wrong_start(diverged: DivergedTraining, _honest: Honest) -> Iterator[Counter
         if all(_is_permuted(diverged, name, right[name]) for name in names):
             cause = Cause.PERMUTED
             words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
-        yield Counterfactual(cause=cause, sentence=words, change=lambda emulated: _start_there(diverged, emulated))
+        yield Mistake(cause, words, lambda emulated: _start_there(diverged, emulated))
 
 
 def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bool:
@@ -46,7 +46,7 @@ def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bo
     return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
 
 
-def _start_there(diverged: DivergedTraining, ranks: EmulatedRanks) -> None:
+def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
     for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
         for piece, values in parts_of(initial):
             if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:

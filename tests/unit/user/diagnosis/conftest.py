@@ -1,4 +1,4 @@
-"""Causes and modules are what is tested here."""
+"""Tests in this folder search for causes and modules."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def with_causes() -> None:
-    """Verdicts name causes and modules, as they do for users."""
+    """Let verdicts name causes and modules."""

@@ -1,4 +1,4 @@
-"""Which rank a verdict of `check_training` blames: one that is off what one device computes, or all that are, alike."""
+"""The verdict blames the rank that differs from one device, or all ranks if all differ in the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("without_causes")
 
 
 def scaled(factors: dict[int, float]) -> Callable[..., None]:
-    """Data parallelism by hooks, whose averages are multiplied on some ranks."""
+    """Data parallelism by hooks, with averages scaled on some ranks."""
 
     def average(gradient: torch.Tensor) -> torch.Tensor:
         total = gradient.clone()
@@ -43,7 +43,7 @@ def scaled(factors: dict[int, float]) -> Callable[..., None]:
     ],
 )
 def test_of_ranks_that_disagree_the_one_off_the_reference_is_blamed(factors: dict[int, float], blamed: int, other: int) -> None:
-    """Whichever comes first; the verdict shows what one device, the one to blame and another rank have."""
+    """The verdict shows the values on one device, on the wrong rank and on another rank."""
     size = max(*factors, 1) + 1
 
     verdict = check_training(**brought(mesh={"dp": size}, batches=batches(6), parallelize=scaled(factors)))
@@ -59,13 +59,13 @@ def test_of_ranks_that_disagree_the_one_off_the_reference_is_blamed(factors: dic
 
 
 def whole(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Every tensor of a module by name."""
+    """Return the module's full tensors by name."""
     return dict(module.named_parameters())
 
 
 @pytest.mark.parametrize("full_tensors", [None, whole])
 def test_ranks_that_are_off_alike_are_all_named(full_tensors: Any) -> None:
-    """What all ranks have wrong is nobody's in particular, and no rank is singled out for being the first."""
+    """If all ranks are wrong in the same way, the verdict names all of them."""
     verdict = check_training(**brought(parallelize=scaled({0: 2.0, 1: 2.0}), full_tensors=full_tensors))
     assert verdict.divergence is not None
     assert (verdict.divergence.difference, verdict.divergence.ranks) == (Difference.VALUE, (0, 1))
@@ -74,7 +74,7 @@ def test_ranks_that_are_off_alike_are_all_named(full_tensors: Any) -> None:
 
 
 def test_a_rank_that_lost_state_of_its_shard_is_not_hidden_by_the_first() -> None:
-    """Where each rank updates a part and gathers the rest, a part that is wrong is so on every rank, and is told so."""
+    """If ranks gather each other's shards, a wrong shard is wrong on every rank."""
 
     def lost_on_one(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
         optimizer.zero_grad()

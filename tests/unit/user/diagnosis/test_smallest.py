@@ -1,4 +1,4 @@
-"""What `smallest` leaves of a training: no more than its verdict needs."""
+"""`smallest` keeps only the parts of a training that the verdict needs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from unit.user.programs import batches, brought
 
 
 def by_hand(**changes: Any) -> dict[str, Any]:
-    """Arguments of data parallelism by hand."""
+    """Arguments for explicit data parallelism."""
     return brought(parallelize=lambda model, _mesh: model, **changes)
 
 
 def test_steps_rows_and_ranks_are_left_out() -> None:
-    """Of a reduction that is missing one step on two ranks with a row each is left."""
+    """A missing reduction shrinks to one step on two ranks with one row each."""
     found = smallest(**by_hand(mesh={"dp": 4}, batches=batches(8), rank_step=step_of(reduce=lambda _parameters: None)))
     assert found.verdict.kinds == (Cause.NOT_REDUCED,)
     assert found.arguments["mesh"] == {"dp": 2}
@@ -28,14 +28,14 @@ def test_steps_rows_and_ranks_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_the_cause_stays() -> None:
-    """Where one step, or one microbatch, would show another cause or none, it is not left out."""
+    """Steps and microbatches stay if the cause would change without them."""
     found = smallest(**GRADIENTS["first_microbatch_synced"].brought)
     assert found.verdict.kinds == (Cause.NOT_REDUCED,)
     assert [len(batch) for batch in found.arguments["batches"]] == [2]
 
 
 def test_a_training_that_is_right_stays_as_it_is() -> None:
-    """Nothing is left out where nothing is found."""
+    """A training without a finding stays unchanged."""
     given = by_hand(rank_step=step_of(reduce=averaged))
     found = smallest(**given)
     assert found.verdict.outcome is Outcome.EQUIVALENT
@@ -45,6 +45,6 @@ def test_a_training_that_is_right_stays_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_state_that_the_users_functions_keep_is_theirs() -> None:
-    """Of a function that counts calls the verdict may change from check to check: what is left was seen with its verdict."""
+    """A user's function that counts its calls may change the verdict, but each result is consistent."""
     found = smallest(**by_hand(rank_step=step_of(reduce=Stale())))
     assert found.verdict.outcome is Outcome.DIVERGED

@@ -1,4 +1,4 @@
-"""Functions that take turns: one at a time, together where they meet, and none left behind where one fails."""
+"""`Turns` runs one function at a time, lets them meet, and ends all if one fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.user.diagnosis.turns import NotTogether, Turns
 
 
 def test_one_runs_at_a_time_and_all_meet_in_order() -> None:
-    """Each goes on where all have come, with its own part of what is made of what all gave."""
+    """Each function continues with its own part of the common result."""
     turns, order = Turns(3), list[tuple[str, int]]()
 
     def function(number: int) -> list[int]:
@@ -27,7 +27,7 @@ def test_one_runs_at_a_time_and_all_meet_in_order() -> None:
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_where_one_raises_all_end(failing: int) -> None:
-    """The first error comes out, and no thread waits for ever."""
+    """The first exception is raised, and all threads end."""
     turns, before = Turns(3), threading.active_count()
 
     def function(number: int) -> None:
@@ -43,7 +43,7 @@ def test_where_one_raises_all_end(failing: int) -> None:
 
 @pytest.mark.parametrize("ending", [0, 2])
 def test_one_that_ends_early_is_not_waited_for(ending: int) -> None:
-    """Those that would meet it are told."""
+    """The others get an exception instead of waiting."""
     turns = Turns(3)
 
     def function(number: int) -> None:
@@ -55,7 +55,7 @@ def test_one_that_ends_early_is_not_waited_for(ending: int) -> None:
 
 
 def test_what_fails_where_all_meet_fails_for_all() -> None:
-    """An error of what is done together comes out as well."""
+    """An exception in the common function is raised, too."""
     turns = Turns(2)
 
     def together(_all: list[object]) -> list[object]:

@@ -1,4 +1,4 @@
-"""The opinion of a type checker: where it refuses a training whose parameters have types, or that it accepts it."""
+"""The verdict contains the type checker's objection, or that it accepts the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.user.verdict import UserVerdict
 
 spmd = pytest.importorskip("spmd_types")
 Summed = Callable[[torch.Tensor, Any], torch.Tensor]
-"""Of the addend that each rank of a group has."""
+"""Sum the ranks' partial sums in a group."""
 CUTS = {"up": ((0, "tp"),), "down": ((1, "tp"),)}
 
 
@@ -30,17 +30,17 @@ class Perceptron(nn.Module):
         self.down = nn.Parameter(torch.randn(2, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """On one device."""
+        """Forward on one device."""
         return functional.linear(torch.tanh(functional.linear(x, self.up)), self.down)
 
 
 def typed_parts(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Columns and rows of a rank, with types."""
+    """Shard columns and rows, with types."""
     return parts(model, mesh, lambda part: spmd.assert_type(part, {mesh.get_group(): spmd.V}))
 
 
 def parts(model: nn.Module, mesh: DeviceMesh, typed: Callable[[nn.Parameter], nn.Parameter] = lambda part: part) -> nn.Module:
-    """Those without."""
+    """Shard columns and rows, without types."""
     for name, ((dim, _),) in CUTS.items():
         part = model.get_parameter(name).detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
         setattr(model, name, typed(nn.Parameter(part.clone())))
@@ -49,7 +49,7 @@ def parts(model: nn.Module, mesh: DeviceMesh, typed: Callable[[nn.Parameter], nn
 
 
 def stepping(summed: Summed) -> Callable[..., torch.Tensor]:
-    """A step of a rank that puts the addends of the output together in some way."""
+    """A rank's step that combines partial outputs in some way."""
 
     def step(model: Any, batch: Any, optimizer: torch.optim.Optimizer, loss: Callable[..., torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
@@ -63,7 +63,7 @@ def stepping(summed: Summed) -> Callable[..., torch.Tensor]:
 
 
 def checked(summed: Summed, parallelize: Any = typed_parts, *, explain: bool = True) -> UserVerdict:
-    """Of two ranks."""
+    """The verdict on two ranks."""
     return check_training(
         model=Perceptron,
         parallelize=parallelize,
@@ -79,14 +79,14 @@ def checked(summed: Summed, parallelize: Any = typed_parts, *, explain: bool = T
 
 
 def last_rank_fails(part: torch.Tensor, group: Any) -> torch.Tensor:
-    """As others wait for it."""
+    """Raise on the last rank while the other waits."""
     if group.rank() == group.size() - 1:
         raise ValueError("no more")
     return spmd.all_reduce(part, group, src=spmd.V, dst=spmd.I)
 
 
 def alone(model: Any, batch: Any, optimizer: torch.optim.Optimizer, loss: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Of one device."""
+    """The single-device step."""
     optimizer.zero_grad()
     found = loss(model(batch[0]), batch[1])
     found.backward()
@@ -95,14 +95,14 @@ def alone(model: Any, batch: Any, optimizer: torch.optim.Optimizer, loss: Callab
 
 
 def test_what_is_right_needs_no_opinion() -> None:
-    """The checker is asked of what diverged alone."""
+    """The checker runs only if ranks diverge or fail."""
     verdict = checked(lambda part, group: spmd.all_reduce(part, group, src=spmd.V, dst=spmd.I))
     verdict.assert_equivalent()
     assert not verdict.types
 
 
 def test_the_operation_whose_types_do_not_fit_is_named() -> None:
-    """Where gradients would be summed once more, the backward begins at a type that it must not begin at."""
+    """The checker rejects backward if gradients would be summed twice."""
     verdict = checked(lambda part, group: spmd.all_reduce(part, group, src=spmd.V, dst=spmd.R))
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.types.startswith("spmd_types rejects `found.backward()` (test_typed.py:")
@@ -110,19 +110,19 @@ def test_the_operation_whose_types_do_not_fit_is_named() -> None:
 
 
 def test_numbers_are_no_matter_of_types() -> None:
-    """A mean in place of a sum has the same types."""
+    """A mean instead of a sum has the same types, so the checker accepts it."""
     verdict = checked(lambda part, group: spmd.all_reduce(part, group, src=spmd.V, dst=spmd.I) / 2)
     assert verdict.types == ACCEPTS
 
 
 @pytest.mark.parametrize("explain", [False, True])
 def test_ranks_that_fail_are_asked_about_as_well(explain: bool) -> None:
-    """The checker runs one rank alone; it is not asked where no explanation is wanted."""
+    """The checker needs no other rank. It is skipped without `explain`."""
     assert bool(checked(last_rank_fails, explain=explain).types) is explain
 
 
 def test_parameters_without_types_have_no_opinion() -> None:
-    """The checker would refuse all that mixes with them."""
+    """The checker is skipped because it rejects any mix with untyped parameters."""
     verdict = checked(lambda part, _group: part, parallelize=parts)
     assert verdict.outcome is Outcome.DIVERGED
     assert not verdict.types

@@ -1,4 +1,4 @@
-"""Which module a verdict of `check_training` names: the first whose output, or output gradient, differs on some rank."""
+"""The verdict names the first module whose output or output gradient differs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from unit.user.test_findings import reduced
 
 @pytest.fixture
 def without_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules are looked into, but no cause is looked for."""
+    """Search for modules, but not for causes."""
     nothing = Explanation(cause="", kinds=(), pattern="")
-    monkeypatch.setattr("equivcheck.user.diagnosis.told.explanation_of", lambda _diverged: nothing)
+    monkeypatch.setattr("equivcheck.user.diagnosis.explain.explanation_of", lambda _diverged: nothing)
 
 
 def doubling(which: int, path: str, *, gradient: bool = False) -> Any:
-    """Data parallelism in which a module's output, or the gradient of it, is doubled on one rank."""
+    """Data parallelism that doubles one module's output, or its gradient, on one rank."""
 
     def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
         if gradient:
@@ -43,7 +43,7 @@ def doubling(which: int, path: str, *, gradient: bool = False) -> Any:
 
 
 class Nested(nn.Module):
-    """Blocks with names."""
+    """A model with named blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Nested(nn.Module):
 )
 @pytest.mark.usefixtures("without_causes")
 def test_the_first_module_that_differs_is_named(which: int, path: str, gradient: bool, says: str) -> None:
-    """By its name in the model, whatever is wrapped around it; forward comes before backward."""
+    """The module has its original name under any wrapper. Forward comes before backward."""
     verdict = check_training(**brought(model=Nested, parallelize=doubling(which, path, gradient=gradient)))
     assert verdict.where == says
     assert says in verdict.describe()
@@ -76,14 +76,14 @@ def test_the_first_module_that_differs_is_named(which: int, path: str, gradient:
 
 @pytest.mark.usefixtures("without_causes")
 def test_where_no_module_differs_that_is_said() -> None:
-    """Gradients that are reduced wrongly come from modules that are right."""
+    """A wrong reduction leaves all modules correct."""
     verdict = check_training(**brought(parallelize=lambda model, _: reduced(model, lambda average: average * 2)))
     assert verdict.where.startswith("all module outputs and output gradients agree at step 0")
 
 
 @pytest.mark.usefixtures("without_causes")
 def test_local_parts_are_laid_by_placement() -> None:
-    """Under tensor parallelism a right layer is not taken for a wrong one as it has columns only."""
+    """A column-wise layer is correct although its output is only a part."""
     plan = {"layers.1": ColwiseParallel(use_local_output=False), "layers.2": RowwiseParallel()}
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -98,13 +98,13 @@ def test_local_parts_are_laid_by_placement() -> None:
 
 @pytest.mark.usefixtures("without_causes")
 def test_a_part_of_a_gradient_is_seen_where_it_comes_back() -> None:
-    """A sum that is missing behind the head shows in the gradient of what is before it."""
+    """A missing reduction behind the head shows in the layer before it."""
     verdict = check_training(**SHARDS["head_reduction_missing"].brought)
     assert verdict.where == "first module whose output gradient differs: 2 (backward, ranks 0 and 1), at step 0"
 
 
 def test_updates_are_no_matter_of_modules() -> None:
-    """Where an update differs first no module is looked for."""
+    """No module is named if an update differs first."""
     verdict = check_training(**SHARDS["lars_on_a_shard"].brought)
     assert verdict.cause
     assert not verdict.where
@@ -112,7 +112,7 @@ def test_updates_are_no_matter_of_modules() -> None:
 
 @pytest.mark.slow
 def test_what_is_compiled_has_no_modules_to_look_into() -> None:
-    """A compiled model is one function: that is said."""
+    """The verdict explains why it names no module in a compiled model."""
 
     def compiled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         doubling(1, "3")(model, mesh)

@@ -1,4 +1,4 @@
-"""Of trainings that are wrong in known ways the verdict names the cause, and never another."""
+"""The verdict names the cause of known mistakes, and no other cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from equivcheck import Outcome, check_training
 from equivcheck.diagnosis.patterns import NO_PROOF
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis import explain
-from equivcheck.user.diagnosis.counterfactual import Counterfactual
+from equivcheck.user.diagnosis.mistake import Mistake
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.diagnosis.unknown_faults import UNKNOWN
 from unit.user.diagnosis.wrong_gradients import GRADIENTS
@@ -33,14 +33,14 @@ IN_EACH_RUN = (
     "row_bias",
     "dropout_seed",
 )
-"""Of every kind of fault some; torch environments run all."""
+"""A few mistakes per kind. The torch environments run all."""
 
 
 @pytest.mark.parametrize(
     "wrong", [pytest.param(ALL[name], marks=() if name in IN_EACH_RUN else pytest.mark.slow, id=name) for name in ALL]
 )
 def test_the_cause_is_named(wrong: Wrong) -> None:
-    """The verdict says what is wrong where one device reproduces it, and nothing where none does."""
+    """The cause is named if one device reproduces the mistake, else none."""
     verdict = check_training(**wrong.brought)
     assert verdict.outcome is Outcome.DIVERGED
     assert verdict.divergence is not None
@@ -57,7 +57,7 @@ UNKNOWN_IN_EACH_RUN = ("two_faults", "permuted", "slightly_off")
     [pytest.param(*UNKNOWN[name], marks=() if name in UNKNOWN_IN_EACH_RUN else pytest.mark.slow, id=name) for name in UNKNOWN],
 )
 def test_of_what_is_unknown_no_cause_is_named(wrong: Wrong, says: str) -> None:
-    """A pattern is told as a hint, marked as no proof; where there is none, nothing is."""
+    """A pattern is a hint and says that it proves nothing."""
     verdict = check_training(**wrong.brought)
     assert verdict.outcome is Outcome.DIVERGED
     assert (verdict.cause, verdict.kinds) == ("", ())
@@ -65,7 +65,7 @@ def test_of_what_is_unknown_no_cause_is_named(wrong: Wrong, says: str) -> None:
 
 
 def test_two_causes_that_fit_are_both_named() -> None:
-    """Of two ranks and two microbatches nobody can tell which number gradients were divided by again."""
+    """With two ranks and two microbatches a factor of two has two possible causes."""
     halved = step_of(after_each=lambda parameters, number: number and [parameter.grad.div_(2) for parameter in parameters])
     verdict = check_training(**brought(parallelize=lambda model, _mesh: model, rank_step=halved, batches=two_microbatches()))
     assert verdict.kinds == (Cause.AVERAGED_TWICE, Cause.RESCALED_EACH_MICROBATCH)
@@ -75,7 +75,7 @@ def test_two_causes_that_fit_are_both_named() -> None:
 
 
 def test_a_second_update_is_not_told_from_another_rate_where_it_leaves_the_same() -> None:
-    """Without state two steps of the optimizer are one at twice the rate."""
+    """Without state, two optimizer steps equal one at twice the rate."""
     twice = step_of(after_update=lambda optimizer, _: optimizer.step())
     plain = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
     verdict = check_training(**brought(parallelize=lambda model, _mesh: model, rank_step=twice, **plain))
@@ -84,9 +84,9 @@ def test_a_second_update_is_not_told_from_another_rate_where_it_leaves_the_same(
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_nobody_looks_for_a_cause_unless_ranks_diverge(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that is right costs what it did; one that is wrong as well, where nobody asks."""
+    """A correct training, or `explain=False`, costs no search."""
     looked: list[object] = []
-    monkeypatch.setattr("equivcheck.user.diagnosis.told.with_cause", lambda verdict, *_: looked.append(verdict) or verdict)
+    monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: looked.append(verdict) or verdict)
 
     check_training(**brought(), explain=asked).assert_equivalent()
     assert not looked
@@ -95,20 +95,20 @@ def test_nobody_looks_for_a_cause_unless_ranks_diverge(asked: bool, monkeypatch:
 
 
 def test_what_fails_on_the_way_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A diagnosis that raises leaves the verdict as it was."""
+    """An exception in the diagnosis becomes a note."""
 
     def failing(_diverged: object) -> None:
         raise ArithmeticError("no cause")
 
-    monkeypatch.setattr("equivcheck.user.diagnosis.told.explanation_of", failing)
+    monkeypatch.setattr("equivcheck.user.diagnosis.explain.explanation_of", failing)
     verdict = check_training(**GRADIENTS["not_reduced"].brought)
     assert verdict.outcome is Outcome.DIVERGED
     assert any("looking for the cause failed: ArithmeticError: no cause" in note for note in verdict.notes)
 
 
 def test_what_one_device_leaves_anyway_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A counterfactual that does not differ from the reference is no cause, however near the ranks are to it."""
-    nothing_wrong = Counterfactual(cause=Cause.SCALED, sentence="nothing is wrong", change=lambda _ranks: None)
+    """A mistake that changes nothing is not a cause, even if the ranks nearly agree."""
+    nothing_wrong = Mistake(cause=Cause.SCALED, sentence="nothing is wrong", change=lambda _ranks: None)
     monkeypatch.setattr(explain, "CATALOGUE", ((lambda _diverged, _honest: iter([nothing_wrong]), tuple(Phase)),))
     monkeypatch.setattr(explain, "num_agreeing_moments", lambda _diverged, _traces: 10**6)
     assert not check_training(**GRADIENTS["summed"].brought).cause

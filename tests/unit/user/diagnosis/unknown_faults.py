@@ -1,4 +1,4 @@
-"""Trainings that are wrong in ways that no known fault reproduces."""
+"""Wrong trainings outside the catalogue."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from unit.user.diagnosis.wrong_trainings import Wrong, averaged, by_hand, rank
 
 
 def noisy(parameters: list[torch.Tensor]) -> None:
-    """Each rank adds something of its own."""
+    """Each rank adds its own noise."""
     averaged(parameters)
     for parameter in parameters:
         parameter.grad += 1e-3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(rank()))
 
 
 class ZeroRow:
-    """Another row of the first gradient is zero at each step."""
+    """Zero another row in the first gradient at each step."""
 
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
 
     def __call__(self, parameters: list[torch.Tensor]) -> None:
-        """Count, and set to zero."""
+        """Count the call and zero a row."""
         averaged(parameters)
         number = self.steps[rank()] = self.steps.get(rank(), -1) + 1
         parameters[0].grad[number] = 0.0
 
 
 def twice_wrong(parameters: list[torch.Tensor]) -> None:
-    """Two faults at once."""
+    """Two mistakes at once."""
     averaged(parameters)
     for parameter in parameters:
         parameter.grad *= 2
@@ -47,4 +47,4 @@ UNKNOWN: dict[str, tuple[Wrong, str]] = {
     "zero_rows": (by_hand("", reduce=ZeroRow()), "row 0 of `0.weight` is zero"),
     "slightly_off": (by_hand("", reduce=changed(lambda gradient: gradient * (1 + 1e-12))), ""),
 }
-"""What no known fault reproduces, each with the pattern that is told of it."""
+"""Mistakes outside the catalogue, each with its pattern."""

@@ -1,4 +1,4 @@
-"""Trainings whose gradients, or whose loss, are wrong."""
+"""Trainings with wrong gradients or a wrong loss."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ from unit.user.programs import batches, brought
 
 
 def clipped_and_averaged(parameters: list[torch.Tensor]) -> None:
-    """In the wrong order."""
+    """Clip first, then average."""
     clip(parameters)
     averaged(parameters)
 
 
 def summed(parameters: list[torch.Tensor]) -> None:
-    """Not divided."""
+    """Sum without division."""
     for parameter in parameters:
         dist.all_reduce(parameter.grad)
 
 
 def pairs(parameters: list[torch.Tensor]) -> None:
-    """Over the two ranks next to each other of four."""
+    """Average over two adjacent ranks out of four."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     averaged(parameters, groups[rank() // 2])
 
 
 class Stale:
-    """Gradients of the step before."""
+    """Use the previous step's gradients."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[int, int], torch.Tensor] = {}
 
     def __call__(self, parameters: list[torch.Tensor]) -> None:
-        """Swap."""
+        """Swap in the previous gradients."""
         averaged(parameters)
         for number, parameter in enumerate(parameters):
             fresh = parameter.grad.clone()
@@ -60,13 +60,13 @@ class Stale:
 
 
 def first_microbatch_only(parameters: list[torch.Tensor], number: int) -> None:
-    """Reduce after the first microbatch, and never again."""
+    """Reduce only after the first microbatch."""
     if number == 0:
         averaged(parameters)
 
 
 def bucket_boundary(parameters: list[torch.Tensor]) -> None:
-    """The last elements of a flat bucket are left out."""
+    """Leave out the last elements in a flat bucket."""
     flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
     averages = flat.clone()
     dist.all_reduce(averages)
@@ -78,7 +78,7 @@ def bucket_boundary(parameters: list[torch.Tensor]) -> None:
 
 
 def in_bfloat16(parameters: list[torch.Tensor]) -> None:
-    """Compressed for the wire."""
+    """Reduce in bfloat16."""
     for parameter in parameters:
         sent = parameter.grad.to(torch.bfloat16)
         dist.all_reduce(sent)
@@ -86,12 +86,12 @@ def in_bfloat16(parameters: list[torch.Tensor]) -> None:
 
 
 def half_zero(gradient: torch.Tensor) -> torch.Tensor:
-    """The first rows are zero."""
+    """Zero the first rows."""
     return torch.cat([torch.zeros_like(gradient[:3]), gradient[3:]])
 
 
 def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[list[torch.Tensor]], None]:
-    """Averaged, and then the first of the gradients is another."""
+    """Average, then change the first gradient."""
 
     def reduce(parameters: list[torch.Tensor]) -> None:
         averaged(parameters)
@@ -101,27 +101,27 @@ def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[list[to
 
 
 def not_waited_for(parameters: list[torch.Tensor]) -> None:
-    """Asynchronous, and read at once."""
+    """Read an asynchronous reduction before it is done."""
     for parameter in parameters:
         dist.all_reduce(parameter.grad, async_op=True)
         parameter.grad /= dist.get_world_size()
 
 
 def token_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over rows whose target is not masked."""
+    """The mean over rows with unmasked targets."""
     mask = (targets[:, :1] > -0.5).to(outputs.dtype)  # at least one row of each rank
     return ((outputs - targets).square() * mask).sum() / mask.sum()
 
 
 def other_inputs(batch: Any, mesh: DeviceMesh) -> Any:
-    """Targets of this rank, inputs of the other."""
+    """Pair this rank's targets with the other rank's inputs."""
     inputs, targets = batch
     me = mesh.get_local_rank()
     return inputs.chunk(2)[1 - me].clone(), targets.chunk(2)[me].clone()
 
 
 def started_apart(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Each rank draws its own head."""
+    """Draw another head on each rank."""
     with torch.no_grad():
         model[3].weight += 0.01 * mesh.get_rank()
     return model
@@ -185,4 +185,4 @@ GRADIENTS: dict[str, Wrong] = {
         ),
     ),
 }
-"""Wrong in what gradients are, or in the loss."""
+"""Mistakes in gradients or in the loss."""

@@ -1,4 +1,4 @@
-"""Sharded trainings that are wrong in ways in which people write them."""
+"""Common mistakes in sharded trainings."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from unit.user.programs import adam, batches, brought
 
 
 def sharded(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2."""
+    """Apply FSDP2."""
     return fully_shard(model, mesh=mesh)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's elements."""
+    """Return this rank's elements."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def fsdp(says: str, **parts: Any) -> Wrong:
-    """Wrong in one part of a step."""
+    """An FSDP2 training with a mistake in one part."""
     changes = {"parallelize": sharded, "model": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))}
     given = changes | parts.pop("changes", {})
     return by_hand(says, changes=given, **({"reduce": nothing} | parts))
 
 
 def scale(parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
-    """As clipping does by a norm."""
+    """Scale gradients by a norm, as clipping does."""
     for parameter in parameters:
         local(parameter.grad).mul_(min(1.0, MAX_NORM / (float(norm) + 1e-6)))
 
 
 def by_own_norm(parameters: list[torch.Tensor]) -> None:
-    """Of the shard."""
+    """Clip by the shard's norm."""
     scale(parameters, nn.utils.get_total_norm([local(parameter.grad) for parameter in parameters]))
 
 
 def rooted(parameters: list[torch.Tensor]) -> None:
-    """The maximum over ranks, and a root as for other norms."""
+    """Clip by the root of the maximum over ranks."""
     norm = torch.stack([local(parameter.grad).abs().max() for parameter in parameters if local(parameter.grad).numel()]).max()
     dist.all_reduce(norm, op=dist.ReduceOp.MAX)
     scale(parameters, norm**0.5)
 
 
 def clip_max(parameters: list[torch.Tensor]) -> None:
-    """As one device does by the largest element."""
+    """Clip by the largest element, on one device."""
     nn.utils.clip_grad_norm_(parameters, MAX_NORM, norm_type=float("inf"))
 
 
 class Lars(torch.optim.Optimizer):
-    """A rate for each tensor, by the norms of it and its gradient."""
+    """A learning rate per tensor, from its norm and its gradient's."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -71,7 +71,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def another_shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Every rank loads the shard of the other."""
+    """Load the other rank's shard."""
     model = sharded(model, mesh)
     for parameter in model.parameters():
         parts = [torch.empty_like(local(parameter)) for _ in range(2)]
@@ -82,7 +82,7 @@ def another_shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def another_state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
-    """Every rank goes on with the state of the other's shard."""
+    """Continue with the other rank's optimizer state."""
     for parameter in parameters:
         for key in ("exp_avg", "exp_avg_sq"):
             kept = local(optimizer.state[parameter][key])
@@ -92,7 +92,7 @@ def another_state(optimizer: torch.optim.Optimizer, parameters: list[torch.Tenso
 
 
 class GatheredEarly:
-    """Each rank updates every other parameter, and has the rest as they were before their owners' update."""
+    """Each rank updates every other parameter, and gets the rest from before the update."""
 
     def __init__(self) -> None:
         self.old: dict[int, list[torch.Tensor]] = {}
@@ -104,20 +104,20 @@ class GatheredEarly:
             dist.broadcast(value, src=number % 2)
 
     def after(self, _optimizer: Any, parameters: list[torch.Tensor]) -> None:
-        """Use what was gathered."""
+        """Use the gathered parameters."""
         for number, (parameter, old) in enumerate(zip(parameters, self.old[rank()], strict=True)):
             if number % 2 != rank():
                 parameter.data.copy_(old)
 
 
 def gathered_early() -> Wrong:
-    """As above."""
+    """Arguments with `GatheredEarly`."""
     gathering = GatheredEarly()
     return by_hand("are from the previous step", before_update=gathering.before, after_update=gathering.after)
 
 
 class Prefetched:
-    """A step whose head computes with the weight of the step before."""
+    """Compute with the head's weight from the previous step."""
 
     def __init__(self) -> None:
         self.old: dict[int, torch.Tensor] = {}
@@ -134,7 +134,7 @@ class Prefetched:
 
 
 class _Sum(torch.autograd.Function):
-    """Sum over ranks in the forward pass alone."""
+    """Sum over ranks in forward only."""
 
     @staticmethod
     def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Columns of all ranks side by side; each takes its own part of the gradient."""
+    """Concatenate all ranks' columns. In backward each rank takes its part."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ class _Gather(torch.autograd.Function):
 
 
 def row_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The head is split along its inputs, and each rank adds the bias before the sum."""
+    """A row-wise head whose bias every rank adds before the sum."""
     head = model[3]
     head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(1)]))
 
@@ -176,7 +176,7 @@ def row_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class _Whole(torch.autograd.Function):
-    """As it is; the gradient summed over ranks."""
+    """Identity in forward, sum over ranks in backward."""
 
     @staticmethod
     def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
@@ -190,7 +190,7 @@ class _Whole(torch.autograd.Function):
 
 
 def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The head is split along its outputs; the gradient of its input stays each rank's part."""
+    """A column-wise head whose input gradient is not summed."""
     head = model[3]
     head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh, [Shard(0)]))
     head.forward = lambda inputs: _Gather.apply(nn.functional.linear(inputs, local(head.weight))) + head.bias
@@ -198,7 +198,7 @@ def column_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def sum_missing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Columns, then rows, whose addends stay as they are; what flows back to the columns' input is added up."""
+    """Column-wise, then row-wise without its reduction."""
     up, down = model[2], model[4]
     for linear, name, dim in ((up, "weight", 0), (up, "bias", 0), (down, "weight", 1)):
         setattr(linear, name, nn.Parameter(distribute_tensor(getattr(linear, name).detach(), mesh, [Shard(dim)])))
@@ -208,12 +208,12 @@ def sum_missing(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def columns_and_rows() -> nn.Module:
-    """A norm before them."""
+    """Column-wise and row-wise layers after a norm."""
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 class _GatherRows(torch.autograd.Function):
-    """Rows of all ranks one after the other; each takes its own part of the gradient, which all have whole."""
+    """Concatenate all ranks' rows. In backward each rank takes its part."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 class _Part(torch.autograd.Function):
-    """Rows of this rank of what all have; the gradients of all, one after the other."""
+    """Take this rank's rows. In backward concatenate the gradients."""
 
     @staticmethod
     def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
@@ -240,7 +240,7 @@ class _Part(torch.autograd.Function):
 
 
 def norm_of_own_rows(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Each rank computes the norm of some rows, and keeps the gradient of its weight."""
+    """Each rank normalizes some rows and keeps the weight's gradient."""
     norm = model[2]
     norm.forward = lambda inputs: _GatherRows.apply(
         nn.functional.layer_norm(_Part.apply(inputs), norm.normalized_shape, norm.weight, norm.bias)
@@ -249,7 +249,7 @@ def norm_of_own_rows(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
 
 
 class Tracker(nn.Module):
-    """A buffer with statistics of inputs that nothing reads."""
+    """A buffer with input statistics that nothing reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,12 +262,12 @@ class Tracker(nn.Module):
 
 
 def uneven() -> list[Any]:
-    """Steps of a microbatch of four rows and one of two."""
+    """Steps with one microbatch of four rows and one of two."""
     return [[(inputs[:4], targets[:4]), (inputs[4:], targets[4:])] for inputs, targets in batches(6)]
 
 
 def by_rows(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> Any:
-    """Of one device: each microbatch counts by its rows."""
+    """A single-device step that weighs microbatches by rows."""
     optimizer.zero_grad()
     total, rows = 0.0, sum(len(inputs) for inputs, _ in batch)
     for inputs, targets in batch:
@@ -279,7 +279,7 @@ def by_rows(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss
 
 
 def masked(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
-    """Dropout with a mask that each rank draws by itself."""
+    """Dropout with a mask drawn on each rank."""
     (inputs, mask), targets = batch
     if dist.is_initialized():
         mask = (torch.rand(mask.shape, generator=torch.Generator().manual_seed(rank())) > 0.5).to(mask.dtype)
@@ -320,12 +320,12 @@ SHARDS: dict[str, Wrong] = {
         changes={"parallelize": row_parallel} | IN_TP,
     ),
     "head_reduction_missing": by_hand(
-        "the gradient of the input of `3` is not summed",
+        "the gradient of the input of column-wise `3` is not summed",
         reduce=nothing,
         changes={"parallelize": column_parallel} | IN_TP,
     ),
     "sum_missing": by_hand(
-        "the output of `4` is not summed over the 2 tp ranks",
+        "the output of row-wise `4` is not summed over the 2 tp ranks",
         reduce=nothing,
         changes={"parallelize": sum_missing, "model": columns_and_rows} | IN_TP,
     ),
@@ -341,4 +341,4 @@ SHARDS: dict[str, Wrong] = {
         brought=brought(parallelize=lambda model, _mesh: model, batches=masks(), step=masked),
     ),
 }
-"""Wrong in what shards hold, in layers that are split, and the rest."""
+"""Mistakes with shards, split layers, and others."""

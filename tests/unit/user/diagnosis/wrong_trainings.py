@@ -1,4 +1,4 @@
-"""Trainings that are wrong in ways in which people write them, small, each with what a verdict must say of it."""
+"""Small trainings with common mistakes, and the expected causes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Wrong:
     """One wrong training."""
 
     says: str
-    """What the cause must say; empty where nothing may be named."""
+    """Text in the expected cause; empty if none may be named."""
     brought: dict[str, Any]
-    """Arguments of `check_training`."""
+    """Arguments for `check_training`."""
     step: int | None = field(default=None)
-    """The step that must differ first; None for any."""
+    """Step that must differ first; None for any."""
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """With momentum."""
+    """SGD with momentum."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def two_microbatches(steps: int = 3) -> list[Any]:
-    """Steps of two microbatches of four rows."""
+    """Steps with two microbatches, four rows each."""
     return [
         [tuple(half) for half in zip(inputs.chunk(2), targets.chunk(2), strict=True)] for inputs, targets in batches(8, steps)
     ]
 
 
 def rank() -> int:
-    """Of the caller."""
+    """The caller's rank."""
     return dist.get_rank()
 
 
@@ -58,7 +58,7 @@ def nothing(*_: Any) -> None:
 
 
 def clip(parameters: list[torch.Tensor]) -> None:
-    """As one device does."""
+    """Clip correctly."""
     nn.utils.clip_grad_norm_(parameters, MAX_NORM)
 
 
@@ -73,7 +73,7 @@ def step_of(  # noqa: PLR0913 - one for each part, all by keyword
     takes: Callable[[int], bool] = lambda _number: True,
     updates: Callable[[], bool] = lambda: True,
 ) -> Callable[..., Any]:
-    """A step of a rank, with a function for each of its parts."""
+    """A rank's step, built from one function per part."""
 
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> float:
         parameters = list(model.parameters())
@@ -98,27 +98,27 @@ def step_of(  # noqa: PLR0913 - one for each part, all by keyword
 
 
 def by_hand(says: str, *, first: int | None = None, of_one: Any = None, changes: Any = None, **parts: Any) -> Wrong:
-    """Data parallelism by hand, wrong in one part; `of_one` is the step of one device where it is not the usual one."""
+    """Explicit data parallelism with a mistake in one part; `of_one` replaces the single-device step."""
     given = {"parallelize": lambda model, _mesh: model, "rank_step": step_of(**parts), "step": of_one}
     return Wrong(says=says, brought=brought(**given | (changes or {})), step=first)
 
 
 clipping_step = step_of(reduce=nothing, clips=clip)
-"""Of one device."""
+"""A single-device step with clipping."""
 
 
 def on_rank(which: int, act: Callable[..., None]) -> Callable[..., None]:
-    """Something on one rank only."""
+    """Apply a function on one rank only."""
     return lambda *arguments: act(*arguments) if rank() == which else None
 
 
 def off_rank(which: int, act: Callable[..., None]) -> Callable[..., None]:
-    """Something on all ranks but one."""
+    """Apply a function on all ranks except one."""
     return lambda *arguments: None if rank() == which else act(*arguments)
 
 
 def on_ranks(wrong: Callable[..., Any], right: Callable[..., Any]) -> Callable[..., Any]:
-    """Another function on ranks."""
+    """Apply another function on ranks than on one device."""
 
     def either(*arguments: Any) -> Any:
         return wrong(*arguments) if dist.is_initialized() else right(*arguments)

@@ -1,4 +1,4 @@
-"""Trainings whose updates, optimizer, buffers or shared weights are wrong."""
+"""Trainings with mistakes in updates, optimizer, buffers or shared weights."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from unit.user.programs import adam, brought
 
 
 class InfOnOneRank:
-    """Whether a rank updates: its own gradients decide, and those of one overflow once."""
+    """Skip a rank's update if its own gradients overflow, which happens once."""
 
     def __init__(self) -> None:
         self.seen = 0
 
     def __call__(self) -> bool:
-        """Count the steps of that rank."""
+        """Count the rank's steps."""
         self.seen += rank() == 1
         return rank() != 1 or self.seen != 2
 
 
 class Counter:
-    """Acts at one step of each rank."""
+    """Act at one step on each rank."""
 
     def __init__(self, step: int, act: Callable[..., None]) -> None:
         self.step, self.act, self.seen = step, act, dict[int, int]()
 
     def __call__(self, *arguments: Any) -> None:
-        """Count, and act."""
+        """Count and act."""
         number = self.seen.get(rank(), 0)
         self.seen[rank()] = number + 1
         if number == self.step:
@@ -41,19 +41,19 @@ class Counter:
 
 
 def forgetting(optimizer: torch.optim.Optimizer, _parameters: Any) -> None:
-    """Lose the state."""
+    """Clear the optimizer state."""
     optimizer.state.clear()
 
 
 def momentum_of_a_shard(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> None:
-    """The part of the state that the second rank keeps is zero."""
+    """Zero the second rank's part of the state."""
     buffer = optimizer.state.get(parameters[0], {}).get("momentum_buffer")
     if buffer is not None:
         buffer[3:] = 0
 
 
 def stepped_before(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """A step of warm-up with a rate of zero, on ranks."""
+    """Take a warm-up step with learning rate zero on ranks."""
     optimizer = adam(parameters)
     if dist.is_initialized():
         for parameter in parameters:
@@ -69,7 +69,7 @@ def stepped_before(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def two_groups(parameters: list[nn.Parameter], decays: tuple[float, float]) -> torch.optim.Optimizer:
-    """Matrices and vectors with a decay of their own."""
+    """Matrices and vectors with different weight decay."""
     groups = [[each for each in parameters if each.dim() == dim] for dim in (2, 1)]
     return torch.optim.AdamW(
         [{"params": group, "weight_decay": decay} for group, decay in zip(groups, decays, strict=True)], lr=0.01
@@ -77,7 +77,7 @@ def two_groups(parameters: list[nn.Parameter], decays: tuple[float, float]) -> t
 
 
 def halving(optimizer: torch.optim.Optimizer) -> Any:
-    """A schedule."""
+    """Halve the learning rate at each step."""
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 
 
@@ -99,14 +99,14 @@ def keep_average(model: nn.Module) -> None:
 
 
 def average_after(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
-    """Of one device: after the update."""
+    """Average after the update, on one device."""
     value = step_of(reduce=nothing)(model, batch, optimizer, loss)
     keep_average(model)
     return value
 
 
 def average_before(model: nn.Module, batch: Any, optimizer: Any, loss: Any) -> Any:
-    """Of ranks: before it."""
+    """Average before the update, on ranks."""
     return step_of(before_update=lambda *_: keep_average(model))(model, batch, optimizer, loss)
 
 
@@ -123,7 +123,7 @@ class Tied(nn.Module):
 
 
 def untied(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """The second layer gets a copy."""
+    """Give the second layer a copy."""
     model.last.weight = nn.Parameter(model.last.weight.detach().clone())
     return model
 
@@ -158,4 +158,4 @@ UPDATES: dict[str, Wrong] = {
     ),
     "untied": by_hand("no longer one parameter", changes={"model": Tied, "parallelize": untied}),
 }
-"""Wrong in what the optimizer does, or in the model."""
+"""Mistakes in the optimizer or the model."""

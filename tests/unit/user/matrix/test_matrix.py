@@ -15,7 +15,7 @@ from unit.user.matrix.trainings import NUM_PARAMETERS, batches, in_ddp, matrix_o
 
 
 def test_a_row_has_what_people_look_at_first() -> None:
-    """Outcome, ratio of gradient norms, loss, calls and bytes; on a layout that is right, and one that doubles gradients."""
+    """A row has outcome, norm ratio, loss, calls and bytes."""
     found = matrix_of({"right": {"parallelize": in_ddp}, "doubled": {"parallelize": summed}}).run()
     right, doubled = found.rows
     assert (right.name, right.outcome, right.first_difference) == ("right", "equivalent", "")
@@ -32,7 +32,7 @@ def test_a_row_has_what_people_look_at_first() -> None:
 
 
 def test_calls_of_setup_and_of_reading_are_no_part_of_a_step() -> None:
-    """Tensors that users gather themselves to be read do not count."""
+    """Collectives in `full_tensors` do not count as communication."""
 
     def read(module: Any) -> dict[str, torch.Tensor]:
         dist.all_reduce(torch.ones(1))
@@ -44,7 +44,7 @@ def test_calls_of_setup_and_of_reading_are_no_part_of_a_step() -> None:
 
 
 def test_a_layout_that_is_wrong_on_purpose_passes_as_long_as_it_is_wrong() -> None:
-    """What is expected is another outcome than EQUIVALENT, and any other than that fails."""
+    """An expected outcome passes, and any other fails."""
     assert matrix_of({"doubled": {"parallelize": summed, "expected": "diverged"}}).run().is_passed
     mended = matrix_of({"mended": {"parallelize": in_ddp, "expected": "diverged"}}).run()
     assert not mended.is_passed
@@ -53,7 +53,7 @@ def test_a_layout_that_is_wrong_on_purpose_passes_as_long_as_it_is_wrong() -> No
 
 
 def test_a_layout_that_cannot_be_checked_is_a_row_and_the_others_go_on() -> None:
-    """Bad arguments of one layout, as rows that its mesh cannot share out, are told in its row; a crash of ranks is a verdict."""
+    """Invalid arguments become the row's error, and a crash becomes a verdict."""
     layouts = {
         "three": {"mesh": {"dp": 3}, "parallelize": in_ddp},
         "crash": {"parallelize": raises},
@@ -70,7 +70,7 @@ def test_a_layout_that_cannot_be_checked_is_a_row_and_the_others_go_on() -> None
 
 
 def test_what_one_device_raises_is_told_in_each_row() -> None:
-    """It is the user's own error, and no bug of the checker."""
+    """The user's own exception is the row's error."""
 
     def broken() -> Any:
         raise ZeroDivisionError("by the user")
@@ -80,7 +80,7 @@ def test_what_one_device_raises_is_told_in_each_row() -> None:
 
 
 def test_every_layout_gets_the_same_batches() -> None:
-    """Also where they can be gone through only once."""
+    """A generator of batches is read only once."""
     found = matrix_of({"one": {"parallelize": in_ddp}, "other": {"parallelize": in_ddp}}).run()
     losses = {row.measures.loss for row in found.rows if row.measures is not None}
     assert len(losses) == 1
@@ -88,7 +88,7 @@ def test_every_layout_gets_the_same_batches() -> None:
 
 
 def test_layouts_are_run_in_order_and_told_of_one_by_one() -> None:
-    """Those that are asked for, in the order of the matrix."""
+    """Requested layouts run in matrix order."""
     told: list[tuple[str, int]] = []
     layouts = {name: {"parallelize": in_ddp} for name in ("a", "b", "c")}
     found = matrix_of(layouts).run("c", "a", listener=lambda row, number: told.append((row.name, number)))
@@ -97,19 +97,19 @@ def test_layouts_are_run_in_order_and_told_of_one_by_one() -> None:
 
 
 def test_a_layout_comes_before_what_all_share() -> None:
-    """It may have arguments of its own that do not say what one device computes."""
+    """A layout's own argument overrides a shared one."""
     crashed = matrix_of({"own": {"parallelize": raises}, "shared": {}}, parallelize=in_ddp).run()
     assert [row.verdict.outcome for row in crashed.rows if row.verdict] == [Outcome.CRASHED, Outcome.EQUIVALENT]
 
 
 def test_matrix_checks_at_once() -> None:
-    """The short form of the same."""
+    """`matrix` is short for `Matrix(...).run()`."""
     found = equivcheck.matrix(layouts={"ddp": {"mesh": {"dp": 2}, "parallelize": in_ddp}}, **shared())
     assert found.is_passed
 
 
 def test_every_argument_of_check_training_is_shared_or_a_layouts_own() -> None:
-    """None is both."""
+    """No argument is both."""
     assert set(OF_TRAINING) <= set(ARGUMENTS)
     assert {"mesh", "parallelize", "rank_step", "shard", "world"} <= set(OF_LAYOUT)
 
@@ -144,7 +144,7 @@ def test_every_argument_of_check_training_is_shared_or_a_layouts_own() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(layouts: Any, changes: dict[str, Any], names: str) -> None:
-    """One line that says what, of which layout, and what is allowed; nothing has run by then."""
+    """One line names layout, argument and reason before anything runs."""
     given = {
         name: {"mesh": {"dp": 2}} | options if isinstance(options, dict) else options for name, options in dict(layouts).items()
     }
@@ -155,6 +155,6 @@ def test_what_makes_no_sense_is_refused_at_once(layouts: Any, changes: dict[str,
 
 
 def test_a_layout_that_does_not_exist_is_refused() -> None:
-    """The text lists those that do."""
-    with pytest.raises(UsageError, match="layout 'c' .* Expected one of a, b"):
+    """The text lists the layouts."""
+    with pytest.raises(UsageError, match=r"layout 'c' .* Expected one of a, b"):
         matrix_of({name: {"parallelize": in_ddp} for name in ("a", "b")}).run("c")

@@ -26,7 +26,7 @@ other = equivcheck.Matrix(
 
 
 def test_a_recipe_defines_one_matrix(tmp_path: Path) -> None:
-    """Under any name, with what lies beside the file; it does not run as the main script."""
+    """The matrix may have any name, and the file may import its neighbours."""
     tmp_path.joinpath("beside.py").write_text("NAME = 'a layout'")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(GOOD)
@@ -46,7 +46,7 @@ def test_a_recipe_defines_one_matrix(tmp_path: Path) -> None:
     ids=["none", "two", "raises", "syntax", "exit", "usage"],
 )
 def test_what_is_no_recipe_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
-    """It says what the file does, and where."""
+    """The line says what the file does, and where."""
     recipe = tmp_path / "recipe.py"
     recipe.write_text(text)
     with pytest.raises(UsageError) as raised:
@@ -56,7 +56,7 @@ def test_what_is_no_recipe_is_one_clear_line(tmp_path: Path, text: str, says: st
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """So is one that is no Python file."""
+    """A file that is not Python is named, too."""
     with pytest.raises(UsageError, match=r"missing\.py cannot be read"):
         matrix_of(tmp_path / "missing.py")
     tmp_path.joinpath("recipe.txt").write_text("")

@@ -1,4 +1,4 @@
-"""A small training under layouts that are right, and under layouts that are wrong in a way that is known by hand."""
+"""A small training under correct and wrong layouts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ NUM_PARAMETERS = 3 * 2 + 2
 
 
 def in_ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Right."""
+    """Apply DDP."""
     return DistributedDataParallel(model)
 
 
 def summed(model: nn.Module, _mesh: DeviceMesh) -> None:
-    """Gradients are added up, and not divided: twice what they should be on 2 ranks."""
+    """Sum gradients without division, so they are twice too large on 2 ranks."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: dist.all_reduce(each.grad))
 
 
 def raises(model: nn.Module, _mesh: DeviceMesh) -> None:
-    """No model at all."""
+    """Raise instead of building a model."""
     raise RuntimeError("no <model>")
 
 
 def batches(steps: int = 2) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """One after the other, and only once."""
+    """Yield batches once."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         yield torch.randn(4, 3, generator=generator), torch.randn(4, 2, generator=generator)
 
 
 def shared(**changes: Any) -> dict[str, Any]:
-    """What all layouts have, changed."""
+    """Shared arguments, with changes."""
     usual = {
         "model": lambda: nn.Linear(3, 2),
         "batches": batches(),
@@ -51,6 +51,6 @@ def shared(**changes: Any) -> dict[str, Any]:
 
 
 def matrix_of(layouts: dict[str, Any], **changes: Any) -> Matrix:
-    """These layouts of it; what has no mesh has one of two ranks."""
+    """A matrix with these layouts; the default mesh has two ranks."""
     found = {name: {"mesh": {"dp": 2}} | options for name, options in layouts.items()}
     return Matrix(layouts=found, **shared(**changes))

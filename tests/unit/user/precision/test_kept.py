@@ -1,4 +1,4 @@
-"""Models that compute in float32 whatever their type is: named, and kept from it where users ask for that."""
+"""Models that compute in float32 are named, and kept in float64 if users ask for it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from equivcheck.user.precision.advice import KEPT
 from unit.user.programs import brought, in_ddp
 
 TINY = 1e-7
-"""Relative size of a mistake that no tolerance of float32 can tell."""
+"""A relative error below float32's tolerances."""
 
 
 class RMSNorm(nn.Module):
-    """As that of Llama in transformers."""
+    """The norm in Llama in transformers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Normalized in float32."""
+        """Normalize in float32."""
         kind, wide = hidden.dtype, hidden.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         normed: torch.Tensor = self.weight * wide.to(kind)
@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
 
 
 class Model(nn.Module):
-    """A norm, weights by softmax, and a product in float32 whose other operand is an integer's."""
+    """A norm, a softmax, and a product, all in float32."""
 
     def __init__(self, recompute: bool | None = None) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
         self.recompute = recompute
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Float32 asked for in every way that there is."""
+        """Ask for float32 in every possible way."""
         hidden = self.first(inputs)
         normed = self.norm(hidden) if self.recompute is None else checkpoint(self.norm, hidden, use_reentrant=self.recompute)
         weights = torch.softmax(hidden, -1, dtype=torch.float32)
@@ -55,13 +55,13 @@ class Model(nn.Module):
 
 
 def slightly_wrong(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """One gradient off by `TINY` of it."""
+    """Change one gradient by the relative error `TINY`."""
     model.head.weight.register_hook(lambda gradient: gradient * (1 + TINY))
     return in_ddp(model, mesh)
 
 
 def test_small_mistakes_show_where_the_type_is_kept() -> None:
-    """What tolerances of float32 hide is found with `keep_dtype`, and honest ranks are equivalent in float64."""
+    """`keep_dtype` finds an error that float32's tolerances hide."""
     missed = check_training(**brought(model=Model, parallelize=slightly_wrong))
     found = check_training(**brought(model=Model, parallelize=slightly_wrong, keep_dtype=True))
     honest = check_training(**brought(model=Model, keep_dtype=True))
@@ -73,20 +73,20 @@ def test_small_mistakes_show_where_the_type_is_kept() -> None:
 
 
 def test_modules_that_leave_the_type_are_named() -> None:
-    """The verdict says which module computes in fewer digits, by which function, and what keeps it from that."""
+    """The note names module, function and remedy."""
     (note,) = check_training(**brought(model=Model)).notes
     assert note.startswith("float64 becomes float32 in RMSNorm 'norm' (to), and 1 more, so tolerances are those of float32")
     assert "keep_dtype=True" in note
 
 
 def test_a_type_that_is_kept_is_declared() -> None:
-    """A training that was changed says so, and nothing else where nothing leaves the type any more."""
+    """A note says that the training was changed."""
     assert check_training(**brought(model=Model, keep_dtype=True)).notes == (KEPT,)
     assert check_training(**brought()).notes == ()
 
 
 def test_losses_that_leave_the_type_are_named() -> None:
-    """What no module computes is the loss, or the step."""
+    """Casts outside any module belong to the loss or the step."""
     arguments = brought(loss=lambda outputs, targets: (outputs.float() - targets.float()).pow(2).mean())
     (note,) = check_training(**arguments).notes
     assert "float32 in the loss or the step (float), " in note
@@ -105,7 +105,7 @@ def test_what_is_computed_again_keeps_its_type(reentrant: bool) -> None:
 
 
 def test_optimizers_keep_the_types_of_their_state() -> None:
-    """A fused update reads its counter as float32, whatever is kept."""
+    """A fused update reads its counter as float32."""
     made: list[torch.optim.Optimizer] = []
 
     def fused(parameters: list[Any]) -> torch.optim.Optimizer:
@@ -117,7 +117,7 @@ def test_optimizers_keep_the_types_of_their_state() -> None:
 
 
 def doubled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """All gradients off by the number of ranks."""
+    """Multiply all gradients by the number of ranks."""
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient * 2)
     return in_ddp(model, mesh)
@@ -125,14 +125,14 @@ def doubled(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 @pytest.mark.usefixtures("with_causes")
 def test_causes_are_found_where_types_are_kept() -> None:
-    """Backward passes come by diagnosis, whichever way they take."""
+    """The diagnosis intercepts backward passes under `keep_dtype`, too."""
     verdict = check_training(**brought(model=Model, parallelize=doubled, keep_dtype=True))
     assert verdict.kinds == (Cause.SUMMED,), verdict.describe()
 
 
 @pytest.mark.usefixtures("with_causes")
 def test_a_cause_in_float32_is_no_cause_where_types_are_kept() -> None:
-    """Nor does what diagnosis tries in float32 become float64: a loss that is no mean over rows has one cause."""
+    """Candidates in float32 stay in float32, so the loss has one cause."""
 
     def own_mean(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
         optimizer.zero_grad()

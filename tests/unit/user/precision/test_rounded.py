@@ -1,4 +1,4 @@
-"""Trainings that round to few digits: the run on one device rounds alike, so that several steps are told exactly."""
+"""One device rounds like the ranks, so several steps in low precision are compared exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OUTPUT_WIDE = MixedPrecision(param=ElementType.BFLOAT16, reduce=ElementType.FLOA
 
 
 class Model(nn.Module):
-    """Layers with a norm that computes in float32, and a buffer that nothing casts."""
+    """Layers with a norm in float32, and a buffer that nothing casts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Model(nn.Module):
         self.register_buffer("offset", torch.linspace(-1.0, 1.0, 16))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Every layer once."""
+        """Call every layer once."""
         hidden = self.second(torch.tanh(self.first(inputs)) + self.offset)
         wide = hidden.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 def fully_sharded(policy: MixedPrecision) -> Callable[[nn.Module, DeviceMesh], None]:
-    """FSDP2 of each layer and of the model, with the same policy."""
+    """FSDP2 on each layer and on the model, with the same policy."""
     param, reduce, output = (
         None if kind is None else getattr(torch, kind.value) for kind in (policy.param, policy.reduce, policy.output)
     )
@@ -61,22 +61,22 @@ def fully_sharded(policy: MixedPrecision) -> Callable[[nn.Module, DeviceMesh], N
 
 
 def flat_sharded(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """FSDP1 of the model."""
+    """FSDP1 on the model."""
     kinds = FlatMixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, mixed_precision=kinds)
 
 
 def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    """Nothing reduces gradients."""
+    """Leave gradients unreduced."""
 
 
 def wide_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A mean over rows, in the type of the targets."""
+    """A mean over rows in the targets' type."""
     return nn.functional.mse_loss(outputs.to(targets.dtype), targets)
 
 
 def rounding(**changes: Any) -> dict[str, Any]:
-    """Arguments with a model and a batch for any of the meshes here."""
+    """Arguments with a model and a batch for all meshes in these tests."""
     return brought(model=Model, batches=batches(12, STEPS), loss=wide_loss, **changes)
 
 
@@ -99,7 +99,7 @@ HONEST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("arguments", HONEST.values(), ids=HONEST)
 def test_several_steps_in_few_digits_are_equivalent(arguments: dict[str, Any]) -> None:
-    """One device that rounds alike leaves what ranks leave, at every step, within float32's units or narrower."""
+    """Ranks agree at every step within float32's tolerances or narrower."""
     verdict = check_training(**rounding(**arguments))
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
     assert "bfloat16" in verdict.precision
@@ -107,7 +107,7 @@ def test_several_steps_in_few_digits_are_equivalent(arguments: dict[str, Any]) -
 
 
 def test_a_flat_shard_rounds_alike() -> None:
-    """FSDP1 casts the inputs of its root alone."""
+    """FSDP1 casts only its root's inputs."""
     arguments = rounding(parallelize=flat_sharded, precision=REDUCED_WIDELY)
     arguments["model"] = lambda: nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
     check_training(**arguments).assert_equivalent()
@@ -126,20 +126,20 @@ BUGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("arguments", BUGS.values(), ids=BUGS)
 def test_wrong_reductions_are_found_at_once(arguments: dict[str, Any]) -> None:
-    """A reduction that is missing, or in another type than the policy says, shows in the first gradients."""
+    """A missing reduction, or one in another type, shows in the first gradients."""
     verdict = check_training(**rounding(**arguments))
     assert verdict.divergence is not None, verdict.describe()
     assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.GRADIENT)
 
 
 def deep() -> nn.Module:
-    """So many parameters that some of them round otherwise if all are moved by a unit of float32."""
+    """A model with enough parameters that some round differently after a perturbation."""
     inner = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())]
     return nn.Sequential(nn.Linear(4, 64), *inner, nn.Linear(64, 2))
 
 
 def test_first_gradients_are_told_in_units_of_float32() -> None:
-    """Ranks begin with the bits of one device, and so do the copies that say how far rounding moves gradients."""
+    """Ranks, and the copies that measure noise, start from equal bits."""
     task = task_of(model=deep, loss=wide_loss, precision=REDUCED_WIDELY, dtype=torch.float32)
     run = RoundedRun(task, SingleDeviceRun(exact_task(task)), ())
     gradients = [moment for moment in run.confirming_reference(None).moments if moment.phase is Phase.GRADIENT]
@@ -148,13 +148,13 @@ def test_first_gradients_are_told_in_units_of_float32() -> None:
 
 
 def test_another_policy_than_said_is_noted() -> None:
-    """Where ranks differ, what they were seen to have is held against what was said."""
+    """If ranks differ, a note compares their policy with the given one."""
     verdict = check_training(**rounding(parallelize=fully_sharded(REDUCED_LOW), precision=REDUCED_WIDELY))
     assert verdict.notes == (f"precision is {REDUCED_WIDELY!r}, but your ranks use {REDUCED_LOW!r}",)
 
 
 def autocast_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
-    """Forward alone in few digits, then clipping."""
+    """Forward in low precision, then clipping."""
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         outputs = model(batch[0])
@@ -174,14 +174,14 @@ def autocast_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer
     ids=["fsdp2", "autocast"],
 )
 def test_what_rounds_unannounced_is_told_of_the_argument(arguments: dict[str, Any], told: str) -> None:
-    """Where ranks differ that were seen to round, the note is code that says the same."""
+    """If ranks round and differ, the note contains the argument as code."""
     verdict = check_training(**rounding(**arguments))
     assert verdict.outcome is Outcome.DIVERGED, verdict.describe()
     assert any(told in note for note in verdict.notes), verdict.notes
 
 
 def own_loss(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> float:
-    """Two microbatches, a loss of its own, and one that asks for outputs and parameters themselves."""
+    """Two microbatches with a custom loss, one of which uses outputs and parameters directly."""
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in batch:
@@ -205,7 +205,7 @@ def several_losses(model: nn.Module, batch: Any, optimizer: torch.optim.Optimize
 
 @pytest.mark.parametrize("step", [own_loss, several_losses])
 def test_steps_of_users_mean_the_same_by_parts(step: Any) -> None:
-    """Whatever a step makes of the outputs of all parts, gradients are those of the whole batch."""
+    """Gradients equal the full batch's for any use of the joined outputs."""
     two = list(zip(batches(12, STEPS), batches(12, STEPS)[::-1], strict=True))
     exact = MixedPrecision(reduce=ElementType.FLOAT64)
     verdict = check_training(**rounding(precision=exact, step=step) | {"batches": [list(pair) for pair in two]})
@@ -214,13 +214,13 @@ def test_steps_of_users_mean_the_same_by_parts(step: Any) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_step_of_users_that_autocasts_is_equivalent(ranks: int) -> None:
-    """Autocast around the forward pass, a wide loss and clipping are done on one device as on ranks, however many."""
+    """A step with autocast, a wide loss and clipping is equivalent on any number of ranks."""
     arguments = rounding(step=autocast_step, precision=AUTOCAST, dtype=torch.float32, mesh={"dp": ranks})
     check_training(**arguments | {"batches": batches(12, 2)}).assert_equivalent()
 
 
 def test_sums_over_rows_are_scaled_as_on_ranks() -> None:
-    """A loss that sums is multiplied by the number of ranks, also where rows are taken in parts."""
+    """A sum is multiplied by the number of ranks, also over parts."""
 
     def summed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs - targets).pow(2).sum()
@@ -230,7 +230,7 @@ def test_sums_over_rows_are_scaled_as_on_ranks() -> None:
 
 
 def test_what_is_no_mean_over_rows_is_no_pass() -> None:
-    """In parts one device divides by the count of each part, as wrong ranks do: agreement then is inconclusive."""
+    """One device over parts makes the same mistake as the ranks, so agreement is inconclusive."""
 
     def over_own_rows(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         counts = targets[:, 0] > 0
@@ -247,22 +247,22 @@ class Outputs(OrderedDict[str, Any]):
 
     @property
     def values_of_rows(self) -> torch.Tensor:
-        """What the loss is of."""
+        """Values for the loss."""
         found: torch.Tensor = self["values_of_rows"]
         return found
 
 
 class Naming(Model):
-    """Returns an object of its own, with a mean over rows beside."""
+    """A model that returns an object with a mean over rows."""
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        """As the model."""
+        """Return named outputs."""
         outputs = super().forward(inputs)
         return Outputs(values_of_rows=outputs, level=outputs.mean(), words=("nothing",))
 
 
 def named_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
-    """Reads the outputs by their names."""
+    """A step that reads outputs by name."""
     optimizer.zero_grad()
     outputs = model(batch[0])
     value: torch.Tensor = nn.functional.mse_loss(outputs.values_of_rows, batch[1]) + 0.1 * outputs["level"]
@@ -272,19 +272,19 @@ def named_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _
 
 
 def test_outputs_keep_their_types_by_parts() -> None:
-    """Objects that are dicts stay such objects; means over rows that they hold are means over all parts."""
+    """Dict subclasses keep their type, and scalar means are averaged."""
     exact = MixedPrecision(reduce=ElementType.FLOAT64, output=ElementType.FLOAT64)
     check_training(**rounding(precision=exact, step=named_step) | {"model": Naming}).assert_equivalent()
 
 
 def over_tensor_parallelism(model: nn.Module, mesh: DeviceMesh) -> None:
-    """FSDP2 of a model of which two layers are cut."""
+    """FSDP2 over two tensor-parallel layers."""
     parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "head": RowwiseParallel()})
     fully_sharded(REDUCED_WIDELY)(model, mesh["dp"])
 
 
 def test_sums_that_no_device_has_are_told_by_wider_tolerances() -> None:
-    """Ranks of tensor parallelism round parts of a sum: honest ones never diverge, a missing reduction does."""
+    """Correct tensor-parallel ranks never diverge, and a missing reduction does."""
 
     def build() -> nn.Module:
         return nn.Sequential(OrderedDict(first=nn.Linear(4, 16), second=nn.Identity(), head=nn.Linear(16, 2)))
@@ -297,7 +297,7 @@ def test_sums_that_no_device_has_are_told_by_wider_tolerances() -> None:
 
 
 def test_a_policy_of_the_type_that_parameters_have_rounds_nothing() -> None:
-    """It is no reason for a difference, and no note says so."""
+    """Such a policy causes neither a difference nor a note."""
 
     def wrong(model: nn.Module, mesh: DeviceMesh) -> None:
         model[3].register_forward_hook(lambda _module, _inputs, outputs: outputs * 1.1)

@@ -1,4 +1,4 @@
-"""Dropout by masks that are data: the same elements are dropped on one device and on ranks."""
+"""Dropout masks as data: one device and ranks drop the same elements."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from torch.utils.checkpoint import checkpoint
 
 from equivcheck import Outcome, UsageError, check_training
 from equivcheck.scenario import ElementType, MixedPrecision
-from equivcheck.user.randomness.masks import Cut, MaskShapes, mask_dropout
+from equivcheck.user.randomness import MaskShapes, RowShard, mask_dropout
 from equivcheck.worlds.trace.differences import Phase
 from unit.user.programs import batches, brought, in_ddp
 
 
 def build() -> nn.Module:
-    """Two modules that drop out."""
+    """A model with two dropout modules."""
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
 def channels() -> nn.Module:
-    """Drops whole channels."""
+    """A model that drops full channels."""
     return nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 6, 1), nn.Dropout1d(0.4), nn.Flatten(), nn.Linear(6, 2))
 
 
 def in_fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """In place."""
+    """Apply FSDP2 in place."""
     fully_shard(model, mesh=mesh)
 
 
 def in_dtensors(model: nn.Module, mesh: DeviceMesh) -> None:
-    """What is dropped from is a DTensor of which each rank has some columns."""
+    """Drop elements from a column-sharded DTensor."""
     parallelize_module(model, mesh, {"0": ColwiseParallel(use_local_output=False), "4": RowwiseParallel()})
 
 
 def in_local_tensors(model: nn.Module, mesh: DeviceMesh) -> None:
-    """The same columns, of which nobody knows where they lie."""
+    """Drop elements from local columns with unknown positions."""
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "4": RowwiseParallel()})
 
 
 def untouched(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    """Nothing reduces gradients."""
+    """Leave gradients unreduced."""
 
 
 def masking(**changes: Any) -> dict[str, Any]:
-    """Arguments of `check_training` with dropout."""
+    """Arguments with dropout."""
     return brought(dropout_masks=True) | {"model": build} | changes
 
 
@@ -65,7 +65,7 @@ def masking(**changes: Any) -> dict[str, Any]:
     ids=["ddp", "channels", "hsdp", "dtensors"],
 )
 def test_dropout_is_equivalent(parallelize: Callable[..., Any], mesh: dict[str, int], model: Callable[[], nn.Module]) -> None:
-    """Each rank drops its part of what one device drops; a missing reduction still shows."""
+    """Ranks drop the same elements as one device, and a missing reduction still shows."""
     arguments = masking(mesh=mesh, model=model)
     check_training(**arguments | {"parallelize": parallelize}).assert_equivalent()
     if "tp" not in mesh:
@@ -73,7 +73,7 @@ def test_dropout_is_equivalent(parallelize: Callable[..., Any], mesh: dict[str, 
 
 
 def test_masks_of_microbatches_and_of_casts_are_cut_alike() -> None:
-    """Each microbatch has a mask of its own, also where one device takes the parts of ranks to round alike."""
+    """Each microbatch has its own mask, also if one device uses the ranks' parts."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
     def sharded(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -90,10 +90,10 @@ def test_masks_of_microbatches_and_of_casts_are_cut_alike() -> None:
 
 
 def test_a_rank_with_the_mask_of_another_diverges() -> None:
-    """What is dropped is compared, as it changes the first loss."""
+    """A wrong mask changes the first loss."""
 
     def first_mask(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        mask_dropout(model, 0, MaskShapes({("1", call): (4, 8) for call in range(9)}), Cut(0, 2))
+        mask_dropout(model, 0, MaskShapes({("1", call): (4, 8) for call in range(9)}), RowShard(0, 2))
         return in_ddp(model, mesh)
 
     verdict = check_training(**masking(parallelize=first_mask))
@@ -102,19 +102,19 @@ def test_a_rank_with_the_mask_of_another_diverges() -> None:
 
 
 def test_where_a_mask_cannot_be_cut_one_line_says_so() -> None:
-    """A local tensor of some columns does not tell which these are."""
+    """Local columns have no known position."""
     with pytest.raises(UsageError, match=r"Dropout '1' has inputs \[4, 4\] on a rank and \[4, 8\] on one device\. .* eval\(\)"):
         check_training(**masking(mesh={"tp": 2}, parallelize=in_local_tensors))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_is_computed_again_drops_the_same(reentrant: bool) -> None:
-    """Activation checkpointing changes no gradient, at any step."""
+    """Activation checkpointing changes no gradient at any step."""
     found = []
     for recomputes in (False, True):
         torch.manual_seed(0)
         model = build()
-        mask_dropout(model, 0, MaskShapes(), Cut())
+        mask_dropout(model, 0, MaskShapes(), RowShard())
         inputs = torch.ones(4, 4, requires_grad=True)
         for _ in range(2):
             outputs = checkpoint(model, inputs, use_reentrant=reentrant) if recomputes else model(inputs)
@@ -125,5 +125,5 @@ def test_what_is_computed_again_drops_the_same(reentrant: bool) -> None:
 
 @pytest.mark.usefixtures("with_causes")
 def test_the_cause_of_what_ranks_with_masks_do_wrong_is_named() -> None:
-    """One device that stands for each rank in turn drops what that rank drops."""
+    """Emulated ranks use each rank's masks."""
     assert "left unreduced" in check_training(**masking(parallelize=untouched, mesh={"dp": 2})).cause

@@ -9,15 +9,15 @@ import torch
 
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
-from equivcheck.user.diagnosis.emulated_ranks import EmulatedRanks
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.traces.settings import UserTrace
 
-Change = Callable[[EmulatedRanks], None]
+Change = Callable[[EmulatedUserRanks], None]
 """Makes correct emulated ranks wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Honest:
+class StepFacts:
     """Facts about a training, measured by emulating correct ranks."""
 
     own_rows: bool
@@ -30,8 +30,8 @@ class Honest:
     """Whether ranks with their own rows compute something else than one device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counterfactual:
+@dataclass(frozen=True, slots=True)  # positional, because the catalogue builds hundreds
+class Mistake:
     """A candidate mistake: it may explain a divergence."""
 
     cause: Cause
@@ -43,10 +43,10 @@ class Counterfactual:
     own_rows: bool = False
     """Whether each rank must compute on its own rows, even if all rows would give the same result."""
 
-    def run(self, diverged: DivergedTraining, num_steps: int, honest: Honest) -> tuple[UserTrace, ...]:
+    def run(self, diverged: DivergedTraining, num_steps: int, facts: StepFacts) -> tuple[UserTrace, ...]:
         """Train emulated ranks with the mistake and return their traces."""
-        emulated = EmulatedRanks(diverged, own_rows=honest.own_rows or self.own_rows)
-        emulated.num_backward = honest.num_backward
+        emulated = EmulatedUserRanks(diverged, own_rows=facts.own_rows or self.own_rows)
+        emulated.num_backward = facts.num_backward
         self.change(emulated)
         return emulated.train(num_steps)
 

@@ -1,4 +1,4 @@
-"""Dropout masks as data: drawn for all rows, then split over ranks.
+"""Reproducible random numbers: seeded generators, and dropout masks as data that is split over ranks.
 
 If each rank drew its own masks, it would drop other elements than one device. A mask here depends only on the seed, the module
 name and the call number, so all ranks draw the same one and take their rows from it.
@@ -6,10 +6,13 @@ name and the call number, so all ranks draw the same one and take their rows fro
 
 from __future__ import annotations
 
+import contextlib
+import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
@@ -31,7 +34,7 @@ class MaskShapes:
 
 
 @dataclass(slots=True)
-class Cut:
+class RowShard:
     """The part of the rows that a model is called with."""
 
     number: int = 0
@@ -40,6 +43,25 @@ class Cut:
     """Number of parts."""
     in_turn: bool = False
     """Whether the model is called with all parts one by one."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch, numpy and random, and restore their state afterwards.
+
+    Simulated ranks are threads and share these generators. Code in this context must not communicate, because another rank could
+    run then.
+    """
+    torch_state, numpy_state, state = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(torch_state)
+        np.random.set_state(numpy_state)
+        random.setstate(state)
 
 
 def require_masks(wanted: object) -> MaskShapes | None:
@@ -52,7 +74,7 @@ def require_masks(wanted: object) -> MaskShapes | None:
 class Masked:
     """Replaces the forward of a dropout module."""
 
-    def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: Cut) -> None:
+    def __init__(self, module: nn.Module, name: str, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
         self._module, self._name, self._seed, self._shapes, self.cut = module, name, seed, shapes, cut
         self._calls = 0
 
@@ -61,7 +83,7 @@ class Masked:
         rate = float(self._module.p)  # type: ignore[arg-type]
         if not self._module.training or rate == 0:
             return inputs
-        if not in_backward():  # activation checkpointing asks for the last mask once more
+        if not in_backward():  # activation checkpointing recomputes with the last mask
             self._calls += 1
         mask = self._mask(tuple(inputs.shape), rate)
         kept = mask.to(inputs.dtype) / (1 - rate) if rate < 1 else torch.zeros_like(mask, dtype=inputs.dtype)
@@ -85,21 +107,22 @@ class Masked:
         return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == whole[dim] else mask
 
 
-def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: Cut) -> None:
+def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: RowShard) -> None:
     """Replace the forward of every dropout module."""
     for name, module in model.named_modules():
         if isinstance(module, MASKED):
             module.forward = Masked(module, name, seed, shapes, cut)  # type: ignore[assignment]
 
 
-def cut_masks(model: nn.Module, number: int, count: int) -> None:
+def set_row_shard(model: nn.Module, number: int, count: int) -> None:
     """Choose the part of the rows for all masks in a model."""
     for module in model.modules():
         if isinstance(module.forward, Masked):
-            module.forward.cut = Cut(number, count)
+            module.forward.cut = RowShard(number, count)
 
 
 def _drawn(shape: Shape, rate: float, seed: int, name: str, index: int) -> torch.Tensor:
+    # Not hash(), because that differs between processes.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}/{index}".encode()))
     return torch.rand(shape, generator=generator, dtype=torch.float64) >= rate
 

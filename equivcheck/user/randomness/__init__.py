@@ -1,1 +1,0 @@
-"""Reproducible random numbers for users' trainings, equal on one device and on ranks."""
