@@ -55,9 +55,10 @@ class UserCase:
         """A sentence if one device also diverges when it processes the ranks' parts one by one; else empty."""
         if self._far is None:
             return ""
+        where = f"step {self._far.step}, {self._far.phase.value}"
         return (
-            "one device that processes the ranks' rows part by part also computes something else "
-            f"(step {self._far.step}, {self._far.phase.value}): is your loss, or a layer such as batch norm, no mean over rows?"
+            f"one device that processes the ranks' rows part by part also computes something else ({where}): "
+            "is your loss, or a layer such as batch norm, not a mean over rows?"
         )
 
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:

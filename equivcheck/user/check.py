@@ -117,7 +117,7 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         scheduler=scheduler,
         step=step,
         rank_step=rank_step or step,
-        data_axes=data_axes_of(axes, data_axes, by_hand=shard is not None),
+        data_axes=data_axes_of(axes, data_axes, user_shards=shard is not None),
         shard=shard,
         full_tensors=full_tensors,
         cuts=require_cuts(cuts, [name for name, _ in axes]),

@@ -134,7 +134,7 @@ def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:
     return tuple(mesh.items())
 
 
-def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, by_hand: bool) -> tuple[str, ...]:
+def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None, *, user_shards: bool) -> tuple[str, ...]:
     """Return the axes along which rows are split.
 
     The user's `given` axes win. Otherwise axis names decide, and unknown names raise `UsageError` unless the user shards batches.
@@ -147,7 +147,7 @@ def data_axes_of(mesh: tuple[tuple[str, int], ...], given: Sequence[str] | None,
             raise invalid(f"data_axes {given!r}", why, f"a tuple of mesh axes from {', '.join(names)}")
         return tuple(given)
     for name in names:
-        if name not in DATA_AXES + OTHER_AXES and not by_hand:
+        if name not in DATA_AXES + OTHER_AXES and not user_shards:
             why = "its name does not tell whether its ranks get different rows"
             raise invalid(f"mesh axis {name!r} without data_axes", why, "data_axes=(...) with the axes that split the batch")
     return tuple(name for name in names if name in DATA_AXES)

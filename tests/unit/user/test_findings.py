@@ -201,8 +201,8 @@ def test_what_is_no_mean_over_rows_is_hinted_at() -> None:
         **brought(model=lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), parallelize=in_ddp)
     )
     assert verdict.outcome is Outcome.DIVERGED
-    assert "no mean over rows" in verdict.describe()
-    assert "no mean over rows" not in check_training(**brought(parallelize=lambda model, _: None)).describe()
+    assert "not a mean over rows" in verdict.describe()
+    assert "not a mean over rows" not in check_training(**brought(parallelize=lambda model, _: None)).describe()
 
 
 def test_wrappers_and_ties_keep_names() -> None:

@@ -14,8 +14,8 @@ from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
 
 MEAN_OF_MEANS = (
-    "your loss or model is no mean over rows: each rank divides by its own count, or normalizes with the statistics of its own "
-    "rows, and the results are averaged over ranks"
+    "your loss or model is not a mean over rows: each rank divides by its own count, or normalizes with the statistics of its "
+    "own rows, and the results are averaged over ranks"
 )
 BUFFERS = "buffers are left unreduced: each rank's buffers are computed from its own rows"
 PARTS = "your `shard` returns wrong parts (one device that averages over them computes the same values): "

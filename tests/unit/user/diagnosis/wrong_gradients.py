@@ -155,7 +155,7 @@ GRADIENTS: dict[str, Wrong] = {
     "zero_grad_forgotten": by_hand("not zeroed between steps", zero=False, reduce=averaged),
     "lost_rows": by_hand("the gradients of rows 0 to 2 of `0.weight` are zero", reduce=changed(half_zero)),
     "bf16_reduction": by_hand("reduced in bfloat16", reduce=in_bfloat16),
-    "token_count_local": by_hand("no mean over rows", changes={"loss": token_loss, "batches": batches(12)}),
+    "token_count_local": by_hand("not a mean over rows", changes={"loss": token_loss, "batches": batches(12)}),
     "same_rows": by_hand(
         "every rank computes on the rows of rank 0",
         changes={"shard": lambda batch, _mesh: tuple(each[:2].clone() for each in batch)},
