@@ -31,7 +31,7 @@ class UserCase:
         pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
 
-    def case(self) -> Case:
+    def judge_case(self) -> Case:
         """Return the case for the judge; every step is required."""
         return Case(
             reference=lambda: self._readable(self._quick),
@@ -42,7 +42,7 @@ class UserCase:
     @property
     def confirming_reference(self) -> Reference:
         """The deciding reference, limited to tensors that ranks could read."""
-        return self.case().confirming_reference()
+        return self.judge_case().confirming_reference()
 
     def hint(self, first: Divergence) -> str:
         """Return a possible explanation for a divergence; empty if none is known."""

@@ -69,18 +69,18 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
 
 
 def _judged(verdict: UserVerdict, original: SingleDeviceRun, result: RanksResult, *, explain: bool) -> UserVerdict:
-    brought = UserCase(original, result.run.values)
-    verdict, doubt = judge(verdict, brought.case(), result)
-    verdict = replace(verdict, unread=brought.unread, measures=brought.measures(result.run.calls))
+    case = UserCase(original, result.run.values)
+    verdict, doubt = judge(verdict, case.judge_case(), result)
+    verdict = replace(verdict, unread=case.unread, measures=case.measures(result.run.calls))
     if verdict.divergence is not None:
-        hinted = replace(verdict, hint=brought.hint(verdict.divergence))
-        return with_cause(hinted, original, brought.confirming_reference, result.run.values) if explain else hinted
-    other = brought.other_settings
+        hinted = replace(verdict, hint=case.hint(verdict.divergence))
+        return with_cause(hinted, original, case.confirming_reference, result.run.values) if explain else hinted
+    other = case.other_settings
     if other is not None:
         return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(other), divergence=other)
     missing = missing_evidence(original.task, changes_parameters=original.changes_parameters)
     if original.task.precision is not None and verdict.outcome is Outcome.EQUIVALENT:
-        missing = missing or brought.apart_in_parts
+        missing = missing or case.apart_in_parts
     if verdict.outcome is Outcome.EQUIVALENT and missing:
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=missing)
     if doubt is not None and doubt.step:

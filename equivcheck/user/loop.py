@@ -32,7 +32,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
     scheduler = None if task.scheduler is None else task.scheduler(optimizer)
     found = _Gradients(reader, optimizer)
     take_step = step or default_step(task)
-    called, loss = reader.module, _scaled(task.loss, loss_scale)
+    called, loss = reader.module, _scale_loss(task.loss, loss_scale)
     if step is None and isinstance(task.precision, LowPrecision):
         called, loss = _autocast(called, task.precision), _autocast(loss, task.precision)
     kept = []
@@ -40,7 +40,7 @@ def train(task: Task, reader: Reader, batches: Sequence[Any], step: TrainStep | 
         for index, batch in enumerate(batches):
             mark(Stage.COMPUTE, index)
             found.begin(index)
-            value = _number(take_step(called, batch, optimizer, loss))
+            value = _loss_value(take_step(called, batch, optimizer, loss))
             mark(Stage.READING, index)  # communication from here on belongs to the check, not to the training
             gradients = found.taken or reader.gradients()
             kept.append(Step(loss=value, gradients=gradients, clip_norm=None, clipped=None, parameters=reader.parameters()))
@@ -62,8 +62,8 @@ def _step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: 
     kind: Any = type(optimizer)
     share = 1.0 / len(microbatches(batch)) if averages else 1.0
     if _requires_closure(kind):
-        return float(optimizer.step(lambda: _accumulated(model, batch, optimizer, loss, share)))
-    total = _accumulated(model, batch, optimizer, loss, share)
+        return float(optimizer.step(lambda: _accumulate(model, batch, optimizer, loss, share)))
+    total = _accumulate(model, batch, optimizer, loss, share)
     optimizer.step()
     return total
 
@@ -75,17 +75,17 @@ def _requires_closure(kind: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _accumulated(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
+def _accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Loss, share: float) -> float:
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in microbatches(batch):
-        value = loss(_called(model, inputs), targets)
+        value = loss(_call(model, inputs), targets)
         (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
         total += scalar(value) * share
     return total
 
 
-def _called(model: nn.Module, inputs: Any) -> Any:
+def _call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple):
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
@@ -130,11 +130,11 @@ def _autocast(function: Callable[..., Any], kind: LowPrecision) -> Any:
     return called
 
 
-def _scaled(loss: Loss, factor: float) -> Loss:
+def _scale_loss(loss: Loss, factor: float) -> Loss:
     return loss if factor == 1.0 else lambda outputs, targets: loss(outputs, targets) * factor
 
 
-def _number(value: Any) -> float | None:
+def _loss_value(value: Any) -> float | None:
     if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:

@@ -87,7 +87,7 @@ class Masked:
             self._calls += 1
         mask = self._mask(tuple(inputs.shape), rate)
         kept = mask.to(inputs.dtype) / (1 - rate) if rate < 1 else torch.zeros_like(mask, dtype=inputs.dtype)
-        return inputs * (_placed(kept, inputs) if isinstance(inputs, DTensor) else kept)
+        return inputs * (_distribute_like(kept, inputs) if isinstance(inputs, DTensor) else kept)
 
     def _mask(self, shape: Shape, rate: float) -> torch.Tensor:
         """Mask for inputs of this shape, True for kept elements."""
@@ -96,11 +96,11 @@ class Masked:
         if cut.count == 1:
             self._shapes.seen.setdefault((self._name, index), shape)
         whole = self._shapes.seen.get((self._name, index), shape)
-        mask = _drawn(whole if type(self._module) is nn.Dropout else _of_channels(whole), rate, self._seed, self._name, index)
+        mask = _draw(whole if type(self._module) is nn.Dropout else _channel_shape(whole), rate, self._seed, self._name, index)
         if shape == whole:
             return mask
         dim = next((dim for dim, (all_, own) in enumerate(zip(whole, shape, strict=False)) if all_ != own), 0)
-        if len(shape) != len(whole) or _with(whole, dim, whole[dim] // cut.count) != shape:
+        if len(shape) != len(whole) or _with_dim(whole, dim, whole[dim] // cut.count) != shape:
             name = f"{type(self._module).__name__} {self._name!r}"
             why = f"{name} has inputs {list(shape)} on a rank and {list(whole)} on one device"
             raise invalid("dropout_masks True", why, f"1/{cut.count} of one dim, or DTensors. Otherwise use p=0 or eval()")
@@ -121,21 +121,21 @@ def set_row_shard(model: nn.Module, number: int, count: int) -> None:
             module.forward.cut = RowShard(number, count)
 
 
-def _drawn(shape: Shape, rate: float, seed: int, name: str, index: int) -> torch.Tensor:
+def _draw(shape: Shape, rate: float, seed: int, name: str, index: int) -> torch.Tensor:
     # Not hash(), because that differs between processes.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}/{index}".encode()))
     return torch.rand(shape, generator=generator, dtype=torch.float64) >= rate
 
 
-def _of_channels(shape: Shape) -> Shape:
+def _channel_shape(shape: Shape) -> Shape:
     return (*shape[:2], *(1 for _ in shape[2:]))
 
 
-def _with(shape: Shape, dim: int, size: int) -> Shape:
+def _with_dim(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def _placed(mask: torch.Tensor, inputs: DTensor) -> torch.Tensor:
+def _distribute_like(mask: torch.Tensor, inputs: DTensor) -> torch.Tensor:
     """The mask as a DTensor with the inputs' placements."""
     mesh, own = inputs.device_mesh, mask.expand(inputs.shape)
     coordinate: Sequence[int] = mesh.get_coordinate() or ()

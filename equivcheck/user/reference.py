@@ -43,7 +43,7 @@ class SingleDeviceRun:
             model, untouched = _same_model_twice(task)
             with _Precision() as precision:
                 self.trace = self.train(seed=task.seed, model=model)
-            self.changes_parameters = _differ(model, untouched)
+            self.changes_parameters = _has_changed(model, untouched)
             self.element_types = precision.seen.union(self._tensors())
             self.precision = coarsest(self.element_types)
             self.eps = eps_of(self.precision)
@@ -95,7 +95,7 @@ def reference_from(trace: Trace, copies: Sequence[Trace], eps: float, limit: flo
 
     `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
     """
-    rows = list(zip(*map(_values, (trace, *copies)), strict=True))
+    rows = list(zip(*map(_all_values, (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
@@ -159,7 +159,7 @@ def perturbed_model(task: Task, eps: float, generator: np.random.Generator) -> n
     return model
 
 
-def _values(trace: Trace) -> list[Any]:
+def _all_values(trace: Trace) -> list[Any]:
     return [moment.snapshot.values for moment in moments(trace)]
 
 
@@ -176,7 +176,7 @@ def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
     return first, second
 
 
-def _differ(trained: nn.Module, untouched: nn.Module) -> bool:
+def _has_changed(trained: nn.Module, untouched: nn.Module) -> bool:
     pairs = zip(trained.parameters(), untouched.parameters(), strict=False)
     return any(not torch.equal(after, before) for after, before in pairs)
 

@@ -45,14 +45,14 @@ def smallest(**arguments: Any) -> Smallest:
         smaller = False
         for changed in _smaller(arguments, verdict):
             num_tried += 1
-            found = _checked(changed)
+            found = _checked_or_none(changed)
             if found is not None and _is_same(verdict, found):
                 arguments, verdict, smaller = changed, found, True
                 break
     return Smallest(arguments=arguments, verdict=verdict, num_tried=num_tried)
 
 
-def _checked(arguments: Mapping[str, Any]) -> UserVerdict | None:
+def _checked_or_none(arguments: Mapping[str, Any]) -> UserVerdict | None:
     """None if the smaller training is not valid, for example because its rows cannot be split evenly."""
     try:
         return check_training(**arguments)

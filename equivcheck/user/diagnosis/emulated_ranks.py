@@ -124,11 +124,11 @@ class EmulatedUserRanks:
         with one_thread():
             batches = [convert_batch(batch, task.dtype) for batch in self.batches[rank][:num_steps]]
             trace = train(task, reader, batches, self._step_of(rank), self.scale)
-        return self._as_seen(trace, self.diverged.traces[rank])
+        return self._as_reported(trace, self.diverged.traces[rank])
 
     def _with_hooks(self, rank: int, parameters: list[nn.Parameter]) -> Optimizer:
         optimizer = self.task.optimizer(parameters)
-        optimizer.register_step_pre_hook(lambda *_: self._tell(self.before_reading, rank))
+        optimizer.register_step_pre_hook(lambda *_: self._call_events(self.before_reading, rank))
         self.optimizers[rank] = optimizer
         for change in self.built:
             change(rank, optimizer)
@@ -141,10 +141,10 @@ class EmulatedUserRanks:
         def step(model: nn.Module, batch: Any, optimizer: Optimizer, loss: Loss) -> Any:
             if not hooked:  # registered after `train` has added its own hook, so that gradients are read first
                 hooked.append(optimizer)
-                optimizer.register_step_pre_hook(lambda *_: self._tell(self.before_update, rank))
-                optimizer.register_step_post_hook(lambda *_: self._tell(self.after_update, rank))
+                optimizer.register_step_pre_hook(lambda *_: self._call_events(self.before_update, rank))
+                optimizer.register_step_post_hook(lambda *_: self._call_events(self.after_update, rank))
             self._count[rank] = 0
-            self._tell(self.before_step, rank)
+            self._call_events(self.before_step, rank)
             value = own(model, batch, optimizer, loss)
             if rank in self.at_end:
                 self.at_end[rank]()
@@ -160,7 +160,7 @@ class EmulatedUserRanks:
         self.held.take_from_owners(values)
         return [None] * len(values)
 
-    def _tell(self, events: Sequence[Event], rank: int) -> None:
+    def _call_events(self, events: Sequence[Event], rank: int) -> None:
         with torch.no_grad():
             for event in events:
                 event(rank, self._step[rank])
@@ -183,7 +183,7 @@ class EmulatedUserRanks:
         self._count[rank] += 1
         self.num_seen = max(self.num_seen, self._count[rank])
         if self._count[rank] == self.num_backward:
-            self._tell(self.after_backward, rank)
+            self._call_events(self.after_backward, rank)
 
     def _clip(self, tensors: list[torch.Tensor], kind: float, scale: Any) -> torch.Tensor:
         rank = getattr(self._local, "rank", None)
@@ -203,23 +203,23 @@ class EmulatedUserRanks:
             else:
                 scale(tensors, norm)
         self.kind, self._scale = kind, scale
-        self._tell(self.after_clipping, rank)
+        self._call_events(self.after_clipping, rank)
         return norm
 
     def clip_again(self, rank: int, norm: torch.Tensor) -> None:
         """Scale a rank's gradients by a norm, as its last clipping did."""
         self._scale(list(self.parameters[rank].values()), norm)
 
-    def _as_seen(self, trace: UserTrace, found: UserTrace | Any) -> UserTrace:
+    def _as_reported(self, trace: UserTrace, found: UserTrace | Any) -> UserTrace:
         """The trace without losses and state that the real ranks do not report."""
         steps = tuple(
             replace(own, loss=None) if other.loss is None else own for own, other in zip(trace.steps, found.steps, strict=False)
         )
         held = {piece.name for each in self.diverged.traces for piece in each.state.pieces}
-        return replace(trace, steps=steps, state=_only(trace.state, held))
+        return replace(trace, steps=steps, state=_select_pieces(trace.state, held))
 
 
-def _only(snapshot: Snapshot, names: set[str]) -> Snapshot:
+def _select_pieces(snapshot: Snapshot, names: set[str]) -> Snapshot:
     kept, values, place = [], [], 0
     for number, (piece, there) in enumerate(zip(snapshot.pieces, snapshot.present, strict=True)):
         if piece.name in names:

@@ -54,7 +54,7 @@ class Turns:
         if number == len(self._turns) - 1 and self._error is None:
             self._results = together(list(self._given))
             self._num_met += 1
-        self._pass_on(number)
+        self._wake_next(number)
         self._turns[number].acquire()
         if self._error is not None:
             raise NotTogether("another rank failed")
@@ -70,9 +70,9 @@ class Turns:
         except BaseException as error:
             self._error = self._error or error
         self._ended.add(number)
-        self._pass_on(number)
+        self._wake_next(number)
 
-    def _pass_on(self, number: int) -> None:
+    def _wake_next(self, number: int) -> None:
         """Wake the next function that has not ended; this may be the same one again."""
         size = len(self._turns)
         for distance in range(1, size + 1):

@@ -47,7 +47,7 @@ def opinion_of_types(task: Task) -> str:
         if not isinstance(cause, spmd.SpmdTypeError):
             return ""
         words = shortened(str(cause).partition("\n")[0])
-        return REFUSES.format(place=_place(cause.__traceback__), words=words)
+        return REFUSES.format(place=_stack_line(cause.__traceback__), words=words)
     return ACCEPTS if is_typed else ""
 
 
@@ -61,7 +61,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
     if not typed:
         return False
     for parameter in typed:
-        _give_gradient_types(parameter, spmd)
+        _add_gradient_types(parameter, spmd)
     batch = rank_batch(task, convert_batch(task.batches[0], task.dtype), mesh)
     if task.shard is None:
         types = _types_of_rows(task, mesh, typed, spmd)
@@ -72,7 +72,7 @@ def _typed_step(task: Task, spmd: Any) -> bool:
     return True
 
 
-def _give_gradient_types(parameter: Any, spmd: Any) -> None:
+def _add_gradient_types(parameter: Any, spmd: Any) -> None:
     """Add types to gradients. The checker leaves them untyped, so it would not check the update."""
     types = {axis: each.backward_type() for axis, each in spmd.get_local_type(parameter).items()}
 
@@ -89,7 +89,7 @@ def _types_of_rows(task: Task, mesh: DeviceMesh, typed: list[nn.Parameter], spmd
     return {axis: spmd.V if name in task.data_axes else spmd.R for name, axis in axes.items() if axis in known}
 
 
-def _place(at: TracebackType | None) -> str:
+def _stack_line(at: TracebackType | None) -> str:
     """The innermost stack line outside torch, the checker and equivcheck."""
     through = tuple(str(Path(str(sys.modules[name].__file__)).parent) for name in (torch.__name__, CHECKER, "equivcheck"))
     frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(through)]

@@ -54,25 +54,25 @@ class _Supervisor:
             pool.workers.append(_Checker(self._order))
             while pool.workers and not self._interruption.requested:
                 for checker, message in pool.messages():
-                    self._hear(checker, message)
+                    self._handle(checker, message)
         known = self._known or {}
         asked = chosen(self._names, tuple(known)) if known else ()
         rows = tuple(self._done[name] for name in asked if name in self._done)
         return MatrixResult(rows=rows, asked=len(asked), interrupted=self._interruption.requested)
 
-    def _hear(self, checker: _Checker, message: object) -> None:
+    def _handle(self, checker: _Checker, message: object) -> None:
         if isinstance(message, Refused):
             raise UsageError(message.why)
         if isinstance(message, Layouts):
-            self._begin(message)
+            self._start_checkers(message)
             self._next(checker)
         elif isinstance(message, LayoutDone):
-            self._note(message.row)
+            self._record(message.row)
             self._next(checker, is_spent=message.is_spent)
         elif isinstance(message, Ended):
-            self._lost(checker)
+            self._report_lost(checker)
 
-    def _begin(self, message: Layouts) -> None:
+    def _start_checkers(self, message: Layouts) -> None:
         """The first process to read the recipe knows how many layouts there are; start the others then."""
         if self._known is None:
             self._known = {row.name: row for row in message.rows}
@@ -88,13 +88,13 @@ class _Supervisor:
         if self._waiting:
             self._pool.workers.append(_Checker(self._order))
 
-    def _lost(self, checker: _Checker) -> None:
+    def _report_lost(self, checker: _Checker) -> None:
         how = checker.how_it_ended()
         if not checker.name or self._known is None:
             raise invalid(f"{self._order.recipe}", f"its process {how}", "a file that can be imported", api="recipe")
-        self._note(replace(self._known[checker.name], error=f"the process that checked it {how}"))
+        self._record(replace(self._known[checker.name], error=f"the process that checked it {how}"))
         self._next(checker, is_spent=True)
 
-    def _note(self, row: Row) -> None:
+    def _record(self, row: Row) -> None:
         self._done[row.name] = row
         self._listener(row, len(self._done))

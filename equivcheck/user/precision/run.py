@@ -68,13 +68,13 @@ class RoundedRun(SingleDeviceRun):
 
     def reference(self) -> Reference:
         """Return the reference with noise from a few copies."""
-        return self._measured(NUM_ROUNDED, Shuffled)
+        return self._from_copies(NUM_ROUNDED, Shuffled)
 
     def confirming_reference(self, parts: Trace | None) -> Reference:  # noqa: ARG002 - this run is in parts itself
         """Return the reference with noise from many copies with perturbed rounding, and from other divisions."""
         with one_thread():
             others = [self.train(seed=self.task.seed, division=division) for division in _OTHER_DIVISIONS]
-        return self._measured(NUM_ROUNDED_CONFIRMATIONS, self._shaken, *others)
+        return self._from_copies(NUM_ROUNDED_CONFIRMATIONS, self._perturbed_rounding, *others)
 
     def parts(self) -> Trace | None:
         """None, because this run already uses the ranks' parts."""
@@ -92,7 +92,7 @@ class RoundedRun(SingleDeviceRun):
             in_parts = trace_of(exact, seed=exact.seed, spread=spread)
         return far_moment(Reference(coarse_moments(self._whole.trace, limit), None, limit), in_parts)
 
-    def _measured(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
+    def _from_copies(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
         generator = np.random.default_rng((self.task.seed, num_copies))
         with one_thread():
             copies = [self._copy(copy, jitter(generator, 1 + copy), generator) for copy in range(num_copies)]
@@ -105,7 +105,7 @@ class RoundedRun(SingleDeviceRun):
             seed=task.seed, jitter=jitter, drift=lambda tensor: tensor * perturbation_factors(tensor, eps, generator), **given
         )
 
-    def _shaken(self, generator: np.random.Generator, copy: int) -> Jitter:
+    def _perturbed_rounding(self, generator: np.random.Generator, copy: int) -> Jitter:
         rounding, kept = rounding_of(self.task), str(self._kept).removeprefix("torch.")
         to = rounding.compute or rounding.autocast
         return PerturbedRounding(generator, copy, kept, kept if to is None else to.value)

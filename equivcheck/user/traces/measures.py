@@ -45,7 +45,7 @@ def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], c
     """Compute the measures if all ranks finished. `gradients` are those at the first step on one device."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
     losses = [trace.steps[0].loss for trace in traces]
-    counted = [_of_a_step(rank, len(expected.steps)) for rank in calls]
+    counted = [_calls_per_step(rank, len(expected.steps)) for rank in calls]
     return Measures(
         loss=_mean([loss for loss in losses if loss is not None]),
         expected_loss=expected.steps[0].loss,
@@ -61,7 +61,7 @@ def first_gradients(moments: Iterable[Expected]) -> Expected | None:
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 
-def _of_a_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
+def _calls_per_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
     """Calls and bytes in the step with the fewest. Other steps may contain setup, such as DDP's bucket rebuild."""
     steps: list[list[int]] = [[] for _ in range(num_steps)]
     for call in calls:

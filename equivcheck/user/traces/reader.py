@@ -46,11 +46,11 @@ class Reader:
 
     def parameters(self) -> Snapshot:
         """Current parameters."""
-        return self._read(lambda parameter: parameter)
+        return self._read_each(lambda parameter: parameter)
 
     def gradients(self) -> Snapshot:
         """Current gradients. A missing gradient is recorded as missing."""
-        return self._read(lambda parameter: parameter.grad)
+        return self._read_each(lambda parameter: parameter.grad)
 
     def state(self, optimizer: torch.optim.Optimizer) -> Snapshot:
         """Optimizer state.
@@ -61,21 +61,21 @@ class Reader:
         state = _state_of(optimizer)
         if self.full_tensors is None:
             found = state_slots(reduce_partials(state), self.slots())
-            return _of_slots([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
+            return _snapshot_at([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
         keys = sorted({key for values in state.values() for key in values})
         rows = [row for key in keys for row in self._state_rows(state, key)]
-        return _joined(rows)
+        return _snapshot_of(rows)
 
     def buffers(self) -> Snapshot:
         """Current buffers."""
-        return _joined([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
+        return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
 
-    def _read(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
+    def _read_each(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
         if self.full_tensors is not None:
-            return _joined(self._gathered([(parameter, part(parameter)) for parameter in self.module.parameters()]))
+            return _snapshot_of(self._gather([(parameter, part(parameter)) for parameter in self.module.parameters()]))
         slots = self.slots()
         tensors = [part(slot.parameter) for slot in slots]
-        return _of_slots(slots, tensors, self._pieces, self._place)
+        return _snapshot_at(slots, tensors, self._pieces, self._place)
 
     def slots(self) -> tuple[Slot, ...]:
         """Return a slot per parameter; replaced parameters are looked up again, hidden ones are kept.
@@ -90,7 +90,7 @@ class Reader:
             self._pieces = tuple(piece for slot in self._slots for piece in slot.pieces)
         return self._slots
 
-    def _gathered(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
+    def _gather(self, parts: Sequence[tuple[nn.Parameter, torch.Tensor | None]]) -> list[tuple[str, torch.Tensor | None]]:
         """Gather tensors in the place of parameters. A full tensor made only from missing tensors is missing."""
         assert self.full_tensors is not None, "asked for only where the user has given it"
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
@@ -109,7 +109,7 @@ class Reader:
         ]
         if any(fits):
             fitting = [value if is_fitting else None for value, is_fitting in zip(values, fits, strict=True)]
-            gathered = self._gathered(list(zip(parameters, fitting, strict=True)))
+            gathered = self._gather(list(zip(parameters, fitting, strict=True)))
             return [(f"{name}/{key}", full) for name, full in gathered if full is not None]
         named = {parameter: name for name, parameter in self.names.parameters(self.module)}
         rows = [(named.get(parameter), value) for parameter, value in zip(parameters, values, strict=True) if value is not None]
@@ -149,17 +149,19 @@ def _slot(name: str, parameter: torch.Tensor) -> Slot:
     return Slot(parameter=parameter, pieces=pieces)
 
 
-def _whole(name: str, tensor: torch.Tensor) -> Piece:
+def _full_piece(name: str, tensor: torch.Tensor) -> Piece:
     return Piece(name=name, shape=tuple(tensor.shape))
 
 
-def _joined(rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = _whole) -> Snapshot:
+def _snapshot_of(
+    rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = _full_piece
+) -> Snapshot:
     held = [(name, torch.empty(0) if tensor is None else tensor) for name, tensor in rows]
     slots = [Slot(parameter=tensor, pieces=(piece(name, tensor),)) for name, tensor in held]
-    return _of_slots(slots, [tensor for _, tensor in rows])
+    return _snapshot_at(slots, [tensor for _, tensor in rows])
 
 
-def _of_slots(
+def _snapshot_at(
     slots: Sequence[Slot],
     tensors: Sequence[torch.Tensor | None],
     pieces: tuple[Piece, ...] | None = None,
