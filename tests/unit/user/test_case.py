@@ -25,7 +25,7 @@ def test_state_that_no_rank_hands_over_is_left_out(run: SingleDeviceRun) -> None
     """Unread state is named, not compared, and does not raise doubt."""
     read, unread = (UserCase(run, [trace]) for trace in (run.trace, replace(run.trace, state=NOTHING)))
 
-    (expected,) = (moment for moment in unread.case().reference().moments if moment.phase is Phase.STATE)
+    (expected,) = (moment for moment in unread.judge_case().reference().moments if moment.phase is Phase.STATE)
 
     assert read.unread == ()
     assert unread.unread == expected.table.names
