@@ -22,26 +22,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "EquivCheckError": "equivcheck.errors",
-    "InvalidScenario": "equivcheck.errors",
-    "Layout": "equivcheck.scenario",
-    "Matrix": "equivcheck.user.matrix.matrix",
-    "NotEquivalent": "equivcheck.errors",
-    "Outcome": "equivcheck.oracle.verdict.verdict",
-    "Scenario": "equivcheck.scenario",
-    "TensorProgram": "equivcheck.programs.nouns",
-    "Training": "equivcheck.scenario",
-    "UsageError": "equivcheck.errors",
-    "Verdict": "equivcheck.oracle.verdict.verdict",
-    "World": "equivcheck.worlds.world",
-    "check": "equivcheck.checking.check",
-    "check_operation": "equivcheck.programs.operation_check.check",
-    "check_training": "equivcheck.user.check",
-    "explained": "equivcheck.diagnosis.explain",
-    "from_json": "equivcheck.scenario.file_format.codec",
-    "matrix": "equivcheck.user.matrix.matrix",
-    "smallest": "equivcheck.user.smallest",
-    "to_json": "equivcheck.scenario.file_format.codec",
+    "equivcheck.checking.check": ("check",),
+    "equivcheck.diagnosis.explain": ("explained",),
+    "equivcheck.errors": ("EquivCheckError", "InvalidScenario", "NotEquivalent", "UsageError"),
+    "equivcheck.oracle.verdict.verdict": ("Outcome", "Verdict"),
+    "equivcheck.programs.nouns": ("TensorProgram",),
+    "equivcheck.programs.operation_check.check": ("check_operation",),
+    "equivcheck.scenario": ("Layout", "Scenario", "Training"),
+    "equivcheck.scenario.file_format.codec": ("from_json", "to_json"),
+    "equivcheck.user.check": ("check_training",),
+    "equivcheck.user.matrix.matrix": ("Matrix", "matrix"),
+    "equivcheck.user.smallest": ("smallest",),
+    "equivcheck.worlds.world": ("World",),
 }
 
 __all__ = [
@@ -70,9 +62,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name at first use (PEP 562), so that `import equivcheck` is fast and does not import torch."""
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
 from equivcheck.user.loop import train
-from equivcheck.user.precision.seen import PrecisionObserver, policy_of
+from equivcheck.user.precision.policy import PrecisionObserver, policy_of
 from equivcheck.user.randomness import RowShard, mask_dropout, seeded
 from equivcheck.user.task import Task
 from equivcheck.user.traces.cuts import ShardBoxes

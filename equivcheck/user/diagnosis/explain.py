@@ -11,18 +11,14 @@ from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.catalogue.clipping import wrong_clippings
-from equivcheck.user.diagnosis.catalogue.linears import wrong_splits
-from equivcheck.user.diagnosis.catalogue.losses import wrong_losses
+from equivcheck.user.diagnosis.catalogue.data import wrong_losses, wrong_rows
+from equivcheck.user.diagnosis.catalogue.layers import wrong_positions, wrong_splits
 from equivcheck.user.diagnosis.catalogue.microbatches import wrong_accumulations
-from equivcheck.user.diagnosis.catalogue.positions import wrong_positions
+from equivcheck.user.diagnosis.catalogue.parameters import local_statistics, wrong_sharing, wrong_start
 from equivcheck.user.diagnosis.catalogue.precision import lower_precision, narrower_types
 from equivcheck.user.diagnosis.catalogue.reductions import wrong_reductions
-from equivcheck.user.diagnosis.catalogue.rows import wrong_rows
 from equivcheck.user.diagnosis.catalogue.settings import wrong_settings
-from equivcheck.user.diagnosis.catalogue.shards import local_statistics
 from equivcheck.user.diagnosis.catalogue.stale import stale_values
-from equivcheck.user.diagnosis.catalogue.start import wrong_start
-from equivcheck.user.diagnosis.catalogue.ties import wrong_sharing
 from equivcheck.user.diagnosis.catalogue.updates import wrong_updates
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks

@@ -1,15 +1,23 @@
-"""The `precision` argument, and the points at which one device can round in the same way."""
+"""The `precision` argument, the points at which one device rounds in the same way, and the precision seen on ranks.
+
+FSDP2 has no public access to its policy. The private state used here was tried on torch 2.9 to 2.15.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Division, Rounding
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
 from equivcheck.system.torch_version import torch_in
+from equivcheck.user.batches import map_tensors
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
 
@@ -80,3 +88,63 @@ def precision_text(task: Task) -> str:
         kinds = {"parameters": policy.param, "reductions": policy.reduce, "outputs": policy.output}
         return ", ".join([kept, *(f"{what} in {kind.value}" for what, kind in kinds.items() if kind is not None)])
     return kept if policy is None else f"{kept}, autocast to {policy.value}"
+
+
+LOW = (torch.bfloat16, torch.float16)
+"""Element types with fewer digits than float32."""
+
+
+class PrecisionObserver:
+    """Records the precision seen while a module runs; None if it saw none."""
+
+    def __init__(self) -> None:
+        self.precision: LowPrecision | MixedPrecision | None = None
+
+    @contextlib.contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Watch the module's outputs and the autocast state."""
+        if getattr(module, "_compiled_call_impl", None) is not None:  # compiling includes its hooks
+            yield
+            return
+        hook = module.register_forward_hook(lambda _module, _inputs, outputs: self._look(outputs))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _look(self, outputs: Any) -> None:
+        if self.precision is None and torch.is_autocast_enabled("cpu"):
+            self.precision = LowPrecision(_name(torch.get_autocast_dtype("cpu")))
+        if self.precision is None:
+            map_tensors(outputs, self._note)
+
+    def _note(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype in LOW:
+            self.precision = MixedPrecision(param=ElementType(_name(tensor.dtype)))
+        return tensor
+
+
+def policy_of(module: nn.Module) -> MixedPrecision | None:
+    """Return the policy from the outermost FSDP unit that casts to another type than its parameters have."""
+    return next(filter(None, map(_policy, module.modules())), None)
+
+
+def _policy(unit: nn.Module) -> MixedPrecision | None:
+    if isinstance(unit, FSDPModule):
+        given: Any = getattr(unit._get_fsdp_state(), "_mp_policy", None)
+    elif isinstance(unit, FullyShardedDataParallel):
+        given = unit.mixed_precision
+    else:
+        return None
+    kinds = {"param": "param_dtype", "reduce": "reduce_dtype", "output": "output_dtype"}
+    found = {key: getattr(given, name, None) for key, name in kinds.items()}
+    named = {key: ElementType(_name(kind)) for key, kind in found.items() if kind is not None and _name(kind) in _KNOWN}
+    own = {_name(parameter.dtype) for parameter in unit.parameters()}
+    return MixedPrecision(**named) if {kind.value for kind in named.values()} - own else None
+
+
+_KNOWN = {kind.value for kind in ElementType}
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

@@ -11,8 +11,8 @@ from equivcheck.diagnosis.words import listed
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.batches import microbatches
+from equivcheck.user.diagnosis.catalogue.data import rows_of
 from equivcheck.user.diagnosis.catalogue.reductions import keep_unreduced, reduce_by
-from equivcheck.user.diagnosis.catalogue.rows import rows_of
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, Span, StepFacts

@@ -1,0 +1,131 @@
+"""Mistakes with parameters: wrong initial values, shards treated as full tensors, weights no longer shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.oracle.verdict.cause import Cause
+from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
+from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
+from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
+from equivcheck.user.ranks import build_model
+from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
+
+
+def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield the ranks' initial parameters if they are wrong."""
+    right = {name: value.detach().double().numpy() for name, value in parameters_by_name(build_model(diverged.task)).items()}
+    wrong = [
+        (piece.name, rank)
+        for rank, initial in enumerate(diverged.initial)
+        for piece, values in parts_of(initial)
+        if values is not None and piece.name in right and right[piece.name].shape == piece.shape
+        if not np.array_equal(values, part_of(right[piece.name], piece))
+    ]
+    if wrong:
+        names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
+        alone = len(ranks) < len(diverged.initial)
+        who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if alone else "every rank starts"
+        cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
+        if all(_is_permuted(diverged, name, right[name]) for name in names):
+            cause = Cause.PERMUTED
+            words = f"{who} with the elements of {tensors(names)} in wrong places: wrong order, or wrong dim"
+        yield Mistake(cause, words, lambda emulated: _start_there(diverged, emulated))
+
+
+def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bool:
+    found = np.full(right.shape, np.nan)
+    for initial in reversed(diverged.initial):
+        for piece, values in parts_of(initial):
+            if piece.name == name and values is not None:
+                fill(found, piece, values)
+    return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
+
+
+def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
+    for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
+        for piece, values in parts_of(initial):
+            if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:
+                whole = own[piece.name].detach().double().numpy().copy()
+                fill(whole, piece, values)
+                own[piece.name].data.copy_(torch.from_numpy(whole))
+    ranks.held.gather([{name: value.data for name, value in own.items()} for own in ranks.parameters])
+
+
+def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield an optimizer whose norms, means and factors cover only a shard."""
+    if held_elements(diverged).is_sharded and diverged.first.phase in (Phase.UPDATE, Phase.STATE):
+        words = "the optimizer treats each rank's shard as the full tensor, so its statistics cover one shard only"
+        yield Mistake(Cause.LOCAL_STATISTICS, words, _update_shards)
+
+
+def _update_shards(ranks: EmulatedUserRanks) -> None:
+    """Cut parameters, gradients and state to the rank's shard while the optimizer runs."""
+    whole: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def cut(rank: int, _step: int) -> None:
+        for name, value, box in _boxes(ranks, rank):
+            whole[rank, name] = value.data, value.grad
+            value.grad = None
+            for key, kept in _shaped_alike(ranks, rank, value):
+                ranks.optimizers[rank].state[value][key] = kept[box].clone()
+            grad = whole[rank, name][1]
+            value.data = value.data[box].clone()
+            value.grad = None if grad is None else grad[box].clone()
+
+    def put_back(rank: int, _step: int) -> None:
+        for name, value, box in _boxes(ranks, rank):
+            data, grad = whole.pop((rank, name))
+            data[box] = value.data
+            for key, kept in _shaped_alike(ranks, rank, value):
+                ranks.optimizers[rank].state[value][key] = torch.zeros_like(data)
+                ranks.optimizers[rank].state[value][key][box] = kept
+            value.grad = None
+            value.data, value.grad = data, grad
+
+    ranks.before_update.append(cut)
+    ranks.after_update.append(put_back)
+
+
+def _boxes(ranks: EmulatedUserRanks, rank: int) -> list[tuple[str, torch.Tensor, tuple[slice, ...]]]:
+    found = []
+    for name, value in ranks.parameters[rank].items():
+        where = ranks.held.by(name, rank).nonzero()
+        first, last = (where.min(0).values.tolist(), where.max(0).values.tolist()) if len(where) else ([0], [-1])
+        found.append((name, value, tuple(slice(start, end + 1) for start, end in zip(first, last, strict=True))))
+    return found
+
+
+def _shaped_alike(ranks: EmulatedUserRanks, rank: int, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """State in the parameter's current shape."""
+    state = ranks.optimizers[rank].state.get(value, {})
+    return [(key, kept) for key, kept in state.items() if isinstance(kept, torch.Tensor) and kept.shape == value.shape]
+
+
+def wrong_sharing(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
+    """Yield models in which one place has a copy of the shared weight, updated separately or never."""
+    places: dict[int, list[str]] = {}
+    for name, parameter in build_model(diverged.task).named_parameters(remove_duplicate=False):
+        places.setdefault(id(parameter), []).append(name)
+    for first, *others in (names for names in places.values() if len(names) > 1):
+        for trained, fate in ((True, "updated on its own"), (False, "never updated")):
+            for replaced in (others, [first]) if trained else (others,):
+                names = "`, `".join(others)
+                words = f"`{first}` and `{names}` are no longer one parameter: `{replaced[0]}` is a copy that is {fate}"
+                yield Mistake(Cause.UNTIED, words, partial(_untie, names=replaced, trained=trained))
+
+
+def _untie(ranks: EmulatedUserRanks, *, names: list[str], trained: bool) -> None:
+    for rank, model in enumerate(ranks.models):
+        for name in names:
+            owner_name, _, key = name.rpartition(".")
+            owner = model.get_submodule(owner_name)
+            setattr(owner, key, nn.Parameter(getattr(owner, key).detach().clone(), requires_grad=trained))
+        ranks.parameters[rank] = parameters_by_name(model)
