@@ -96,11 +96,12 @@ class Masked:
         if cut.count == 1:
             self._shapes.seen.setdefault((self._name, index), shape)
         whole = self._shapes.seen.get((self._name, index), shape)
-        mask = _draw(whole if type(self._module) is nn.Dropout else _channel_shape(whole), rate, self._seed, self._name, index)
+        drawn = whole if type(self._module) is nn.Dropout else (*whole[:2], *(1 for _ in whole[2:]))
+        mask = _draw(drawn, rate, self._seed, self._name, index)
         if shape == whole:
             return mask
         dim = next((dim for dim, (all_, own) in enumerate(zip(whole, shape, strict=False)) if all_ != own), 0)
-        if len(shape) != len(whole) or _with_dim(whole, dim, whole[dim] // cut.count) != shape:
+        if len(shape) != len(whole) or (*whole[:dim], whole[dim] // cut.count, *whole[dim + 1 :]) != shape:
             name = f"{type(self._module).__name__} {self._name!r}"
             why = f"{name} has inputs {list(shape)} on a rank and {list(whole)} on one device"
             raise invalid("dropout_masks True", why, f"1/{cut.count} of one dim, or DTensors. Otherwise use p=0 or eval()")
@@ -125,14 +126,6 @@ def _draw(shape: Shape, rate: float, seed: int, name: str, index: int) -> torch.
     # Not hash(), because that differs between processes.
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}/{index}".encode()))
     return torch.rand(shape, generator=generator, dtype=torch.float64) >= rate
-
-
-def _channel_shape(shape: Shape) -> Shape:
-    return (*shape[:2], *(1 for _ in shape[2:]))
-
-
-def _with_dim(shape: Shape, dim: int, size: int) -> Shape:
-    return (*shape[:dim], size, *shape[dim + 1 :])
 
 
 def _distribute_like(mask: torch.Tensor, inputs: DTensor) -> torch.Tensor:

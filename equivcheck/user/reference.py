@@ -43,7 +43,8 @@ class SingleDeviceRun:
             model, untouched = _same_model_twice(task)
             with _Precision() as precision:
                 self.trace = self.train(seed=task.seed, model=model)
-            self.changes_parameters = _has_changed(model, untouched)
+            pairs = zip(model.parameters(), untouched.parameters(), strict=False)
+            self.changes_parameters = any(not torch.equal(after, before) for after, before in pairs)
             self.element_types = precision.seen.union(self._tensors())
             self.precision = coarsest(self.element_types)
             self.eps = eps_of(self.precision)
@@ -95,7 +96,7 @@ def reference_from(trace: Trace, copies: Sequence[Trace], eps: float, limit: flo
 
     `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
     """
-    rows = list(zip(*map(_all_values, (trace, *copies)), strict=True))
+    rows = list(zip(*([moment.snapshot.values for moment in moments(each)] for each in (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
@@ -159,10 +160,6 @@ def perturbed_model(task: Task, eps: float, generator: np.random.Generator) -> n
     return model
 
 
-def _all_values(trace: Trace) -> list[Any]:
-    return [moment.snapshot.values for moment in moments(trace)]
-
-
 def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
     """Build two models. Raises `UsageError` if they differ or share modules."""
     first, second = build_model(task), build_model(task)
@@ -174,11 +171,6 @@ def _same_model_twice(task: Task) -> tuple[nn.Module, nn.Module]:
     if differing:
         raise invalid("model", f"{differing[0]} differs between two calls", expected)
     return first, second
-
-
-def _has_changed(trained: nn.Module, untouched: nn.Module) -> bool:
-    pairs = zip(trained.parameters(), untouched.parameters(), strict=False)
-    return any(not torch.equal(after, before) for after, before in pairs)
 
 
 def _equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:

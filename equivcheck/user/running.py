@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import fields
 
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS
@@ -43,19 +44,17 @@ def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> t
             return again_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
     except RanksFailed as error:
         failure = error.failure
-    if members.name != THREADS or not _compiles(failure):
+    compiles = failure.culprit is not None and REFUSAL in failure.culprit.error
+    if members.name != THREADS or not compiles:
         return failure, members
     return run_on(members_of(task, PROCESSES), task, schedule_seed, deadline + COMPILE_SECONDS)
-
-
-def _compiles(failure: Failure) -> bool:
-    return failure.culprit is not None and REFUSAL in failure.culprit.error
 
 
 def _require_copyable(task: Task, world: str) -> None:
     from equivcheck.worlds.gloo.request import copied
 
-    for name, value in task.callables.items():
+    for name in (field.name for field in fields(task) if callable(getattr(task, field.name))):
+        value = getattr(task, name)
         try:
             copied(value)
         except Exception as error:

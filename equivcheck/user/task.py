@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -115,11 +115,6 @@ class Task:
     def loss_scale(self) -> float:
         """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
         return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
-
-    @property
-    def callables(self) -> dict[str, object]:
-        """All callable arguments by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if callable(getattr(self, field.name))}
 
 
 def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, product
@@ -186,15 +186,15 @@ def diverged_training(
 
 def _batches_and_start(task: Task) -> tuple[tuple[tuple[Any, ...], ...], tuple[Snapshot, ...]]:
     """Each rank's batches and initial parameters, computed on simulated ranks without training."""
-    members = ranks("sim", task.num_ranks)
+    shares = _on_ranks(_shares, task)
+    return shares, _on_ranks(_initial, task) if shares else ()
+
+
+def _on_ranks(function: Callable[[Task], Any], task: Task) -> tuple[Any, ...]:
     try:
-        shares = tuple(members.run(_shares, task).values)
+        return tuple(ranks("sim", task.num_ranks).run(function, task).values)
     except RanksFailed:
-        return (), ()
-    try:
-        return shares, tuple(members.run(_initial, task).values)
-    except RanksFailed:
-        return shares, ()
+        return ()
 
 
 def _shares(task: Task) -> tuple[Any, ...]:

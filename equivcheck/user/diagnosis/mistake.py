@@ -75,7 +75,7 @@ def spans(diverged: DivergedTraining) -> tuple[Span, ...]:
     """Return the step ranges that fit the first difference."""
     first = diverged.first.step
     single = (Span(first=first, last=first),) if len(diverged.task.batches) > 1 else ()
-    return (Span(first=first), *single) if first else (Span(first=0), *single)
+    return (Span(first=first), *single)
 
 
 def mixed(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from equivcheck.diagnosis.words import numbered
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import convert_batch, part_number_at, perturb_batch
+from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.modules import ModuleTensor, WatchedRun, watched_device, watched_rank
 from equivcheck.user.randomness import seeded
 from equivcheck.user.ranks import build_model
-from equivcheck.user.reference import perturbed_model
+from equivcheck.user.reference import perturbed_start
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
@@ -61,10 +60,8 @@ def _expected(diverged: DivergedTraining) -> tuple[WatchedRun, dict[Key, float]]
         own = watched_device(task, at, build_model(task), [convert_batch(batch, task.dtype) for batch in task.batches])
         spread = dict[Key, float]()
         for number in range(NUM_COPIES):
-            generator = np.random.default_rng((task.seed, number))
-            model = perturbed_model(task, diverged.eps, generator)
-            batches = [perturb_batch(convert_batch(batch, task.dtype), diverged.eps, generator) for batch in task.batches]
-            copy = {_key(each): each.values for each in watched_device(task, at, model, batches).seen}
+            copied = watched_device(task, at, **perturbed_start(task, number, diverged.eps))
+            copy = {_key(each): each.values for each in copied.seen}
             for each in own.seen:
                 other = copy.get(_key(each), each.values)
                 spread[_key(each)] = max(spread.get(_key(each), 0.0), float((other - each.values).norm()))

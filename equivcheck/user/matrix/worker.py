@@ -8,7 +8,6 @@ from pathlib import Path
 
 from equivcheck.errors import UsageError
 from equivcheck.system.printable import printable
-from equivcheck.user.matrix.matrix import Matrix
 from equivcheck.user.matrix.recipe import matrix_of
 from equivcheck.user.matrix.row import Row
 from equivcheck.worlds.sim.interruption import abandoned_threads
@@ -62,10 +61,6 @@ def main(fd: int) -> None:
         link.send(Refused(why=printable(str(error))))
         return
     link.send(Layouts(rows=found.unchecked))
-    _serve(link, found, order)
-
-
-def _serve(link: Link, found: Matrix, order: Order) -> None:
     while True:
         row = found.row(link.next(), order.world)
         link.send(LayoutDone(row=row, is_spent=bool(abandoned_threads())))

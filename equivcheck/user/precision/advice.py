@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
@@ -94,17 +93,9 @@ class _Narrowing(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        if self._is_narrow(result) and any(map(self._is_wide, _tensors(arguments, keywords or {}))):
+        given = (value.dtype for value in (*arguments, *(keywords or {}).values()) if isinstance(value, torch.Tensor))
+        is_narrow = isinstance(result, torch.Tensor) and result.is_floating_point() and eps_of(result.dtype) > eps_of(self._dtype)
+        if is_narrow and self._dtype in given:
             where = self._inside[-1] if self._inside else "the loss or the step"
             self.seen.setdefault(where, f"{where} ({getattr(function, '__name__', 'a function')})")
         return result
-
-    def _is_narrow(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.is_floating_point() and eps_of(value.dtype) > eps_of(self._dtype)
-
-    def _is_wide(self, tensor: torch.Tensor) -> bool:
-        return tensor.dtype is self._dtype
-
-
-def _tensors(arguments: Any, keywords: dict[str, Any]) -> Iterator[torch.Tensor]:
-    return (value for value in (*arguments, *keywords.values()) if isinstance(value, torch.Tensor))

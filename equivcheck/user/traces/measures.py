@@ -44,10 +44,10 @@ class Measures:
 def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], calls: Sequence[Sequence[Call]]) -> Measures:
     """Compute the measures if all ranks finished. `gradients` are those at the first step on one device."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
-    losses = [trace.steps[0].loss for trace in traces]
+    losses = [loss for loss in (trace.steps[0].loss for trace in traces) if loss is not None]
     counted = [_calls_per_step(rank, len(expected.steps)) for rank in calls]
     return Measures(
-        loss=_mean([loss for loss in losses if loss is not None]),
+        loss=sum(losses) / len(losses) if losses else None,
         expected_loss=expected.steps[0].loss,
         gradient_norm=float(np.linalg.norm(assembled.values[assembled.covered])),
         expected_gradient_norm=float(np.linalg.norm(gradients.values)),
@@ -68,7 +68,3 @@ def _calls_per_step(calls: Sequence[Call], num_steps: int) -> tuple[int, int]:
         if call.stage not in _NOT_TRAINING:
             steps[call.step].append(call.num_bytes)
     return min((len(found), sum(found)) for found in steps)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

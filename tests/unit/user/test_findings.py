@@ -178,7 +178,7 @@ def large_steps(lr: float) -> dict[str, Any]:
     return brought(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
 
 
-@pytest.mark.parametrize(("lr", "says"), [(1e200, "not finite at step 0 (update)"), (1e90, "; before step 1 all agrees")])
+@pytest.mark.parametrize(("lr", "says"), [(1e200, "not finite at step 0 (update)"), (1e90, "; all steps before step 1 agree")])
 def test_a_training_that_is_lost_is_no_pass(lr: float, says: str) -> None:
     """The text says that earlier steps agree."""
     verdict = check_training(**large_steps(lr))

@@ -36,10 +36,10 @@ def wrong_rows(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake
         words = f"gradients are summed over {where}, as if each rank's loss were a partial sum"
         size = diverged.size(diverged.data_axes)
         yield Mistake(Cause.SUMMED, words, partial(_sum_gradients, size=size), own_rows=True)
-    shares, count = diverged.shares, diverged.task.num_ranks
+    count = diverged.task.num_ranks
     for source in range(count):
         words = f"every rank computes on the rows of rank {source}"
-        yield Mistake(Cause.SAME_ROWS, words, partial(_load, rows=lambda _rank, at=source: shares[at]), own_rows=True)
+        yield Mistake(Cause.SAME_ROWS, words, partial(_load, rows=partial(_rows_from, diverged, source)), own_rows=True)
     if diverged.task.step is None and diverged.first.phase in (Phase.LOSS, Phase.GRADIENT):
         for distance in range(1, count):
             for first, second, words in ((distance, 0, "inputs"), (0, distance, "targets")):
@@ -80,6 +80,10 @@ def _sum_gradients(ranks: EmulatedUserRanks, *, size: int) -> None:
     ranks.reduce = lambda all_, microbatch, step: [
         {name: value * size for name, value in each.items()} for each in ranks.mean(all_, microbatch, step)
     ]
+
+
+def _rows_from(diverged: DivergedTraining, source: int, _rank: int) -> tuple[Any, ...]:
+    return diverged.shares[source]
 
 
 def _paired_rows(diverged: DivergedTraining, first: int, second: int, rank: int) -> list[Any]:

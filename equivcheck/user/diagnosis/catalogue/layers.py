@@ -57,8 +57,8 @@ def _scale_bias(ranks: EmulatedUserRanks, *, name: str, factor: float, of_gradie
     """Scale the bias in the output, and its gradient by another factor."""
 
     def scaled(module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        value = module.bias.detach()
-        return output + (of_gradient - 1) * (module.bias - value) + (factor - 1) * value
+        bias: torch.Tensor = module.bias
+        return output + (of_gradient - 1) * (bias - bias.detach()) + (factor - 1) * bias.detach()
 
     for model in ranks.models:
         linear: Any = model.get_submodule(name)

@@ -168,7 +168,7 @@ def autocast_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"parallelize": fully_sharded(REDUCED_WIDELY)}, f"precision={REDUCED_WIDELY!r} lets"),
+        ({"parallelize": fully_sharded(REDUCED_WIDELY)}, f"try precision={REDUCED_WIDELY!r}, so"),
         ({"parallelize": in_ddp, "rank_step": autocast_step, "dtype": torch.float32}, f"precision={AUTOCAST!r} and dtype="),
     ],
     ids=["fsdp2", "autocast"],
