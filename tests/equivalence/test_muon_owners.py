@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
+from equivcheck.layouts.parallelisms.fsdp2 import distributed_muon
 from equivcheck.scenario import FSDP2, Axis, Data, Layer, Layout, Mesh, Model, Muon, Training, Wrapping
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.strategies.optimizer import optimizers
@@ -94,7 +94,7 @@ def _of_shards(update: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
     return torch.cat([RIGHT(part, settings) for part in update.chunk(2)]) if len(update) > 1 else RIGHT(update, settings)
 
 
-RIGHT = muon_owners._orthogonal
+RIGHT = distributed_muon._orthogonal
 WRONG: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
     "orthogonalised in parts": _of_shards,
     "not orthogonalised": lambda update, _settings: update,
@@ -109,7 +109,7 @@ WRONG: dict[str, Callable[[torch.Tensor, dict[str, Any]], torch.Tensor]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_owner_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first update, whichever way it is wrong."""
-    monkeypatch.setattr(muon_owners, "_orthogonal", WRONG[name])
+    monkeypatch.setattr(distributed_muon, "_orthogonal", WRONG[name])
     verdict = check(scenario(2))
     assert verdict.divergence is not None
     assert (verdict.divergence.step, verdict.divergence.phase) == (0, Phase.UPDATE)
@@ -127,5 +127,5 @@ def test_a_script_has_the_optimizer_of_the_ranks(sizes: tuple[int, ...], fsdp: F
     code, printed, output = printed_differences(script, case.layout.mesh.num_ranks, tmp_path)
     assert code == 0, output
     assert printed.keys() == differences_of_traces(case).keys()
-    assert "class MuonByOwners" in script
+    assert "class DistributedMuon" in script
     assert "equivcheck.layouts.parallelisms" not in script

@@ -12,7 +12,7 @@ from torch import nn
 from equivcheck.layouts.base.partition import leaves_nothing
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, Route, planned_modules
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, Redistribution, planned_modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.mutants.mutant import TWO_RANKS, Minimum, fault
 from equivcheck.mutants.needs import all_of, is_eager, layouts_with
@@ -44,7 +44,7 @@ def _sums_gradient(planned: PlannedModule) -> bool:
     return planned.enter is not None and _is_copied(planned.enter)
 
 
-def _is_copied(enter: Route) -> bool:
+def _is_copied(enter: Redistribution) -> bool:
     whole, pending = ActivationPlacement.WHOLE, ActivationPlacement.PENDING
     return (enter.gradient_source, enter.gradient_target) == (pending, whole)
 
@@ -53,7 +53,7 @@ def _sums_output(planned: PlannedModule) -> bool:
     return planned.enter is not None and planned.leave is not None and _is_summed(planned.leave)
 
 
-def _is_summed(leave: Route) -> bool:
+def _is_summed(leave: Redistribution) -> bool:
     return (leave.source, leave.target) == (ActivationPlacement.PENDING, ActivationPlacement.WHOLE)
 
 

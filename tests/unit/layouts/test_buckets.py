@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equivcheck.layouts.parallelisms.ddp.buckets import (
     Bucketing,
-    filled,
+    fill_buckets,
     initial_buckets,
     ready_parameters,
     rebuilt_buckets,
@@ -28,7 +28,7 @@ def test_tensors_are_put_into_buckets_as_torch_does(num_elements: list[int], lim
     """Sizes fill buckets as `torch.distributed` fills them."""
     tensors = [torch.empty(count, dtype=torch.float64) for count in num_elements]
     expected, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
-    assert filled([8 * count for count in num_elements], limits) == tuple(map(tuple, expected))
+    assert fill_buckets([8 * count for count in num_elements], limits) == tuple(map(tuple, expected))
 
 
 @given(NUM_ELEMENTS, st.randoms(use_true_random=False), st.sampled_from((None, 0.0001, 0.001, 25.0)), st.booleans())

@@ -108,17 +108,17 @@ class PlannedCalls:
     def loss(self, step: int, rows: int) -> None:
         """Add calls for a loss on vocabulary-parallel logits."""
 
-    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:
+    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:
         """Add a linear's calls other than redistributions of activations."""
 
     def after_backward(self, step: int) -> None:
         """Add calls for gradients at the end of a step."""
 
-    def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
+    def computes_as(self, plan: Passage, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
         """Placements for a linear's input, output and input gradient."""
-        if told.is_by_rows:
+        if plan.is_by_rows:
             return BY_ROWS
-        return {Split.COLUMN: COLUMN, Split.ROW: ROW}.get(told.split, WHOLE)
+        return {Split.COLUMN: COLUMN, Split.ROW: ROW}.get(plan.split, WHOLE)
 
     def _model(self, step: int, rows: int) -> None:
         self._embedding(step, rows)
@@ -212,10 +212,10 @@ class PlannedCalls:
         self._move(once, pending, whole, weights, times=int(once.differentiates or once.trained))
         self._outputs(once, pending, after)
 
-    def _linear(self, once: Pass, told: Passage) -> None:
-        linear = self.computes_as(told, once)
-        self._activations(once, linear, OF_SHARDING[told.input], OF_SHARDING[told.output])
-        self.after_linear(once, told, linear)
+    def _linear(self, once: Pass, plan: Passage) -> None:
+        linear = self.computes_as(plan, once)
+        self._activations(once, linear, OF_SHARDING[plan.input], OF_SHARDING[plan.output])
+        self.after_linear(once, plan, linear)
 
     def _activations(self, once: Pass, linear: LinearPlacements, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """Redistribute input and output, then their gradients in backward."""

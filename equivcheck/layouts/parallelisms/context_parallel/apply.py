@@ -30,7 +30,12 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
 
         from equivcheck.layouts.base.data_rows import sum_counts
         from equivcheck.layouts.base.positions import positions_of_ranks
-        from equivcheck.layouts.parallelisms.context_parallel.parts import look_from, own_loss, sum_over_ranks, take_positions
+        from equivcheck.layouts.parallelisms.context_parallel.parts import (
+            set_sequence,
+            shard_loss,
+            sum_gradients_over_ranks,
+            take_positions,
+        )
         from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
         from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
 
@@ -40,10 +45,10 @@ class ContextParallelKind(LayoutKind[ContextParallel]):
             return
         parts = tuple(torch.tensor(part, dtype=torch.int64) for part in positions_of_ranks(parallelism, length, size))
         ranks = PositionRanks(group=mesh.get_group(), index=mesh.get_local_rank(), parts=parts)
-        look_from(setup, SEQUENCES[parallelism.exchange](ranks))
+        set_sequence(setup, SEQUENCES[parallelism.exchange](ranks))
         take_positions(setup, ranks)
-        own_loss(setup, ranks)
-        sum_over_ranks(setup, ranks)
+        shard_loss(setup, ranks)
+        sum_gradients_over_ranks(setup, ranks)
         sum_counts(setup, ranks.group)
 
     def write_script(self, draft: Draft, parallelism: ContextParallel) -> None:

@@ -72,7 +72,7 @@ def _define(draft: Draft, exchange: Exchange) -> None:
     if exchange is Exchange.ULYSSES:
         draft.need("collections.abc", "Iterable")
         found += [chunk_size, chunk_sizes, ranks.exchanged, ranks.to_heads, ranks.to_positions, ranks.ToHeads, ranks.ToPositions]
-        found.append(sequences.by_units_of)
+        found.append(sequences.group_query_heads)
     if exchange is Exchange.RING:
         draft.need("collections.abc", "Callable")
         found += [sequences.Ring, sequences.BlockwiseSoftmax, sequences.RingAttention]

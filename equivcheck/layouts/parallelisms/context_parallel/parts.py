@@ -18,7 +18,7 @@ from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
 
 
-def look_from(setup: Setup, sequence: Sequence) -> None:
+def set_sequence(setup: Setup, sequence: Sequence) -> None:
     """Give the sequence to the model and to all its layers."""
     for module in setup.model.modules():
         if isinstance(module, (LayerModule, MLP)):
@@ -42,7 +42,7 @@ def positions_of(batch: Batch, positions: torch.Tensor) -> Batch:
 _SUMMED = {Loss.MSE_MEAN: Loss.MSE_SUM, Loss.LINEAR_MEAN: Loss.LINEAR_SUM}
 
 
-def own_loss(setup: Setup, ranks: PositionRanks) -> None:
+def shard_loss(setup: Setup, ranks: PositionRanks) -> None:
     """Make a mean loss this rank's share in the mean over all positions. Ranks may have unequal numbers of positions.
 
     Losses over labels need no change because they already divide by the whole step's label count.
@@ -59,7 +59,7 @@ def own_loss(setup: Setup, ranks: PositionRanks) -> None:
     setup.loss = loss
 
 
-def sum_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
+def sum_gradients_over_ranks(setup: Setup, ranks: PositionRanks) -> None:
     """Sum each parameter's gradient over ranks after a step's last backward, and sum the reported loss."""
     inner = setup.compute
 

@@ -154,7 +154,7 @@ class SharedHeads(PartOfSequence):
     def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Exchange positions for heads, attend, and exchange heads for positions."""
         units = key.shape[-3]
-        parts = [by_units_of(query, units), key.unsqueeze(2), value.unsqueeze(2)]
+        parts = [group_query_heads(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
         queries, keys, values = torch.split(whole, [parts[0].shape[2], 1, 1], 2)
         found = looks.attend(queries.flatten(1, 2), looks.grouped(keys.squeeze(2)), looks.grouped(values.squeeze(2)))
@@ -163,7 +163,7 @@ class SharedHeads(PartOfSequence):
         return back.flatten(1, 2)
 
 
-def by_units_of(query: torch.Tensor, units: int) -> torch.Tensor:
+def group_query_heads(query: torch.Tensor, units: int) -> torch.Tensor:
     """Group query heads by the key-value head that they share."""
     found: torch.Tensor = query.unflatten(1, (units, query.shape[1] // max(units, 1)))  # type: ignore[no-untyped-call]
     return found

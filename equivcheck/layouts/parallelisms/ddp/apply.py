@@ -62,9 +62,9 @@ class DDPKind(LayoutKind[DDP]):
         if parallelism.autocast is not None:
             setup.around_forward = _autocast(mesh.device_type, parallelism.autocast)
         if parallelism.zero_redundancy:
-            from equivcheck.layouts.parallelisms.ddp.zero_redundancy import share_updates
+            from equivcheck.layouts.parallelisms.ddp.zero_redundancy import use_zero_redundancy
 
-            share_updates(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
+            use_zero_redundancy(setup, mesh, parameters_as_bucket_view=parallelism.parameters_as_bucket_view)
         take_rows(setup, mesh)
 
     def imports(self, parallelism: DDP) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class Reductions:
     """Whether the map is reduced before the buckets."""
 
 
-def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def fill_buckets(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Fill buckets with tensors in order. Returns tensor indices; the last limit applies to all further buckets."""
     buckets: list[tuple[int, ...]] = []
     start, held = 0, 0
@@ -69,13 +69,13 @@ def filled(num_bytes: Sequence[int], limits: Sequence[int]) -> tuple[tuple[int, 
 def initial_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
     """Gradient indices in each bucket during the first backward, in call order."""
     settles = bucketing.static_graph or not bucketing.find_unused_parameters
-    return filled(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
+    return fill_buckets(bucketing.num_bytes, (sys.maxsize,) if settles else _limits(bucketing.cap_mb))[::-1]
 
 
 def rebuilt_buckets(bucketing: Bucketing) -> tuple[tuple[int, ...], ...]:
     """Gradient indices in each bucket after DDP has rebuilt them, in call order."""
     sizes = [bucketing.num_bytes[index] for index in bucketing.ready]
-    return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in filled(sizes, _limits(bucketing.cap_mb)))
+    return tuple(tuple(bucketing.ready[at] for at in bucket) for bucket in fill_buckets(sizes, _limits(bucketing.cap_mb)))
 
 
 def reductions(bucketing: Bucketing) -> Iterator[Reductions]:

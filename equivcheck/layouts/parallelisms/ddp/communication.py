@@ -35,7 +35,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     expected = reductions(bucketing)
     num_reduced, synchronised = 0, True
     last = len(training.data.microbatches) - 1
-    rebuilt_after = rebuilding(ddp)
+    rebuilt_after = reductions_before_rebuild(ddp)
     reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
     # Buffers of one element type are broadcast together.
     sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.outputs * view.item_bytes)
@@ -58,7 +58,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     return ledger.totals
 
 
-def rebuilding(ddp: DDP) -> int:
+def reductions_before_rebuild(ddp: DDP) -> int:
     """Reductions before the buckets are rebuilt; -1 if they never are."""
     if ddp.static_graph:
         return 2

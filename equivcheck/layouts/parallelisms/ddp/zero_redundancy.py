@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
-def share_updates(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
+def use_zero_redundancy(setup: Setup, mesh: DeviceMesh, *, parameters_as_bucket_view: bool) -> None:
     """Distribute all parameters' updates over a mesh's ranks. Each rank has full parameters."""
     group = mesh.get_group()
 

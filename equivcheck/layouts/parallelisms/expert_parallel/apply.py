@@ -32,7 +32,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
         is_plain = parallelism.storage is ExpertStorage.PLAIN
-        exchange.share_out_units(setup.model, mesh, exchange.own_tensor if is_plain else exchange.dtensor_of_all)
+        exchange.shard_units(setup.model, mesh, exchange.own_tensor if is_plain else exchange.dtensor_of_all)
         setup.loss_scale *= mesh.size()
         take_rows(setup, mesh)
 
@@ -42,7 +42,7 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
         assert setup.layout is not None, "a layout is applied"
-        own, others = exchange.parameters_apart(setup.model)
+        own, others = exchange.split_parameters(setup.model)
         divided = [] if are_units_of_shards(setup.layout) else own
         setup.before_update.append(lambda _optimizer, _step: exchange.reduce_gradients(divided, others, mesh))
         if parallelism.storage is ExpertStorage.PLAIN:

@@ -87,7 +87,7 @@ Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 """Makes this rank's part from a parameter with experts along dim 0."""
 
 
-def share_out_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
+def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
     """Keep this rank's experts in each layer that dispatches rows, and let the layer exchange rows with other ranks."""
     for layer in model.modules():
         if isinstance(layer, DispatchingModule):
@@ -115,7 +115,7 @@ def dtensor_of_all(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return distribute_tensor(parameter, mesh, [Shard(0)])
 
 
-def parameters_apart(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Expert parameters, and all other parameters, in a model before its first forward.
 
     After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.

@@ -25,8 +25,8 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     _require_written(draft)
     keep = exchange_keeping(parallelism.storage)
     _define(draft, keep)
-    draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"share_out_units(model, ranks, {keep.__name__})")
-    draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = parameters_apart(model)")
+    draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"shard_units(model, ranks, {keep.__name__})")
+    draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = split_parameters(model)")
     divided = "[]" if are_units_of_shards(layout) else "own"
     draft.add(LoopPosition.BEFORE_READING, f"reduce_gradients({divided}, others, ranks)")
     if parallelism.storage is ExpertStorage.DTENSOR and keeps_dtensors(layout):
@@ -70,7 +70,7 @@ def _define(draft: Draft, keep: Callable[..., object]) -> None:
     if keep is exchange.dtensor_of_all:
         draft.need("torch.distributed.tensor", "Shard")
         draft.need("torch.distributed.tensor", "distribute_tensor")
-    found = (exchange.Exchange, exchange.share_out_units, keep, exchange.parameters_apart, exchange.reduce_gradients)
+    found = (exchange.Exchange, exchange.shard_units, keep, exchange.split_parameters, exchange.reduce_gradients)
     by_hand = (gradients_by_hand.held_gradients, gradients_by_hand.sum_gradients, gradients_by_hand.divide_gradients)
     draft.definitions += map(_source, (chunk_size, chunk_sizes, *by_hand, *found))
 

@@ -138,7 +138,7 @@ def _destroy(groups: Iterable[dist.ProcessGroup]) -> None:
 
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
     """Distributed Muon: assign each matrix to a rank in turn, which orthogonalizes the full matrix."""
-    from equivcheck.layouts.parallelisms.fsdp2.muon_owners import MuonByOwners
+    from equivcheck.layouts.parallelisms.fsdp2.distributed_muon import DistributedMuon
     from equivcheck.training.optimizer import optimizer_parts
 
     if not isinstance(setup.training.optimizer, Muon):
@@ -150,7 +150,7 @@ def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
         parts = optimizer_parts(training, named)
         trained = [parameter for _, parameter in named if parameter.requires_grad]
         owners = {parameter: number % group.size() for number, parameter in enumerate(trained)}
-        return MuonByOwners(parts.groups, group, owners, **parts.arguments)
+        return DistributedMuon(parts.groups, group, owners, **parts.arguments)
 
     setup.build_optimizer = build
 

@@ -96,7 +96,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
     def __init__(self, view: RankView, fsdp: FSDP2) -> None:
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
-        split = list(with_units_of_experts(self.units, view.layout))
+        split = list(split_expert_units(self.units, view.layout))
         sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in split]
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
@@ -182,7 +182,7 @@ def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, 
     return (*layers, Unit(held=own, last_layer=last, is_root=True)) if own else layers
 
 
-def with_units_of_experts(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
+def split_expert_units(units: Iterable[Unit], layout: Layout) -> Iterator[Unit]:
     """Split DTensor experts from their layers' units. They end forward before the layer's unit."""
     for unit in units:
         experts = [held for held in unit.held if is_dtensor_expert(layout, held.parameter)]

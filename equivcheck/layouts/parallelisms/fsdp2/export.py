@@ -58,7 +58,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
 
 def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
     """Define the distributed Muon optimizer that the ranks use here."""
-    from equivcheck.layouts.parallelisms.fsdp2 import muon_owners
+    from equivcheck.layouts.parallelisms.fsdp2 import distributed_muon
 
     for name in ("Callable", "Iterable", "Mapping"):
         draft.need("collections.abc", name)
@@ -66,12 +66,12 @@ def _deal_out_matrices(draft: Draft, fsdp: FSDP2) -> None:
     draft.need("typing", "Any")
     draft.need("torch.distributed.tensor", "DTensor")
     draft.need("torch.distributed.tensor", "Shard")
-    draft.definitions += map(source_of, (chunk_size, chunk_sizes, *muon_owners.DEFINED))
+    draft.definitions += map(source_of, (chunk_size, chunk_sizes, *distributed_muon.DEFINED))
     mesh = mesh_of(draft, fsdp)
     draft.add(LoopPosition.WRAP, f"group = {mesh}.get_group({len(draft.scenario.layout.axes_of(fsdp)) - 1})")
     trained = "enumerate(each for each in model.parameters() if each.requires_grad)"
     owners = f"{{parameter: number % group.size() for number, parameter in {trained}}}"
-    draft.optimizer = ("MuonByOwners", {"group": "group", "owners": owners})
+    draft.optimizer = ("DistributedMuon", {"group": "group", "owners": owners})
 
 
 def _scale(draft: Draft, fsdp: FSDP2) -> None:

@@ -27,13 +27,13 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
     def apply(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Replace each module in the plan by its shard, and select this rank's part in each dropout mask."""
         from equivcheck.layouts.base.data_rows import local_masks
-        from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import keep_logits_apart
+        from equivcheck.layouts.parallelisms.local_tensor_parallel.loss import compute_sharded_loss
         from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import replace_modules
         from equivcheck.training.material import Batch
 
         ranks = replace_modules(setup, parallelism, mesh)
         if parallelism.loss_parallel:
-            keep_logits_apart(setup, ranks)
+            compute_sharded_loss(setup, ranks)
         inner, is_sequence = setup.take, setup.training.model.length is not None
 
         def take(batch: Batch) -> Batch:

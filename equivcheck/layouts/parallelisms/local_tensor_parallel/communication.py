@@ -17,14 +17,14 @@ from equivcheck.scenario.mesh import TP
 class LocalCalls(PlannedCalls):
     """Counts gradient sums in each microbatch's backward if ranks use a replicated parameter for different rows."""
 
-    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:
+    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:
         """Count gradients for a linear that computes sharded rows, or for a bias that is added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
-        elif linear is ROW and told.output is ActivationSharding.ROWS:
+        elif linear is ROW and plan.output is ActivationSharding.ROWS:
             self.note(once, "all_reduce.sum", once.width, times=once.trains_bias)
-        elif linear is ROW and told.output is ActivationSharding.FEATURES:
+        elif linear is ROW and plan.output is ActivationSharding.FEATURES:
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.trains_bias)
 
     def loss(self, step: int, rows: int) -> None:

@@ -10,9 +10,9 @@ from equivcheck.layouts.base.script.mesh import mesh_of
 from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
 from equivcheck.layouts.base.script.text import source_of
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import (
-    COPIED,
+    COPY_TO_PARTIAL,
     PlannedModule,
-    Route,
+    Redistribution,
     planned_modules,
     planned_regions,
 )
@@ -42,10 +42,10 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
         path = draft.form.paths.get(planned.name, planned.name)
         draft.add(LoopPosition.WRAP, f'model.set_submodule("{path}", {_code(path, planned)})')
     for region in regions:
-        moves = ", ".join(map(_route, (region.enter, COPIED, region.leave)))
+        moves = ", ".join(map(_route, (region.enter, COPY_TO_PARTIAL, region.leave)))
         dims = ", ".join(f'"{name}": {dim}' for name, dim in region.dims)
         layer = draft.form.layers[region.layer]
-        draft.add(LoopPosition.WRAP, f"cut_within({layer}, LocalRegion(ranks, {moves}), {{{dims}}})")
+        draft.add(LoopPosition.WRAP, f"shard_region({layer}, LocalRegion(ranks, {moves}), {{{dims}}})")
     draft.add(LoopPosition.WRAP, *ties(draft))
     if not rows:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
@@ -62,18 +62,18 @@ def _define(draft: Draft) -> None:
     draft.need("torch.nn", "functional")
     draft.need("torch.distributed", "ProcessGroup")
     draft.need("torch.distributed._functional_collectives", "as collectives")
-    draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Route))
-    draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Move))
-    draft.definitions += map(source_of, (regions.UsedByAll, regions.AddedOnce))
+    draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Redistribution))
+    draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Redistribute))
+    draft.definitions += map(source_of, (regions.CopyToRegion, regions.BiasOnFirstRank))
     draft.definitions += map(source_of, (modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
 
 
 def _define_regions(draft: Draft) -> None:
-    from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion, cut_within
+    from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion, shard_region
     from equivcheck.training.layers.region import Region
 
     draft.need("collections.abc", "Mapping")
-    draft.definitions += map(source_of, (Region, LocalRegion, cut_within))
+    draft.definitions += map(source_of, (Region, LocalRegion, shard_region))
 
 
 def _code(path: str, planned: PlannedModule) -> str:
@@ -85,6 +85,6 @@ def _code(path: str, planned: PlannedModule) -> str:
     return f"LocalLinear({full}, ranks, {_route(planned.enter)}, {_route(planned.leave)}, {planned.dims})"
 
 
-def _route(route: Route) -> str:
+def _route(route: Redistribution) -> str:
     lies = (route.source, route.target, route.gradient_source, route.gradient_target)
-    return f"Route({', '.join(map(str, lies))}, {route.features})"
+    return f"Redistribution({', '.join(map(str, lies))}, {route.features})"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import SUMMED
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import REDUCE_PARTIAL
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.training.material import IGNORED, class_weights
 from equivcheck.training.setup import Setup
 
 
-def keep_logits_apart(setup: Setup, ranks: AxisRanks) -> None:
+def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
     """Compute the loss from this rank's logits."""
     num_classes = setup.training.model.outputs
 
@@ -44,7 +44,7 @@ class _Parts:
         sums = [(self.logits - largest.unsqueeze(-1)).exp().sum(-1), self._of_labels()]
         if self.loss.label_smoothing:
             sums.append((self.logits * self.ranks.own_part(self.weights, 0)).sum(-1))
-        exponentials, labelled, *weighted = self.ranks.move(torch.stack(sums), SUMMED)
+        exponentials, labelled, *weighted = self.ranks.move(torch.stack(sums), REDUCE_PARTIAL)
         log_sum = exponentials.log() + largest
         losses = (log_sum - labelled) * self.weights[self.labels.clamp(min=0)]
         if weighted:

@@ -16,9 +16,9 @@ from torch.nn import functional
 
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import (
-    COPIED,
+    COPY_TO_PARTIAL,
     PlannedModule,
-    Route,
+    Redistribution,
     planned_modules,
     planned_regions,
 )
@@ -33,14 +33,14 @@ class LocalLinear(nn.Module):
     """This rank's part of a linear, between two activation redistributions."""
 
     def __init__(
-        self, full: nn.Linear, ranks: AxisRanks, enter: Route, leave: Route, dims: tuple[int | None, int | None]
+        self, full: nn.Linear, ranks: AxisRanks, enter: Redistribution, leave: Redistribution, dims: tuple[int | None, int | None]
     ) -> None:
         super().__init__()
         self.ranks, self.enter, self.leave = ranks, enter, leave
         self.weight = ranks.own_parameter(full.weight, dims[0])
         self.bias = None if full.bias is None else ranks.own_parameter(full.bias, dims[1])
         whole, output = ActivationPlacement.WHOLE, leave.target
-        self.cut_bias = Route(
+        self.cut_bias = Redistribution(
             source=whole, target=output, gradient_source=output, gradient_target=whole, features=full.out_features
         )
 
@@ -86,7 +86,7 @@ class LocalNorm(nn.Module):
 class LocalEmbedding(nn.Module):
     """This rank's part of an embedding by tokens or features, or a replicated one, with a redistributed output."""
 
-    def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Route, dim: int | None) -> None:
+    def __init__(self, full: nn.Embedding, ranks: AxisRanks, leave: Redistribution, dim: int | None) -> None:
         super().__init__()
         self.ranks, self.leave, self.padding_idx = ranks, leave, full.padding_idx
         self.weight = ranks.own_parameter(full.weight, dim)
@@ -110,7 +110,7 @@ class LocalEmbedding(nn.Module):
 class LocalRegion(Region):
     """Region in which each rank computes a partial sum."""
 
-    def __init__(self, ranks: AxisRanks, enter: Route, use: Route, leave: Route) -> None:
+    def __init__(self, ranks: AxisRanks, enter: Redistribution, use: Redistribution, leave: Redistribution) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
     def entered(self, values: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ class LocalRegion(Region):
         return self.ranks.added_once(bias)
 
 
-def cut_within(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
+def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
     """Shard the parameters in `dims` by name, and let the layer compute partial sums."""
     layer.region = region
     for name, dim in dims.items():
@@ -147,8 +147,8 @@ def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: Device
     for planned in planned_modules(model, parallelism):
         setup.model.set_submodule(planned.name, _replaced(setup.model.get_submodule(planned.name), planned, ranks))
     for region in planned_regions(model, parallelism):
-        moves = LocalRegion(ranks, region.enter, COPIED, region.leave)
-        cut_within(setup.model.get_submodule(f"layers.{region.layer}"), moves, dict(region.dims))
+        moves = LocalRegion(ranks, region.enter, COPY_TO_PARTIAL, region.leave)
+        shard_region(setup.model.get_submodule(f"layers.{region.layer}"), moves, dict(region.dims))
     share_weights(setup.model, model)
     if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
         tie_head(setup.model)

@@ -30,7 +30,7 @@ _LINEARS = {Split.COLUMN: COLUMN, Split.ROW: ROW}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
+class Redistribution:
     """How an activation and its gradient are redistributed."""
 
     source: ActivationPlacement
@@ -50,7 +50,7 @@ class Route:
         return self.source is not self.target or self.gradient_source is not self.gradient_target
 
 
-SUMMED = Route(
+REDUCE_PARTIAL = Redistribution(
     source=ActivationPlacement.PENDING,
     target=ActivationPlacement.WHOLE,
     gradient_source=ActivationPlacement.WHOLE,
@@ -58,7 +58,7 @@ SUMMED = Route(
     features=0,
 )
 """Partial sums to replicated values."""
-COPIED = Route(
+COPY_TO_PARTIAL = Redistribution(
     source=ActivationPlacement.WHOLE,
     target=ActivationPlacement.WHOLE,
     gradient_source=ActivationPlacement.PENDING,
@@ -68,10 +68,10 @@ COPIED = Route(
 """Replicated values from which each rank computes a partial sum, so backward sums their gradients."""
 
 
-def entering(told: Passage, features: int) -> Route:
+def linear_input(plan: Passage, features: int) -> Redistribution:
     """Redistribution before a linear."""
-    linear, before = _linear(told), OF_SHARDING[told.input]
-    return Route(
+    linear, before = _linear(plan), OF_SHARDING[plan.input]
+    return Redistribution(
         source=before,
         target=linear.wanted,
         gradient_source=linear.input_gradient,
@@ -80,35 +80,35 @@ def entering(told: Passage, features: int) -> Route:
     )
 
 
-def leaving(told: Passage, features: int) -> Route:
+def linear_output(plan: Passage, features: int) -> Redistribution:
     """Redistribution after a linear."""
-    return _leaving(_linear(told).made, told.output, features)
+    return _leaving(_linear(plan).made, plan.output, features)
 
 
-def gathered(input: ActivationSharding, features: int) -> Route:
+def region_input(input: ActivationSharding, features: int) -> Redistribution:
     """Redistribution that replicates a layer's input, with which all ranks then compute the same."""
     whole, before = ActivationPlacement.WHOLE, OF_SHARDING[input]
-    return Route(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
+    return Redistribution(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
-def summed(output: ActivationSharding, features: int) -> Route:
+def region_output(output: ActivationSharding, features: int) -> Redistribution:
     """Reduction for a layer's partial sums."""
     return _leaving(ActivationPlacement.PENDING, output, features)
 
 
-def embedded(split: Split, output: ActivationSharding, features: int) -> Route:
+def embedding_output(split: Split, output: ActivationSharding, features: int) -> Redistribution:
     """Redistribution after an embedding."""
     return _leaving(_LINEARS.get(split, WHOLE).made, output, features)
 
 
-def _leaving(made: ActivationPlacement, output: ActivationSharding, features: int) -> Route:
+def _leaving(made: ActivationPlacement, output: ActivationSharding, features: int) -> Redistribution:
     after = OF_SHARDING[output]
     back = ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made
-    return Route(source=made, target=after, gradient_source=after, gradient_target=back, features=features)
+    return Redistribution(source=made, target=after, gradient_source=after, gradient_target=back, features=features)
 
 
-def _linear(told: Passage) -> LinearPlacements:
-    return BY_ROWS if told.is_by_rows else _LINEARS.get(told.split, WHOLE)
+def _linear(plan: Passage) -> LinearPlacements:
+    return BY_ROWS if plan.is_by_rows else _LINEARS.get(plan.split, WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +117,9 @@ class PlannedModule:
 
     name: str
     """Canonical name."""
-    enter: Route | None = None
+    enter: Redistribution | None = None
     """Input redistribution."""
-    leave: Route | None = None
+    leave: Redistribution | None = None
     """Output redistribution."""
     dims: tuple[int | None, int | None] = (None, None)
     """Sharded dims in weight and bias; None for a replicated one."""
@@ -131,9 +131,9 @@ class PlannedRegion:
 
     layer: int
     """Layer index."""
-    enter: Route
+    enter: Redistribution
     """Input redistribution after the norm."""
-    leave: Route
+    leave: Redistribution
     """Reduction for the partial sums."""
     dims: tuple[tuple[str, int], ...]
     """Parameter names within the layer, with the dim that is sharded."""
@@ -159,8 +159,8 @@ def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
     return tuple(
         PlannedRegion(
             layer=index,
-            enter=gathered(inputs[index], model.inputs(index)),
-            leave=summed(parallelism.plan[index].output, model.inputs(index + 1)),
+            enter=region_input(inputs[index], model.inputs(index)),
+            leave=region_output(parallelism.plan[index].output, model.inputs(index + 1)),
             dims=tuple((each.name, dim) for each, dim in cut if each.layer == index and dim is not None),
         )
         for index in range(len(model.layers))
@@ -179,10 +179,10 @@ class _Planning:
         source, split, output = self.model.source, self.parallelism.source, self.parallelism.source_output
         if source is None or split is Split.OUTSIDE:
             return
-        leave = embedded(split, output, self.model.features)
+        leave = embedding_output(split, output, self.model.features)
         yield PlannedModule(name=_module_of(EMBEDDING), leave=leave, dims=(self.dims[EMBEDDING], None))
         if source.learned_positions:
-            yield PlannedModule(name=_module_of(POSITIONS), leave=embedded(Split.REPLICATED, output, self.model.features))
+            yield PlannedModule(name=_module_of(POSITIONS), leave=embedding_output(Split.REPLICATED, output, self.model.features))
 
     def layer(self, index: int, layer: AnyLayer) -> Iterator[PlannedModule]:
         owner, lies = f"layers.{index}", self.inputs[index]
@@ -203,10 +203,10 @@ class _Planning:
         owned = _module_of(EMBEDDING) if head.tied else "head.linear"
         yield self._linear("head.linear", head_passage(self.model, self.parallelism), owned)
 
-    def _linear(self, name: str, told: Passage, owned: str) -> PlannedModule:
+    def _linear(self, name: str, plan: Passage, owned: str) -> PlannedModule:
         shape = self.shapes[f"{owned}.weight"]
         dims = self.dims[f"{owned}.weight"], self.dims.get(f"{name}.bias")
-        return PlannedModule(name=name, enter=entering(told, shape[1]), leave=leaving(told, shape[0]), dims=dims)
+        return PlannedModule(name=name, enter=linear_input(plan, shape[1]), leave=linear_output(plan, shape[0]), dims=dims)
 
 
 def _module_of(parameter: str) -> str:

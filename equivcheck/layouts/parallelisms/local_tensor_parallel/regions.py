@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import Route
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import Redistribution
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,18 +33,18 @@ class AxisRanks:
     rows: int = 0
     """Rows, or positions, in the current microbatch over all ranks."""
 
-    def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
+    def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
         """Redistribute values by a route."""
         if self.size == 1 or not route.moves:
             return values
-        moved: torch.Tensor = Move.apply(values, self, route)  # type: ignore[no-untyped-call]
+        moved: torch.Tensor = Redistribute.apply(values, self, route)  # type: ignore[no-untyped-call]
         return moved
 
     def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
         """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
         if self.size == 1:
             return parameter
-        used: torch.Tensor = UsedByAll.apply(parameter, self)  # type: ignore[no-untyped-call]
+        used: torch.Tensor = CopyToRegion.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
     def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class AxisRanks:
         """
         if self.size == 1:
             return parameter
-        addend: torch.Tensor = AddedOnce.apply(parameter, self)  # type: ignore[no-untyped-call]
+        addend: torch.Tensor = BiasOnFirstRank.apply(parameter, self)  # type: ignore[no-untyped-call]
         return addend
 
     def first(self, size: int) -> int:
@@ -107,11 +107,11 @@ class AxisRanks:
         return part.narrow(0, 0, chunk_sizes(extent, self.size)[self.index]).movedim(0, dim)
 
 
-class Move(torch.autograd.Function):
+class Redistribute(torch.autograd.Function):
     """Autograd function for a route. Every rank calls forward and backward, even with an empty shard."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, ranks: AxisRanks, route: Route) -> torch.Tensor:
+    def forward(ctx: Any, values: torch.Tensor, ranks: AxisRanks, route: Redistribution) -> torch.Tensor:
         """Redistribute the values."""
         ctx.ranks, ctx.route, ctx.extents = ranks, route, (ranks.rows, route.features)
         moved = ranks.placed(values, route.source, route.target, ctx.extents)
@@ -124,7 +124,7 @@ class Move(torch.autograd.Function):
         return ctx.ranks.placed(gradients[0], route.gradient_source, route.gradient_target, ctx.extents), None, None
 
 
-class UsedByAll(torch.autograd.Function):
+class CopyToRegion(torch.autograd.Function):
     """Autograd function: identity in forward, sum over ranks in backward."""
 
     @staticmethod
@@ -139,7 +139,7 @@ class UsedByAll(torch.autograd.Function):
         return ctx.ranks.sum(gradients[0]), None
 
 
-class AddedOnce(torch.autograd.Function):
+class BiasOnFirstRank(torch.autograd.Function):
     """Autograd function: the parameter on the first rank and zero on others; backward is the identity."""
 
     @staticmethod

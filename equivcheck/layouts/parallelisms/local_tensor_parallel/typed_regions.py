@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
-from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import Route
+from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import Redistribution
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks, dim_of
 
 
@@ -23,7 +23,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRa
 class TypedRanks(AxisRanks):
     """Ranks that redistribute values by spmd_types. Mutable."""
 
-    def move(self, values: torch.Tensor, route: Route) -> torch.Tensor:
+    def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
         """Redistribute values by a route. Sharded values are gathered before they are sharded along another dim."""
         if self.size == 1 or not route.moves:
             return values

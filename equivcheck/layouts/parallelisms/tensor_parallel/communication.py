@@ -33,19 +33,19 @@ from equivcheck.system.torch_version import torch_in
 class TensorParallelCalls(PlannedCalls):
     """Counts DTensor's calls. DTensor never computes a linear with empty shards, and sums replicated gradients at the end."""
 
-    def computes_as(self, told: Passage, once: Pass) -> LinearPlacements:
+    def computes_as(self, plan: Passage, once: Pass) -> LinearPlacements:
         """Computation by the plan, unless a linear has fewer features than ranks."""
-        if told.split is Split.COLUMN and once.width < self.parts:
+        if plan.split is Split.COLUMN and once.width < self.parts:
             return NARROW_COLUMN
-        if told.split is Split.ROW and once.inputs < self.parts:
+        if plan.split is Split.ROW and once.inputs < self.parts:
             return NARROW_ROW
-        return super().computes_as(told, once)
+        return super().computes_as(plan, once)
 
     def gathered_features(self, features: int, target: ActivationPlacement) -> int:
         """Features to gather, padded if they are sharded next."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
-    def after_linear(self, once: Pass, told: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
+    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
         """Count all-gathers for a linear with fewer features than ranks."""
         again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
@@ -70,7 +70,7 @@ class TensorParallelCalls(PlannedCalls):
 
     def after_backward(self, step: int) -> None:
         """Count replicated parameters' gradient sums if each rank has seen only some rows. Accumulation reduces them."""
-        times = 1 if holds_back(self.view.layout) else len(self.view.training.data.microbatches)
+        times = 1 if reduces_at_last_microbatch(self.view.layout) else len(self.view.training.data.microbatches)
         for held in self.view.held:
             if self._sees_own_rows(held) and self.view.has_gradient(held, step):
                 num_bytes = held.numel * self.view.item_bytes * times
@@ -86,7 +86,7 @@ class TensorParallelCalls(PlannedCalls):
         return held.parameter.is_of_norm or by_rows
 
 
-def holds_back(layout: Layout) -> bool:
+def reduces_at_last_microbatch(layout: Layout) -> bool:
     """Whether an outer parallelism takes over gradients only at the last microbatch."""
     for one in layout.parallelisms:
         if isinstance(one, FSDP2) or (isinstance(one, Replicate) and one.implementation is Replicator.FSDP):

@@ -126,16 +126,16 @@ def _norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, tuple[str, s
     return style, (lies, _placement(draft, ActivationSharding.WHOLE), lies)
 
 
-def _linear(draft: Draft, told: Passage) -> tuple[str, tuple[str, str, str]]:
-    lies, output = _placement(draft, told.input), _placement(draft, told.output)
-    runs = lies if told.is_by_rows else _placement(draft, ActivationSharding.WHOLE)
-    if told.split is Split.REPLICATED:
+def _linear(draft: Draft, plan: Passage) -> tuple[str, tuple[str, str, str]]:
+    lies, output = _placement(draft, plan.input), _placement(draft, plan.output)
+    runs = lies if plan.is_by_rows else _placement(draft, ActivationSharding.WHOLE)
+    if plan.split is Split.REPLICATED:
         return "", (lies, runs, output)
     name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
-    if told.split is Split.ROW:
+    if plan.split is Split.ROW:
         name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
-    inputs, outputs = (None if told.input is usual[0] else lies), (None if told.output is usual[1] else output)
-    local = "False" if told.leaves_dtensor else None
+    inputs, outputs = (None if plan.input is usual[0] else lies), (None if plan.output is usual[1] else output)
+    local = "False" if plan.leaves_dtensor else None
     style = _named(draft, name, input_layouts=inputs, output_layouts=outputs, use_local_output=local)
     return style, (lies, runs, output)
 

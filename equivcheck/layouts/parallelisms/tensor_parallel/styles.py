@@ -69,10 +69,10 @@ def layer_styles(
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
     """Style for each module in the head."""
-    told = head_passage(model, parallelism)
+    plan = head_passage(model, parallelism)
     if model.head is not None and model.head.norm is not None:
-        yield "head.norm", _norm_style(model, told.input)
-    yield "head.linear", _linear_style(model, told)
+        yield "head.norm", _norm_style(model, plan.input)
+    yield "head.linear", _linear_style(model, plan)
 
 
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:

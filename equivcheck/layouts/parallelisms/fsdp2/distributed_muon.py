@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from equivcheck.layouts.base.partition import chunk_sizes
 
 
-class MuonByOwners(torch.optim.Muon):
+class DistributedMuon(torch.optim.Muon):
     """`torch.optim.Muon` for DTensors that are sharded along one dim over a group."""
 
     def __init__(
@@ -116,5 +116,5 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-DEFINED = (MuonByOwners, _orthogonal, _shapes, _sizes, _dim, _local)
+DEFINED = (DistributedMuon, _orthogonal, _shapes, _sizes, _dim, _local)
 """Definitions that a script needs from this module."""
