@@ -1,19 +1,21 @@
-"""A worker process as its supervisor sees it: watched by the checks that it begins. Its death becomes a verdict."""
+"""Worker processes as their supervisor sees them, and single checks in their own process. Death becomes a verdict."""
 
 from __future__ import annotations
 
 import time
 
-from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.messages import Broken, Checked, CheckOne
+from equivcheck.campaign.plan import Check, Plan, explaining_check
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.checking.kinds import verdict_on
+from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.base.execution.compile_time import all_compile_seconds
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.scenario.case import Case
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
-from equivcheck.worlds.workers.process import WorkerProcess
+from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 START_SECONDS = 120.0
 """Allowance for imports on a cold disk or a busy machine, on top of the limit for a check."""
@@ -99,3 +101,46 @@ class CheckingProcess(WorkerProcess):
         """Kill the process if it runs, and close its recorder."""
         super().close()
         self._recorder.close()
+
+
+_POLL_SECONDS = 1.0
+"""Seconds between checks for a stuck process."""
+
+
+class CheckerFailed(EquivCheckError):
+    """The checker itself could not run. This says nothing about the case."""
+
+
+def check_isolated(
+    case: Case, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
+) -> CaseVerdict:
+    """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or never ends, that is the verdict.
+
+    `beyond` allows cases without torch's support. Raises `CheckerFailed`, and `UsageError` as `check` does.
+    """
+    plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
+    worker = CheckingProcess(plan, (0, 0))
+    try:
+        worker.send(CheckOne(case=case, beyond=beyond))
+        return _verdict(worker)
+    finally:
+        worker.close()
+
+
+def _verdict(worker: CheckingProcess) -> CaseVerdict:
+    while not worker.is_stuck:
+        if not worker.poll(_POLL_SECONDS):
+            continue
+        message = worker.receive()
+        if isinstance(message, Checked):
+            return message.verdict
+        if isinstance(message, Broken):
+            raise UsageError(message.summary) if message.is_usage else CheckerFailed(message.summary)
+        if isinstance(message, Ended):
+            verdict = worker.death()
+            break
+    else:
+        verdict = worker.hang()
+    if verdict is None:
+        raise CheckerFailed(f"the check's process ended before the check began: {worker.printed().strip()[-500:]}")
+    return verdict

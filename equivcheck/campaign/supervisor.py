@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.counts.node_work import NodeWorks
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Crew, LocalCrew, Worker
-from equivcheck.campaign.events import Event, Listener, Started, Summary, Ticked
+from equivcheck.campaign.events import Event, Listener, NodeWorks, Started, Summary, Ticked
 from equivcheck.campaign.findings.example import is_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.kept_findings import KeptFindings
+from equivcheck.campaign.kept_findings import KeptFindings, Shrinkers
 from equivcheck.campaign.messages import (
     Broken,
     Checked,
@@ -34,7 +33,6 @@ from equivcheck.campaign.messages import (
     TakeOver,
 )
 from equivcheck.campaign.plan import Plan
-from equivcheck.campaign.shrinkers import Shrinkers
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption

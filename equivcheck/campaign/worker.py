@@ -15,9 +15,9 @@ from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.findings.example import marked_not_shrunk, without_mark
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import Size, size_of
-from equivcheck.campaign.isolated import CheckerFailed, check_isolated
 from equivcheck.campaign.messages import Found, InDoubt, MayShrink, Progress, TakeOver
 from equivcheck.campaign.plan import Plan, oracle_check
+from equivcheck.campaign.process import CheckerFailed, check_isolated
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.campaign.selection.avoidance import Avoidance, Candidate, avoiding_all
 from equivcheck.campaign.selection.novelty import Selection

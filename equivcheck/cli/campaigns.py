@@ -73,9 +73,8 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
     """How the findings stand that the run told of; None, and a line on stderr, where its history was not written."""
-    from equivcheck.campaign.history.failing import told_in
     from equivcheck.campaign.history.history import History, HistoryFailed
-    from equivcheck.campaign.history.standing import records
+    from equivcheck.campaign.history.standing import records, told_in
 
     try:
         if writer.failed:
@@ -100,7 +99,7 @@ def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
 
 
 def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | None) -> None:
-    from equivcheck.campaign.history.failing import fails
+    from equivcheck.campaign.history.standing import fails
     from equivcheck.report.standing_text import standing_object
 
     standings = None if told is None else [standing_object(record, fails=fails(run, record)) for record in told]
@@ -108,7 +107,7 @@ def _print_object(values: dict[str, Any], run: Run, told: tuple[Record, ...] | N
 
 
 def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbose: bool) -> None:
-    from equivcheck.campaign.history.failing import fails
+    from equivcheck.campaign.history.standing import fails
     from equivcheck.report.standing_text import print_standings
     from equivcheck.report.summary_details import print_details
     from equivcheck.report.summary_text import print_summary
@@ -122,7 +121,7 @@ def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbo
 
 def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> ExitCode:
     """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
-    from equivcheck.campaign.history.failing import can_fail, fails
+    from equivcheck.campaign.history.standing import can_fail, fails
 
     if summary.broken:
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)

@@ -76,7 +76,7 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
     from equivcheck.campaign.coverage.programs import ProgramReach
     from equivcheck.campaign.plan import Plan, generated_programs
     from equivcheck.programs.run.overloads import overloads
-    from equivcheck.report.program_coverage_text import print_program_coverage, program_coverage_object
+    from equivcheck.report.coverage_text import print_program_coverage, program_coverage_object
 
     plan = Plan(seconds=seconds, seed=secrets.randbits(32) if seed is None else seed, strategy=generated_programs)
     reach = ProgramReach()

@@ -84,8 +84,8 @@ def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> Ex
     from equivcheck.cli.findings.replay import find
     from equivcheck.cli.findings.script import script_or_reason
     from equivcheck.report.finding_page.cases import write_page
-    from equivcheck.report.finding_page.isolated import run_isolated
     from equivcheck.report.finding_page.page import Told
+    from equivcheck.report.finding_page.second_run import run_isolated
 
     kept = find(named, store)
     script, why = script_or_reason(kept.verdict, seen_on=kept.environment.torch)
@@ -135,8 +135,8 @@ def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_j
 def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
     """The findings that make any of the runs fail, each once; one that cannot be read is a line on stderr."""
     from equivcheck.campaign.findings.store import FindingStore
-    from equivcheck.campaign.history.failing import failing
     from equivcheck.campaign.history.history import History
+    from equivcheck.campaign.history.standing import failing
     from equivcheck.cli.findings.script import script_or_reason
     from equivcheck.report.issue_text import Reported
 

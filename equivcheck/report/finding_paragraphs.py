@@ -3,22 +3,67 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from equivcheck.campaign.events import KeptFinding, Summary
+from equivcheck.campaign.findings.example import is_shrunk
+from equivcheck.campaign.findings.fingerprint import what_is_wrong
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
+from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.findings.store import Kept
 from equivcheck.oracle.verdict.description import how_far, shortened
 from equivcheck.oracle.verdict.sentences import whose
-from equivcheck.oracle.verdict.verdict import CaseVerdict
+from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.report.finding_groups import FindingGroup, groups_of
-from equivcheck.report.own_command import own_command
-from equivcheck.report.wrapping import wrapped
+from equivcheck.report.terminal import own_command, wrapped
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.printable import in_short
 from equivcheck.worlds.trace.differences import Divergence
+
+_UNFINISHED = "unfinished"
+"""Group for findings that were neither shrunk nor explained before the campaign was over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingGroup:
+    """Findings with one cause, in one or several layouts."""
+
+    findings: tuple[KeptFinding, ...]
+    """At least one, best example first: explained exactly, then smallest."""
+
+    @property
+    def example(self) -> KeptFinding:
+        """The finding to show."""
+        return self.findings[0]
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Names of its layouts, each once."""
+        return tuple(dict.fromkeys(finding.verdict.case.counted_by[0] for finding in self.findings))
+
+
+def groups_of(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
+    """Group findings by cause, in order of discovery."""
+    found: dict[Hashable, list[KeptFinding]] = {}
+    for finding in findings:
+        found.setdefault(_cause_of(finding.verdict), []).append(finding)
+    return tuple(FindingGroup(findings=tuple(sorted(members, key=_order))) for members in found.values())
+
+
+def _cause_of(verdict: CaseVerdict) -> Hashable:
+    """The diagnosed cause. Without a diagnosis, findings with the same error or difference share a cause."""
+    if verdict.outcome is Outcome.DIVERGED and verdict.diagnosis is not None:
+        return verdict.diagnosis.cause
+    return what_is_wrong(verdict) if is_shrunk(verdict) else _UNFINISHED
+
+
+def _order(finding: KeptFinding) -> tuple[bool, bool, Size]:
+    verdict = finding.verdict
+    is_exact = verdict.diagnosis is not None and verdict.diagnosis.exact
+    return not is_exact, not is_shrunk(verdict), size_of(verdict.case)
+
 
 KEPT = {Kept.NEW: "new", Kept.BETTER: "seen before, now with a smaller case", Kept.SEEN: "seen before"}
 _SECTIONS = {False: "trainings", True: "tensor programs"}

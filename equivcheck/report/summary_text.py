@@ -17,8 +17,7 @@ from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
-from equivcheck.report.own_command import own_command
-from equivcheck.report.wrapping import WIDTH, wrapped
+from equivcheck.report.terminal import WIDTH, own_command, wrapped
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import in_short, printable
 

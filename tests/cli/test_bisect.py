@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from packaging.version import Version
 
 from equivcheck import check
-from equivcheck.campaign import isolated
+from equivcheck.campaign import process
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
@@ -113,7 +113,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_every_finding_of_a_store_is_replayed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line each, a summary, and progress on stderr; a finding that cannot be read is named, and the others go on."""
-    monkeypatch.setattr(isolated, "check_isolated", narrow_is_fixed)
+    monkeypatch.setattr(process, "check_isolated", narrow_is_fixed)
     (store / "broken").mkdir()
     result = run("replay", "--all", "--store", store)
     assert result.exit_code == 1
@@ -131,7 +131,7 @@ def test_every_finding_of_a_store_is_replayed(store: Path, monkeypatch: pytest.M
 
 def test_a_store_in_which_all_is_fixed_is_exit_code_0(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing found, told as one object; an empty store is one too."""
-    monkeypatch.setattr(isolated, "check_isolated", fakes.fine)
+    monkeypatch.setattr(process, "check_isolated", fakes.fine)
     result = run("replay", "--all", "--store", store, "--json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)

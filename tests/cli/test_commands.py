@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck import cli
-from equivcheck.campaign import isolated, plan
+from equivcheck.campaign import plan, process
 from equivcheck.campaign.findings.finding import StoreFailed, load_finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
@@ -181,7 +181,7 @@ def use_checks(monkeypatch: pytest.MonkeyPatch, check: plan.Check) -> None:
     """Make campaigns and isolated checks, in their own processes, use a fake; shrinking what it finds is not looked at here."""
     monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "check", check)
     monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "shrink_seconds", 1.0)
-    monkeypatch.setitem(isolated.check_isolated.__kwdefaults__, "check", check)
+    monkeypatch.setitem(process.check_isolated.__kwdefaults__, "check", check)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck import check
-from equivcheck.campaign import isolated
+from equivcheck.campaign import process
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -28,7 +28,7 @@ def run(*arguments: object, stdin: str | None = None) -> Result:
 @pytest.fixture(autouse=True)
 def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check in this process, which is quicker than in one of its own."""
-    monkeypatch.setattr(isolated, "check_isolated", lambda scenario, *, world, deadline: check(scenario, world=world))
+    monkeypatch.setattr(process, "check_isolated", lambda scenario, *, world, deadline: check(scenario, world=world))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from equivcheck.campaign import isolated
+from equivcheck.campaign import process
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.checking.cases import check_case
@@ -54,7 +54,7 @@ def finding(tmp_path: Path) -> Path:
 @pytest.fixture
 def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check in this process, which is quicker than in one of its own."""
-    monkeypatch.setattr(isolated, "check_isolated", check_case)
+    monkeypatch.setattr(process, "check_isolated", check_case)
 
 
 def test_a_file_of_a_program_is_checked(file: Path) -> None:

@@ -23,13 +23,13 @@ from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.report import progress
-from equivcheck.report.finding_groups import groups_of
+from equivcheck.report.finding_paragraphs import groups_of
 from equivcheck.report.node_text import node_lines
-from equivcheck.report.own_command import own_command
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_details import print_details
 from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
+from equivcheck.report.terminal import own_command
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import in_words
 from unit.campaign import fakes

@@ -18,7 +18,7 @@ from typing import Any
 from equivcheck import Outcome, check
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.counts.histogram import Histogram
-from equivcheck.campaign.selection.expected_cost import expected_cost
+from equivcheck.campaign.selection.novelty import expected_cost
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
 from equivcheck.strategies import scenarios

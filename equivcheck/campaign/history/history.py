@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.run import Ended, Run
 from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome

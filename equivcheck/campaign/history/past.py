@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import Ended, FailOn, Mode, Run
 from equivcheck.campaign.history.standing import ALWAYS

@@ -8,8 +8,7 @@ from typing import Any
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
-from equivcheck.campaign.findings.again import again
-from equivcheck.campaign.findings.fate import Replayed
+from equivcheck.campaign.findings.fate import Replayed, again
 from equivcheck.campaign.findings.finding import BrokenFinding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import Figures, History, HistoryFailed

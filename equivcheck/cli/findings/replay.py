@@ -81,8 +81,8 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
 
 def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
     """A finding's case checked in a process of its own, and on processes as well if that is asked for."""
-    from equivcheck.campaign.isolated import check_isolated
     from equivcheck.campaign.plan import explaining_check
+    from equivcheck.campaign.process import check_isolated
     from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)

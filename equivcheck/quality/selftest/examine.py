@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hypothesis.strategies import SearchStrategy
@@ -14,13 +14,17 @@ from equivcheck.campaign.shrinking.search import Shrinking
 from equivcheck.checking.check import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.errors import UsageError
+from equivcheck.layouts.composition.running import RanksResult, Runner
 from equivcheck.mutants.mutant import Mutant
+from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
-from equivcheck.quality.selftest.reach import is_reached
 from equivcheck.quality.selftest.row import Row, Shrunk
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.scenario import MORE_RESUMES
+from equivcheck.worlds.failure import RanksFailed
+from equivcheck.worlds.trace.moments import Moment, moments
+from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[Row], None]
@@ -190,3 +194,45 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
         seconds=clock.seconds,
         checks=judge.checks,
     )
+
+
+def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
+    """Whether the mutant changes any bit in any rank's trace, or only its ranks fail.
+
+    If the mutant changes only communication, changed calls count too.
+    """
+    try:
+        honest = Runner(world="sim", deadline=deadline).run(scenario)
+    except RanksFailed:
+        return False
+    try:
+        wrong = Runner(world="sim", deadline=deadline, alter=mutant.plant).run(scenario)
+    except RanksFailed:
+        return True
+    if Cause.COMMUNICATION in mutant.causes and honest.run.calls != wrong.run.calls:
+        return True
+    return not _alike(_traces(honest), _traces(wrong))
+
+
+def _traces(result: RanksResult) -> tuple[Trace, ...]:
+    return (*result.before, *result.run.values)
+
+
+def _alike(first: Sequence[Trace], second: Sequence[Trace]) -> bool:
+    left, right = _moments(first), _moments(second)
+    return len(left) == len(right) and all(map(_same_bits, left, right))
+
+
+def _moments(traces: Sequence[Trace]) -> list[Moment]:
+    return [moment for trace in traces for moment in moments(trace)]
+
+
+def _same_bits(one: Moment, other: Moment) -> bool:
+    first, second = one.snapshot, other.snapshot
+    shapes = (first.pieces, first.present, first.fits, first.dtypes) == (
+        second.pieces,
+        second.present,
+        second.fits,
+        second.dtypes,
+    )
+    return shapes and first.values.tobytes() == second.values.tobytes()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from equivcheck.quality.versions.environments import Installation
-from equivcheck.quality.versions.process import run_python
+from equivcheck.quality.versions.environments import Installation, run_python
 from equivcheck.system.commands import Ran
 from equivcheck.system.temporary_folder import temporary_folder
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -15,10 +15,11 @@ from filelock import FileLock
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
+import equivcheck
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.quality.versions.process import run_python
 from equivcheck.quality.versions.releases import RELEASED, asks_for_newer, chosen, listed, names_nightlies
-from equivcheck.system.commands import run
+from equivcheck.system.commands import Ran, run
+from equivcheck.system.temporary_folder import temporary_folder
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds. Other indexes have CUDA builds with several GB."""
@@ -183,3 +184,19 @@ def _new(uv: str | None, folder: Path) -> tuple[str, ...]:
 
 def _install(uv: str | None, python: Path) -> tuple[str, ...]:
     return (uv, "pip", "install", "--python", str(python)) if uv else (str(python), "-m", "pip", "install")
+
+
+_NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""Variables for this interpreter only."""
+
+
+def run_python(python: Path, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None) -> Ran:
+    """Run an interpreter with this equivcheck on its path, and nothing else from this environment.
+
+    The process and its children end after `seconds`, or if this process is interrupted.
+    """
+    with temporary_folder() as folder:
+        Path(folder, "equivcheck").symlink_to(Path(equivcheck.__path__[0]).resolve(), target_is_directory=True)
+        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
+        path = {"PYTHONPATH": folder, "PYTHONSAFEPATH": "1"}
+        return run([str(python), *arguments], seconds=seconds, environment=inherited | dict(variables or {}) | path)

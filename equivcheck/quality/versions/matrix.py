@@ -18,9 +18,8 @@ from equivcheck.oracle.known_issues.showing import Showing, Shows, table_path
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
 from equivcheck.quality.versions.corpus import Checked, checked
-from equivcheck.quality.versions.environments import Installation
+from equivcheck.quality.versions.environments import Installation, run_python
 from equivcheck.quality.versions.issues import shown
-from equivcheck.quality.versions.process import run_python
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, dump, encode
 from equivcheck.system.input_file import read_text

@@ -19,8 +19,7 @@ from equivcheck.oracle.known_issues.showing import Showing, Shows, judged, showi
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.run.script import script_of_verdict
 from equivcheck.programs.verdict import ProgramVerdict
-from equivcheck.quality.versions.environments import Installation
-from equivcheck.quality.versions.process import run_python
+from equivcheck.quality.versions.environments import Installation, run_python
 from equivcheck.system.temporary_folder import temporary_folder
 from equivcheck.worlds.failure import FailureKind
 from equivcheck.worlds.trace.differences import Phase

@@ -12,8 +12,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.report.finding_page import page
 from equivcheck.report.finding_page.page import Told
 from equivcheck.report.finding_page.second_run import SecondRun
-from equivcheck.report.frame.headline import footer
-from equivcheck.report.frame.templates import rendered
+from equivcheck.report.frame.templates import footer, rendered
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 

@@ -14,12 +14,10 @@ from equivcheck.oracle.comparison.communication import differing_calls
 from equivcheck.oracle.verdict.verdict import AGAIN, CaseVerdict, Verdict
 from equivcheck.report.finding_page import call_lanes
 from equivcheck.report.finding_page.mesh import drawn_mesh, options, placements
-from equivcheck.report.finding_page.second_run import SecondRun
-from equivcheck.report.finding_page.steps import StepRow, phases_of, step_rows
+from equivcheck.report.finding_page.second_run import SecondRun, StepRow, phases_of, step_rows
 from equivcheck.report.finding_page.tensors import DrawnTensor, drawn_tensors, holders
 from equivcheck.report.frame import charts
-from equivcheck.report.frame.headline import Headline, footer
-from equivcheck.report.frame.templates import rendered
+from equivcheck.report.frame.templates import Headline, footer, rendered
 from equivcheck.report.lanes import group_names
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from equivcheck.errors import EquivCheckError
@@ -17,10 +17,13 @@ from equivcheck.scenario import Scenario
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure, RanksFailed
-from equivcheck.worlds.trace.differences import Divergence
+from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
+from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Snapshot
+from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 Alter = Callable[[Setup], None]
 
@@ -113,3 +116,65 @@ def _otherwise(again: SecondRun) -> str:
     if again.failure is not None:
         return f"the drawings show a second run, in which the ranks failed: {again.failure.summary}"
     return "the drawings show a second run, in which no value differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step."""
+
+    step: int
+    """Step, from 0."""
+    expected_loss: float
+    """Loss on one device."""
+    loss: float
+    """Mean loss over the ranks with one."""
+    errors: dict[Phase, float]
+    """Largest error per part of the step, relative to tolerance."""
+
+
+def step_rows(moments: Sequence[Compared]) -> list[StepRow]:
+    """A row per step. Optimizer state and buffers belong to the last one."""
+    losses: dict[int, tuple[float, float]] = {}
+    errors: dict[int, dict[Phase, float]] = {}
+    for moment in moments:
+        expected = moment.expected
+        if expected.phase is Phase.LOSS:
+            losses[expected.step] = float(expected.values[0]), float(moment.assembled.values[0])
+        found = errors.setdefault(expected.step, {})
+        worst = float("inf") if moment.assembled.misfits else float(moment.errors.max(initial=0.0))
+        found[expected.phase] = max(worst, found.get(expected.phase, 0.0))
+    return [StepRow(step=step, expected_loss=loss[0], loss=loss[1], errors=errors[step]) for step, loss in sorted(losses.items())]
+
+
+def phases_of(rows: Sequence[StepRow]) -> list[Phase]:
+    """Parts that any step has, in order."""
+    return [phase for phase in Phase if any(phase in row.errors for row in rows)]
+
+
+_START_SECONDS = 120.0
+"""Allowance for the process's start, on top of two runs: in sim, and in the verdict's world if sim shows nothing."""
+_POLL_SECONDS = 1.0
+
+
+def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
+    """Call `run_once_more` in a new process. If the process dies or never ends, the result is a note."""
+    worker = WorkerProcess(__name__, (verdict, deadline))
+    patience = Patience(_START_SECONDS + 2 * deadline, lambda: cpu_seconds_of_family(worker.pid))
+    try:
+        while not worker.poll(_POLL_SECONDS):
+            if patience.exhausted():
+                return SecondRun(note="this page has no drawings: the second run did not end")
+        answer = worker.receive()
+        if isinstance(answer, Ended):
+            return SecondRun(note=f"this page has no drawings: the process of the second run {worker.how_it_ended()}")
+        assert isinstance(answer, SecondRun)
+        return answer
+    finally:
+        worker.close()
+
+
+def main(fd: int) -> None:
+    """Run the verdict's ranks."""
+    link = Link(fd)
+    verdict, deadline = link.task
+    link.send(run_once_more(verdict, deadline=deadline))

@@ -1,13 +1,33 @@
-"""Rendering of templates. Values may come from untrusted files, so they are escaped."""
+"""Templates for pages, with their headline and footer. Values may come from untrusted files, so they are escaped."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+import equivcheck
 from equivcheck.system.printable import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """A page's main message."""
+
+    text: str
+    """One line."""
+    is_good: bool
+    """Whether nothing needs attention."""
+
+
+def footer() -> str:
+    """Versions and time for the page's last line."""
+    return f"equivcheck {equivcheck.__version__}, torch {version('torch')}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+
 
 _FOLDER = Path(__file__).parents[1]
 """Folder with all templates, which are named relative to it."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from equivcheck.report.frame.headline import Headline, footer
-from equivcheck.report.frame.templates import rendered
+from equivcheck.report.frame.templates import Headline, footer, rendered
 from equivcheck.system.output_file import replace_text
 from equivcheck.user.matrix.result import MatrixResult, one_device, totals
 from equivcheck.user.matrix.text import HEADINGS, cells, said

@@ -12,9 +12,8 @@ from typing import Any
 
 from equivcheck.campaign.findings.finding import BrokenFinding
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.history.failing import fails
 from equivcheck.campaign.history.run import Run
-from equivcheck.campaign.history.standing import Record
+from equivcheck.campaign.history.standing import Record, fails
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.system.printable import in_short

@@ -10,8 +10,7 @@ from typing import Any
 from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame.charts import stacked
-from equivcheck.report.frame.headline import Headline, footer
-from equivcheck.report.frame.templates import rendered
+from equivcheck.report.frame.templates import Headline, footer, rendered
 from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from equivcheck.campaign import worker
-from equivcheck.campaign.isolated import check_isolated
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.process import check_isolated
 from equivcheck.campaign.recorder import Recorder
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict

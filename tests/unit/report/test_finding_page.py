@@ -10,10 +10,9 @@ import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.finding_page.call_lanes import MAX_CALLS, MAX_COLUMNS, lane_blocks
-from equivcheck.report.finding_page.isolated import run_isolated
 from equivcheck.report.finding_page.mesh import LEFT, drawn_mesh
 from equivcheck.report.finding_page.page import Told, write_page
-from equivcheck.report.finding_page.second_run import SecondRun
+from equivcheck.report.finding_page.second_run import SecondRun, run_isolated
 from equivcheck.scenario import Axis, Layer, Mesh, Model
 from equivcheck.worlds.call import Call
 from unit.campaign import fakes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.findings.versions import Measured, Method, ShownIn

@@ -12,7 +12,7 @@ from string import ascii_lowercase
 import pytest
 
 from equivcheck.campaign.events import NodeWork
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import History, HistoryFailed

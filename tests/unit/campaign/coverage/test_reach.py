@@ -8,9 +8,8 @@ from itertools import combinations
 
 from hypothesis import HealthCheck, Phase, given, settings
 
-from equivcheck.campaign.coverage.families import Family, by_families
 from equivcheck.campaign.coverage.features import features
-from equivcheck.campaign.coverage.pairs import legal_pairs, pairs_of, table_of
+from equivcheck.campaign.coverage.pairs import Family, by_families, legal_pairs, pairs_of, table_of
 from equivcheck.campaign.coverage.reach import Reach, by_parts
 from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
 from equivcheck.strategies import executions, scenarios

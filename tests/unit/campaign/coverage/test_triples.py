@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import comb
 
 from equivcheck.campaign.coverage.features import features
-from equivcheck.campaign.coverage.triples import Triples
+from equivcheck.campaign.coverage.reach import Triples
 
 from .test_features import SCENARIO
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import Ended, Mode, Run
 from unit.campaign import fakes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.history import FILE, Figures, History, HistoryFailed
 from equivcheck.campaign.history.past import past_runs
 from equivcheck.campaign.history.run import Ended, FailOn

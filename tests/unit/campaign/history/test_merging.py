@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import History

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from equivcheck.campaign.findings.again import Again
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.merging import merge
 from equivcheck.campaign.history.past import noted, past_runs

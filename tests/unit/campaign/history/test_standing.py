@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.again import Again
-from equivcheck.campaign.history.failing import can_fail, fails
+from equivcheck.campaign.findings.fate import Again
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import FailOn, Mode
-from equivcheck.campaign.history.standing import Record, Standing, accept, records, withdraw
+from equivcheck.campaign.history.standing import Record, Standing, accept, can_fail, fails, records, withdraw
 from equivcheck.errors import UsageError
 from unit.campaign import fakes
 from unit.campaign.history.runs import MARK, nights, run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.selection.expected_cost import expected_cost
+from equivcheck.campaign.selection.novelty import expected_cost
 from unit.campaign import fakes
 
 

@@ -6,8 +6,7 @@ from itertools import accumulate
 
 from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.campaign.coverage.reach import Reach
-from equivcheck.campaign.selection.expected_cost import expected_cost
-from equivcheck.campaign.selection.novelty import CHECKS_FOR_ONE_MORE, FIRST_WINDOW, WINDOW, Novelty
+from equivcheck.campaign.selection.novelty import CHECKS_FOR_ONE_MORE, FIRST_WINDOW, WINDOW, Novelty, expected_cost
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from unit.campaign.coverage.test_features import SCENARIO

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.campaign.selection.novelty import Selection
-from equivcheck.campaign.selection.time_budget import COMPILED_SHARE, TRACED_SHARE, TimeBudget
+from equivcheck.campaign.selection.novelty import COMPILED_SHARE, TRACED_SHARE, Selection, TimeBudget
 from equivcheck.layouts.base.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import SPMD, Axis, Execution, Layout, Mesh, StepLR
 from unit.campaign import fakes

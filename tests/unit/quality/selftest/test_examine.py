@@ -7,8 +7,7 @@ from dataclasses import replace
 from equivcheck.campaign.batches import batch_seed
 from equivcheck.campaign.findings.size import settings_of
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.quality.selftest.examine import Effort, examine
-from equivcheck.quality.selftest.reach import is_reached
+from equivcheck.quality.selftest.examine import Effort, examine, is_reached
 from equivcheck.quality.selftest.row import Row
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from unit.quality.selftest import wrong

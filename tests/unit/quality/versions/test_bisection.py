@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
 from equivcheck.oracle.known_issues.showing import Showing, Shows
-from equivcheck.quality.versions.bisection import bisected
+from equivcheck.quality.versions.measuring import bisected
 
 VERSIONS = tuple(map(Version, ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")))
 ANSWERS = {"+": Shows.SHOWS, "-": Shows.DOES_NOT, "?": Shows.CANNOT_RUN}

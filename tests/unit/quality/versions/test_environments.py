@@ -15,8 +15,7 @@ from packaging.version import Version
 import equivcheck
 from equivcheck.errors import UsageError
 from equivcheck.quality.versions import environments as module
-from equivcheck.quality.versions.environments import Environments, Installation, NoEnvironment, dependencies, given
-from equivcheck.quality.versions.process import run_python
+from equivcheck.quality.versions.environments import Environments, Installation, NoEnvironment, dependencies, given, run_python
 from equivcheck.system.commands import Ran, run
 from support.processes import end_soon
 
