@@ -36,11 +36,11 @@ _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
 _USUAL_RANKS = 4
 """Most ranks of a control's scenarios, unless its fault needs more."""
 
-Checked = Callable[[Case, Any], CaseVerdict]
+CheckWithFault = Callable[[Case, Any], CaseVerdict]
 """Checks a case with a planted fault."""
 
 
-def control_of(plan: Plan) -> ControlRun | None:
+def choose_control(plan: Plan) -> ControlRun | None:
     """Choose the control by the plan's seed. None if the plan has no controls, or none applies to its layouts."""
     candidates = plan.controls(plan) if plan.controls is not None else ()
     if not candidates:
@@ -137,7 +137,7 @@ class ControlRun:
         self._waiting.extend(filter(self._fault.applies, _drawn(cases_for(self._fault, self._plan), seed)))
         self._drawn += _CHUNK
 
-    def step(self, check: Checked) -> None:
+    def step(self, check: CheckWithFault) -> None:
         """Check the next case."""
         clock = WorkClock()
         verdict = check(self._waiting.popleft(), self._fault.plant)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from equivcheck.campaign.events import KeptFinding
-from equivcheck.campaign.findings.example import is_better, says_more
+from equivcheck.campaign.findings.example import adds_information, is_better_example
 from equivcheck.campaign.findings.finding import StoreFailed
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
@@ -41,8 +41,8 @@ class KeptFindings:
         kept = self._stored(verdict)
         before = self._found.get(mark)
         if before is not None:
-            adds = says_more(verdict, before.verdict)
-            if not adds and not is_better(verdict, before.verdict):
+            adds = adds_information(verdict, before.verdict)
+            if not adds and not is_better_example(verdict, before.verdict):
                 return None
             kept = before.kept if (adds or kept is Kept.BETTER) and kept is not Kept.UNKEPT else kept
         self._found[mark] = KeptFinding(fingerprint=mark, path=self._store.folder(mark), verdict=verdict, kept=kept)

@@ -172,7 +172,7 @@ class Plan:
         return each + (worker < more)
 
     @property
-    def reckoned_seconds(self) -> float:
+    def expected_seconds(self) -> float:
         """Expected working time for one worker."""
         return min(self.seconds, self.checks_of(0) * USUAL_CHECK_SECONDS)
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
-from equivcheck.campaign.control import ControlRun, control_of
+from equivcheck.campaign.control import ControlRun, choose_control
 from equivcheck.campaign.counts.tally import Tally
-from equivcheck.campaign.findings.example import marked_not_shrunk, without_mark
+from equivcheck.campaign.findings.example import mark_not_shrunk, unmark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.messages import Found, InDoubt, MayShrink, Progress, TakeOver
@@ -68,13 +68,13 @@ class Worker:
         self._tally, self._reported = Tally(), 0.0
         self._turns = Turns(plan, place[0])
         self._source = self._turns.next()
-        self._selections = {beyond: Selection(plan.reckoned_seconds) for beyond in (False, True)}
+        self._selections = {beyond: Selection(plan.expected_seconds) for beyond in (False, True)}
         self._programs = ProgramSelection()
         self._avoidance, self._avoids = Avoidance(), False
         self._smallest: dict[str, Size] = {}
         self._taken_over: list[CaseVerdict] = []
         self._shrinking: Shrinking | None = None
-        self._control = control_of(plan) if place[0] == 0 else None
+        self._control = choose_control(plan) if place[0] == 0 else None
         self._clock = WorkClock()
 
     def fuzz(self, seconds: float, num_checks: float) -> None:
@@ -237,7 +237,7 @@ class Worker:
         first = mark not in self._smallest
         if first or size < self._smallest[mark]:
             self._smallest[mark] = size
-            self._link.send(Found(verdict=marked_not_shrunk(verdict), asks=first))
+            self._link.send(Found(verdict=mark_not_shrunk(verdict), asks=first))
         return first
 
     def _may_shrink(self) -> bool:
@@ -250,7 +250,7 @@ class Worker:
         """Shrink findings whose workers were lost with their machines."""
         self._taken_over += [message.verdict for message in self._link.pending()]
         while self._taken_over:
-            verdict = without_mark(self._taken_over.pop())
+            verdict = unmark_not_shrunk(self._taken_over.pop())
             self._smallest[fingerprint(verdict)] = size_of(verdict.case)
             self._begin_shrinking(verdict)
             self._end_shrinking()
@@ -264,7 +264,7 @@ class Worker:
         except Exception as error:
             best = search.first.without("shrinking", error)
         if search.was_stopped:
-            best = marked_not_shrunk(best)
+            best = mark_not_shrunk(best)
         self._send(best)  # before the diagnosis, which takes longer and may be cut off
         if (told := self._confirmed(self._explained(best))) is not best:
             self._send(told)

@@ -44,7 +44,7 @@ class FindingGroup:
         return tuple(dict.fromkeys(finding.verdict.case.counted_by[0] for finding in self.findings))
 
 
-def groups_of(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
+def group_findings(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
     """Group findings by cause, in order of discovery."""
     found: dict[Hashable, list[KeptFinding]] = {}
     for finding in findings:
@@ -79,7 +79,7 @@ def finding_lines(summary: Summary, room: int) -> list[str]:
     If there are too many, paragraphs are shortened, beginning with the last. If that is not enough, the last ones are only
     counted.
     """
-    groups = sorted(groups_of(summary.findings), key=_is_of_program)
+    groups = sorted(group_findings(summary.findings), key=_is_of_program)
     if not groups:
         return ["no findings"]
     choices = [(num_full, len(groups)) for num_full in range(len(groups), 0, -1)]

@@ -91,10 +91,10 @@ def _left(event: Ticked, plan: Plan) -> str:
     if plan.num_checks is not None and event.tally.num_checks:
         missing = plan.num_checks - event.tally.num_checks
         seconds = min(seconds, missing * event.seconds / event.tally.num_checks)
-    return f"{in_time(seconds)} left" if seconds > 0 else "finishing"
+    return f"{duration_in_words(seconds)} left" if seconds > 0 else "finishing"
 
 
-def in_time(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` if unknown."""
     if seconds == math.inf:
         return "?"

@@ -10,19 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
+from equivcheck.quality.selftest.result import MutantResult, SelftestResult, ShrunkScenario
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, in_words
 
 
-def print_selftest(console: Console, found: Selftest) -> None:
+def print_selftest(console: Console, found: SelftestResult) -> None:
     """Print a line per mutant, then missed ones, those without effect, and the rates."""
     console.print(_table(found.rows))
     for line in (*(line for row in found.rows for line in _remarks(row)), *_totals(found)):
         console.print(line, soft_wrap=True)
 
 
-def in_a_line(row: Row) -> str:
+def in_a_line(row: MutantResult) -> str:
     """``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1), 1 step``."""
     if row.broken:
         return f"{row.name}: not completed: {row.broken}"
@@ -34,7 +34,7 @@ def in_a_line(row: Row) -> str:
     return f"{row.name}: caught in {row.caught} of {row.reachable}, {first}; shrunk to {_size(row.shrunk)}"
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
+def _table(rows: tuple[MutantResult, ...]) -> Table:
     table = Table("mutant", box=None, pad_edge=False, header_style="bold")
     for heading in ("reached", "caught", "undecided", "examples", "seconds"):
         table.add_column(heading, justify="right")
@@ -51,19 +51,19 @@ def _table(rows: tuple[Row, ...]) -> Table:
     return table
 
 
-def _size(shrunk: Shrunk) -> str:
+def _size(shrunk: ShrunkScenario) -> str:
     widths = "-".join(map(str, shrunk.widths))
     return f"{count(shrunk.ranks, 'rank')}, {count(shrunk.layers, 'layer')} ({widths}), {count(shrunk.steps, 'step')}"
 
 
-def _diagnosis(row: Row) -> Text:
+def _diagnosis(row: MutantResult) -> Text:
     if row.is_explained and row.given is not None:
         return Text(row.given.cause.value, style="green")
     given = "none" if row.given is None else row.given.cause.value
     return Text(f"{given}, not {row.expected[0].value}", style="yellow" if row.is_killed else "dim")
 
 
-def _remarks(row: Row) -> Iterator[Text]:
+def _remarks(row: MutantResult) -> Iterator[Text]:
     """Yield the checker's failures for one mutant."""
     if row.broken:
         yield Text(f"{row.name} was not completed: {row.broken}", style="red")
@@ -78,7 +78,7 @@ def _remarks(row: Row) -> Iterator[Text]:
         yield Text(f"{row.name} did not shrink to the known minimum of {known}", style="yellow")
 
 
-def _totals(found: Selftest) -> Iterator[Text]:
+def _totals(found: SelftestResult) -> Iterator[Text]:
     early = " (stopped before the end)" if found.interrupted else ""
     yield Text(f"\n{count(len(found.rows), 'mutant')} in {found.seconds:.0f} s{early}, seed {found.seed}")
     yield Text(
@@ -93,7 +93,7 @@ def _totals(found: Selftest) -> Iterator[Text]:
     )
 
 
-def selftest_object(found: Selftest) -> dict[str, Any]:
+def selftest_object(found: SelftestResult) -> dict[str, Any]:
     """One object; rates are shares from 0 to 1."""
     return {
         "mutants": [_row_object(row) for row in found.rows],
@@ -114,7 +114,7 @@ def selftest_object(found: Selftest) -> dict[str, Any]:
     }
 
 
-def _row_object(row: Row) -> dict[str, Any]:
+def _row_object(row: MutantResult) -> dict[str, Any]:
     return {
         "name": row.name,
         "family": row.family.value,
@@ -139,7 +139,7 @@ def _row_object(row: Row) -> dict[str, Any]:
     }
 
 
-def _shrunk_object(shrunk: Shrunk) -> dict[str, Any]:
+def _shrunk_object(shrunk: ShrunkScenario) -> dict[str, Any]:
     least = shrunk.minimum
     return {
         "ranks": shrunk.ranks,

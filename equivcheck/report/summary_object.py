@@ -39,7 +39,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         },
         "errors": {
             "all": _errors(tally.errors_of()),
-            "sizes": [[in_digits(middle), number] for middle, number in tally.errors_of().buckets],
+            "sizes": [[round_to_3_digits(middle), number] for middle, number in tally.errors_of().buckets],
             "layouts": {layout: _errors(tally.errors_of(layout)) for layout in sorted({names[0] for names in tally.errors})},
             "optimizers": {
                 name: _errors(tally.errors_of(name)) for name in sorted({name for names in tally.errors for name in names[1:]})
@@ -54,7 +54,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "signatures": len(tally.signatures),
         "programs": programs_object(tally.programs),
         "slowest": _of_case("seconds", round(tally.slowest_seconds, 4), tally.slowest),
-        "nearest": _of_case("error", in_digits(tally.nearest_error), tally.nearest),
+        "nearest": _of_case("error", round_to_3_digits(tally.nearest_error), tally.nearest),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
         "control": None if summary.control is None else _control(summary.control),
         "cut_off": summary.num_cut_off,
@@ -123,10 +123,10 @@ def _layout(tally: Tally, layout: str) -> dict[str, Any]:
 def _errors(errors: Histogram) -> dict[str, float | None]:
     """Quantiles of the errors in equivalent checks, relative to tolerance."""
     shares = {"median": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
-    return {"checks": errors.count} | {name: in_digits(errors.quantile(share)) for name, share in shares.items()}
+    return {"checks": errors.count} | {name: round_to_3_digits(errors.quantile(share)) for name, share in shares.items()}
 
 
-def in_digits(number: float) -> float | None:
+def round_to_3_digits(number: float) -> float | None:
     """Three digits; None for NaN."""
     return None if math.isnan(number) else float(f"{number:.3g}")
 

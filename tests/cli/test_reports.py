@@ -12,7 +12,7 @@ from rich.console import Console
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, NodeWork, Started, Summary, Ticked
-from equivcheck.campaign.findings.example import marked_not_shrunk
+from equivcheck.campaign.findings.example import mark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.store import Kept
@@ -23,7 +23,7 @@ from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.report import progress
-from equivcheck.report.finding_paragraphs import groups_of
+from equivcheck.report.finding_paragraphs import group_findings
 from equivcheck.report.node_text import node_lines
 from equivcheck.report.progress import ProgressLine, progress_text
 from equivcheck.report.summary_details import print_details
@@ -127,7 +127,7 @@ def test_findings_of_one_cause_are_one_paragraph(summary: Summary) -> None:
         fakes.diverged(small, tensor="scale"),
         fakes.diverged(wide, tensor="scale"),
     )
-    groups = groups_of(map(finding, verdicts))
+    groups = group_findings(map(finding, verdicts))
     assert [len(group.findings) for group in groups] == [3, 1, 2]
     assert groups[0].example.verdict == verdicts[1]
     assert groups[0].layouts == ("ddp", "ddp x tensor_parallel")
@@ -135,7 +135,7 @@ def test_findings_of_one_cause_are_one_paragraph(summary: Summary) -> None:
 
 def test_what_was_not_shrunk_is_one_paragraph_that_says_so(summary: Summary) -> None:
     """Nothing is claimed of its cause."""
-    verdicts = [marked_not_shrunk(fakes.diverged(fakes.scenario(), tensor=name)) for name in ("one", "two", "three")]
+    verdicts = [mark_not_shrunk(fakes.diverged(fakes.scenario(), tensor=name)) for name in ("one", "two", "three")]
     lines = screen(replace(summary, findings=tuple(map(finding, verdicts))))
     assert sum(line.startswith("DIVERGED") for line in lines) == 1
     assert "  note:  not shrunk to the end: the campaign was over first" in lines

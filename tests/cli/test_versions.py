@@ -15,9 +15,9 @@ from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
 from equivcheck.quality.versions import matrix
-from equivcheck.quality.versions.corpus import Checked
+from equivcheck.quality.versions.corpus import CorpusResult
 from equivcheck.quality.versions.environments import Installation
-from equivcheck.quality.versions.matrix import OfVersion
+from equivcheck.quality.versions.matrix import VersionResult
 from equivcheck.system.torch_version import installed_torch
 
 HERE = str(installed_torch())
@@ -39,21 +39,21 @@ def run(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
     return int(str(left.value.code)), captured.out, captured.err
 
 
-def found(*, outcome: Outcome = Outcome.EQUIVALENT, shows: Shows = Shows.SHOWS) -> OfVersion:
+def found(*, outcome: Outcome = Outcome.EQUIVALENT, shows: Shows = Shows.SHOWS) -> VersionResult:
     """What a version does in a test that runs nothing."""
     probe = Probe(world="sim", subject="ddp", works=True, reason="", known="", seconds=1.0)
-    checked = (Checked(outcome=Outcome.EQUIVALENT), Checked(outcome=outcome, reason="differs"))
-    return OfVersion(torch=HERE, probes=(probe,), corpus=checked, scripts={ISSUE.id: Showing(shows=shows)})
+    checked = (CorpusResult(outcome=Outcome.EQUIVALENT), CorpusResult(outcome=outcome, reason="differs"))
+    return VersionResult(torch=HERE, probes=(probe,), corpus=checked, scripts={ISSUE.id: Showing(shows=shows)})
 
 
 class Measured:
     """Stands in for the measurement."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: OfVersion) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, result: VersionResult) -> None:
         self.result, self.times = result, 0
         monkeypatch.setattr(matrix, "measured_on", self)
 
-    def __call__(self, installation: Installation, *_: object) -> OfVersion:
+    def __call__(self, installation: Installation, *_: object) -> VersionResult:
         """The result."""
         assert installation.torch.startswith(HERE)
         self.times += 1
@@ -85,7 +85,7 @@ def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_findings_and_scripts_that_disagree_are_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, result: OfVersion, code: int, line: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, result: VersionResult, code: int, line: str
 ) -> None:
     """By the exit code and a line."""
     Measured(monkeypatch, result)

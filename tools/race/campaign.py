@@ -18,7 +18,7 @@ from equivcheck.campaign.worker import Worker
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.quality.selftest.jobs import Work, run_jobs, serve
+from equivcheck.quality.selftest.jobs import JobPlan, run_jobs, serve
 from equivcheck.scenario import Scenario
 from equivcheck.worlds.work_clock import WorkClock
 from tools.race.result import CampaignRun, Catch, Distance, Race
@@ -36,7 +36,7 @@ def race(
     listener: Callable[[CampaignRun, int], None] = lambda _run, _count: None,
 ) -> Race:
     """Run campaigns with consecutive seeds, each in its own process. SIGINT or SIGTERM ends the race with its results so far."""
-    work: Work[int, CampaignRun] = Work(
+    work: JobPlan[int, CampaignRun] = JobPlan(
         module=__name__, effort=distance, blank=lambda one: CampaignRun(seed=one), limit=_SILENT_SECONDS
     )
     found = run_jobs(range(seed, seed + num_campaigns), work, num_workers=num_workers, listener=listener)

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from equivcheck.campaign.cluster.orders import Order, Said
+from equivcheck.campaign.cluster.orders import Order, WorkerMessage
 from equivcheck.campaign.messages import NodeLost
 from equivcheck.worlds.workers.link import Link
 
-Answer = tuple[Said, ...] | NodeLost
+Answer = tuple[WorkerMessage, ...] | NodeLost
 """Result from one exchange with a node."""
 
 

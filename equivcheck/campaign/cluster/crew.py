@@ -10,7 +10,18 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, Self
 
-from equivcheck.campaign.cluster.orders import Connected, Joined, NoCluster, Order, Ordered, Remove, Said, Start, Tell, Wanted
+from equivcheck.campaign.cluster.orders import (
+    Connected,
+    Joined,
+    NoCluster,
+    Order,
+    Ordered,
+    Remove,
+    Start,
+    Tell,
+    Wanted,
+    WorkerMessage,
+)
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import Lost, NodeLost
 from equivcheck.campaign.plan import Plan
@@ -109,7 +120,7 @@ class ClusterCrew:
         worker.order(Remove(place=worker.place))
         self.workers.remove(worker)
 
-    def _told(self, message: tuple[Said, ...] | NodeLost | Ended) -> Iterator[tuple[RemoteWorker, Any]]:
+    def _told(self, message: tuple[WorkerMessage, ...] | NodeLost | Ended) -> Iterator[tuple[RemoteWorker, Any]]:
         if isinstance(message, NodeLost):
             yield from self._lost(message)
         elif isinstance(message, Ended):
@@ -121,7 +132,7 @@ class ClusterCrew:
             for said in message:
                 yield from self._said(said)
 
-    def _said(self, said: Said) -> Iterator[tuple[RemoteWorker, Any]]:
+    def _said(self, said: WorkerMessage) -> Iterator[tuple[RemoteWorker, Any]]:
         for worker in [worker for worker in self.workers if worker.place == said.place]:
             if isinstance(said.message, Ended | Lost):
                 self.workers.remove(worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from equivcheck.campaign.cluster.orders import Order, Remove, Said, Start, Tell
+from equivcheck.campaign.cluster.orders import Order, Remove, Start, Tell, WorkerMessage
 from equivcheck.campaign.crew import LocalCrew
 from equivcheck.campaign.messages import Progress
 from equivcheck.campaign.process import CheckingProcess
@@ -20,14 +20,14 @@ class NodeServer:
     def __init__(self) -> None:
         self._crew = LocalCrew()
 
-    def exchange(self, orders: Sequence[Order]) -> tuple[Said, ...]:
+    def exchange(self, orders: Sequence[Order]) -> tuple[WorkerMessage, ...]:
         """Obey orders and return the messages that workers send in the meantime."""
         for order in orders:
             self._obey(order)
-        said: list[Said] = []
+        said: list[WorkerMessage] = []
         until = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < until and all(isinstance(each.message, Progress) for each in said):
-            said += [Said(place=worker.place, message=message) for worker, message in self._crew.messages()]
+            said += [WorkerMessage(place=worker.place, message=message) for worker, message in self._crew.messages()]
         return tuple(said)
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ class NoCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class WorkerMessage:
     """Sent by a node: a message from one worker."""
 
     place: tuple[int, int]

@@ -60,7 +60,7 @@ def table_of(pairs: Pairs) -> str:
     return '{{\n"features": [\n{}\n],\n"pairs": [\n{}\n]\n}}\n'.format(*lines)
 
 
-class Family(Choice):
+class ModelFamily(Choice):
     """Kinds of model inputs, most demanding first."""
 
     TOKENS = "tokens"
@@ -78,18 +78,18 @@ _CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), *_ENDS}
 _OF_ANY_MODEL = {"None", "OUTSIDE", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
 
 
-def family_of(feature: Feature) -> Family:
+def family_of(feature: Feature) -> ModelFamily:
     """The only family of models with a feature; rows for features that all models have."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
-        return Family.TOKENS
+        return ModelFamily.TOKENS
     is_length = (feature.noun, feature.field) == ("Model", "length") and feature.value != "None"
-    return Family.SEQUENCES if is_length or feature.noun in _OF_SEQUENCES else Family.ROWS
+    return ModelFamily.SEQUENCES if is_length or feature.noun in _OF_SEQUENCES else ModelFamily.ROWS
 
 
-def by_families(pairs: Pairs) -> dict[Family, int]:
+def by_families(pairs: Pairs) -> dict[ModelFamily, int]:
     """Number of pairs per family. A pair belongs to tokens if one feature does, else to sequences if one does."""
-    order = tuple(Family)
+    order = tuple(ModelFamily)
     families = [order.index(family_of(feature)) for feature in pairs.features]
     masks = [sum(1 << number for number, family in enumerate(families) if family == each) for each in range(len(order))]
     counts = dict.fromkeys(order, 0)

@@ -16,12 +16,12 @@ NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
 """Mark in `unfinished` until the case has been shrunk."""
 
 
-def is_better(verdict: CaseVerdict, before: CaseVerdict) -> bool:
+def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
     """Whether the new case is smaller. A shrunk or explained case gives way only to another such case."""
     return _order(verdict) < _order(before)
 
 
-def says_more(verdict: CaseVerdict, before: CaseVerdict) -> bool:
+def adds_information(verdict: CaseVerdict, before: CaseVerdict) -> bool:
     """Whether a verdict on the same case adds an explanation or another world's confirmation."""
     adds = any(getattr(verdict, name) and not getattr(before, name) for name in (*_EXAMINED, "unfinished"))
     return adds and before.case == verdict.case and (is_shrunk(verdict) or not is_shrunk(before))
@@ -37,12 +37,12 @@ def is_shrunk(verdict: CaseVerdict) -> bool:
     return NOT_SHRUNK not in verdict.unfinished
 
 
-def marked_not_shrunk(verdict: V) -> V:
+def mark_not_shrunk(verdict: V) -> V:
     """Add the mark for a case that has not been shrunk."""
     return replace(verdict, unfinished="; ".join(filter(None, (verdict.unfinished, NOT_SHRUNK))))
 
 
-def without_mark(verdict: V) -> V:
+def unmark_not_shrunk(verdict: V) -> V:
     """Remove that mark."""
     kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
     return replace(verdict, unfinished="; ".join(kept))

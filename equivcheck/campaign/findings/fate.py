@@ -15,7 +15,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.system.choice import Choice
 
 
-class Again(Choice):
+class Recheck(Choice):
     """A later check's answer about a finding."""
 
     SHOWS = "shows"
@@ -25,33 +25,33 @@ class Again(Choice):
     UNTOLD = "untold"
 
 
-def again(kept: CaseVerdict, verdict: CaseVerdict) -> Again:
+def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
     """Compare a later verdict with the kept one. `UNTOLD` if the verdict is unsupported, or undecided at some step."""
     if verdict.is_clear:
-        return Again.DOES_NOT
+        return Recheck.DOES_NOT
     if not (verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN):
-        return Again.UNTOLD
+        return Recheck.UNTOLD
     is_known = verdict.outcome is Outcome.KNOWN
     as_found = replace(verdict, outcome=kept.outcome) if is_known else verdict
     if fingerprint(as_found) != fingerprint(kept):
-        return Again.DIFFERENTLY
-    return Again.KNOWN if is_known else Again.SHOWS
+        return Recheck.DIFFERENTLY
+    return Recheck.KNOWN if is_known else Recheck.SHOWS
 
 
-def why_untold(verdict: CaseVerdict) -> str:
+def undecided_reason(verdict: CaseVerdict) -> str:
     """Outcome and reason in one line: ``unsupported: torch 2.9 has no ...``."""
     return ": ".join(filter(None, (verdict.outcome.value, verdict.reason or verdict.undecided)))
 
 
-def shows_again(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
+def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
     """Answer as for a torch version. A case that fails there in another way counts as `CANNOT_RUN`."""
-    found = again(kept, verdict)
-    if found is Again.DOES_NOT:
+    found = compare_recheck(kept, verdict)
+    if found is Recheck.DOES_NOT:
         return Showing(shows=Shows.DOES_NOT)
-    if found in (Again.SHOWS, Again.KNOWN):
+    if found in (Recheck.SHOWS, Recheck.KNOWN):
         return Showing(shows=Shows.SHOWS, reason=f"the known issue {verdict.known}" if verdict.known else "")
-    another = "fails in another way, " if found is Again.DIFFERENTLY else ""
-    return Showing(shows=Shows.CANNOT_RUN, reason=f"{another}{why_untold(verdict)}")
+    another = "fails in another way, " if found is Recheck.DIFFERENTLY else ""
+    return Showing(shows=Shows.CANNOT_RUN, reason=f"{another}{undecided_reason(verdict)}")
 
 
 class Fate(Choice):
@@ -92,15 +92,15 @@ def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> Replayed:
 
 
 def _told(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, str]:
-    found = again(finding.verdict, verdict)
-    if found is Again.SHOWS:
+    found = compare_recheck(finding.verdict, verdict)
+    if found is Recheck.SHOWS:
         return _shows(finding, here)
-    if found is Again.DOES_NOT:
+    if found is Recheck.DOES_NOT:
         return _does_not(finding, here)
-    if found is Again.KNOWN:
+    if found is Recheck.KNOWN:
         return Fate.KNOWN, f"still shows, known as {verdict.known}"
-    fate = Fate.DIFFERENTLY if found is Again.DIFFERENTLY else Fate.UNTOLD
-    return fate, f"{fate.value}: {why_untold(verdict)}"
+    fate = Fate.DIFFERENTLY if found is Recheck.DIFFERENTLY else Fate.UNTOLD
+    return fate, f"{fate.value}: {undecided_reason(verdict)}"
 
 
 def _shows(finding: Finding, here: Version) -> tuple[Fate, str]:

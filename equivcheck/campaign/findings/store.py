@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from equivcheck.campaign.findings.example import is_better, says_more
+from equivcheck.campaign.findings.example import adds_information, is_better_example
 from equivcheck.campaign.findings.finding import BrokenFinding, Finding, StoreFailed, load_finding, write_finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
@@ -57,7 +57,7 @@ class FindingStore:
         mark = finding.fingerprint
         with self._locked():
             kept = self._kept(mark)
-            if kept is not None and not is_better(finding.verdict, kept.verdict):
+            if kept is not None and not is_better_example(finding.verdict, kept.verdict):
                 return Kept.SEEN
             with self._new_folder() as new:
                 shutil.copytree(finding.path, new, dirs_exist_ok=True)
@@ -105,10 +105,10 @@ class FindingStore:
     def _keep(self, verdict: CaseVerdict) -> Kept:
         mark = fingerprint(verdict)
         kept = self._kept(mark)
-        if kept is not None and says_more(verdict, kept.verdict):
+        if kept is not None and adds_information(verdict, kept.verdict):
             self._write(verdict, mark, kept.shown_in)
             return Kept.SEEN
-        if kept is not None and not is_better(verdict, kept.verdict):
+        if kept is not None and not is_better_example(verdict, kept.verdict):
             return Kept.SEEN
         self._write(verdict, mark)
         return Kept.NEW if kept is None else Kept.BETTER

@@ -20,7 +20,7 @@ class Method(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class VersionAnswer:
     """Answer from one version."""
 
     torch: str
@@ -37,7 +37,7 @@ class ShownIn:
     """The test used."""
     versions: tuple[str, ...]
     """All versions in question, oldest first."""
-    measured: tuple[Measured, ...]
+    measured: tuple[VersionAnswer, ...]
     """Measured versions, oldest first."""
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.run import Ended, Run
 from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
@@ -76,12 +76,12 @@ class History:
             costs = [(run.id, layout, seconds) for layout, seconds in figures.costs.items()]
             db.executemany("INSERT OR REPLACE INTO cost VALUES (?, ?, ?)", costs)
 
-    def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Again = Again.SHOWS) -> None:
+    def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
         """Note whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
         told = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
             db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
-            sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Again.SHOWS.value}
+            sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Recheck.SHOWS.value}
             db.execute(
                 "INSERT INTO sighting VALUES (:run, :mark, :seen)"
                 " ON CONFLICT DO UPDATE SET seen = excluded.seen WHERE seen != :shows",

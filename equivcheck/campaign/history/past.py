@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import Ended, FailOn, Mode, Run
 from equivcheck.campaign.history.standing import ALWAYS
@@ -70,7 +70,7 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
     if not history.path.exists():
         return
     with history.open(writes=False) as db:
-        rows = db.execute(_RUNS, (Again.SHOWS.value, Again.DIFFERENTLY.value, until)).fetchall()
+        rows = db.execute(_RUNS, (Recheck.SHOWS.value, Recheck.DIFFERENTLY.value, until)).fetchall()
     yield from map(_past_run, rows)
 
 

@@ -58,7 +58,7 @@ CREATE TABLE finding (
 CREATE TABLE sighting (
     run TEXT NOT NULL REFERENCES run (id),
     fingerprint TEXT NOT NULL REFERENCES finding (fingerprint),
-    seen TEXT NOT NULL,            -- whether it shows, as `Again` says
+    seen TEXT NOT NULL,            -- whether it shows, as `Recheck` says
     PRIMARY KEY (run, fingerprint)
 );
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import FailOn, Mode, Run
 from equivcheck.errors import UsageError
@@ -126,7 +126,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
         " WHERE fingerprint = ? AND run.began <= ? ORDER BY run.began, run.id",
         (row["fingerprint"], until),
     ).fetchall()
-    telling = [(run, Again(run["seen"])) for run in seen if Again(run["seen"]) is not Again.UNTOLD]
+    telling = [(run, Recheck(run["seen"])) for run in seen if Recheck(run["seen"]) is not Recheck.UNTOLD]
     shown = [run for run, again in telling if again in _SHOWS]
     if not shown:
         return None
@@ -143,13 +143,13 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
     )
 
 
-_SHOWS = (Again.SHOWS, Again.DIFFERENTLY)
+_SHOWS = (Recheck.SHOWS, Recheck.DIFFERENTLY)
 """Answers that a finding is not fixed. Failing in another way is one of them."""
 
 
-def _standing(told: Sequence[Again]) -> Standing:
+def _standing(told: Sequence[Recheck]) -> Standing:
     if told[-1] not in _SHOWS:
-        return Standing.ON_FILE if told[-1] is Again.KNOWN else Standing.FIXED
+        return Standing.ON_FILE if told[-1] is Recheck.KNOWN else Standing.FIXED
     if not any(again in _SHOWS for again in told[:-1]):
         return Standing.NEW
     return Standing.STILL if told[-2] in _SHOWS else Standing.BACK

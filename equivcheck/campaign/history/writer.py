@@ -8,7 +8,7 @@ from typing import Any
 
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
-from equivcheck.campaign.findings.fate import Replayed, again
+from equivcheck.campaign.findings.fate import Replayed, compare_recheck
 from equivcheck.campaign.findings.finding import BrokenFinding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import Figures, History, HistoryFailed
@@ -35,7 +35,7 @@ class HistoryWriter:
     def replayed(self, replayed: Replayed) -> None:
         """Note a finding's fate."""
         kept = replayed.finding
-        seen = again(kept.verdict, replayed.verdict)
+        seen = compare_recheck(kept.verdict, replayed.verdict)
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))
 
     def summarized(self, values: Mapping[str, Any]) -> None:

@@ -127,7 +127,7 @@ def _with_fewer_settings(program: TensorProgram) -> Iterator[TensorProgram]:
     yield replace(program, schedule_seed=0)
 
 
-PASSES: tuple[Callable[[TensorProgram], Iterator[TensorProgram]], ...] = (
+PROGRAM_CHANGES: tuple[Callable[[TensorProgram], Iterator[TensorProgram]], ...] = (
     _without_others,
     _without_readers,
     _bypassed,

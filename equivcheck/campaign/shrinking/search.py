@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import size_of
-from equivcheck.campaign.shrinking.simpler import Kind, kinds_of_changes, simpler_by
+from equivcheck.campaign.shrinking.simpler import Change, changes_for, simpler_by
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -94,7 +94,7 @@ class Shrinking:
         return self.best
 
     def _descend(self) -> None:
-        while sum(map(self._improve, kinds_of_changes(self.best.case))):
+        while sum(map(self._improve, changes_for(self.best.case))):
             pass
 
     def _go_back_to_what_holds(self) -> bool:
@@ -108,13 +108,13 @@ class Shrinking:
             self._found.pop()
         return len(self._found) == before
 
-    def _improve(self, kind: Kind[Any]) -> bool:
+    def _improve(self, kind: Change[Any]) -> bool:
         before = self.best
         while self._survives_one(kind):
             pass
         return self.best is not before
 
-    def _survives_one(self, kind: Kind[Any]) -> bool:
+    def _survives_one(self, kind: Change[Any]) -> bool:
         for case in simpler_by(kind, self.best.case, beyond=bool(self.best.beyond)):
             if self._is_over:
                 self.was_stopped = self._stopped()

@@ -9,7 +9,7 @@ from functools import singledispatch
 from typing import Any, TypeVar
 
 from equivcheck.campaign.findings.size import is_default, size_of
-from equivcheck.campaign.shrinking.programs import PASSES
+from equivcheck.campaign.shrinking.programs import PROGRAM_CHANGES
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.base.limits.repairs import of_real_targets, over_features
 from equivcheck.layouts.composition.fitting import fitted
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 C = TypeVar("C", bound=Case)
 
-Kind = Callable[[C], Iterator[C]]
+Change = Callable[[C], Iterator[C]]
 """Yields a case with one change, in several variants. Some variants cannot run, or are not smaller."""
 
 _WIDTHS = (1, 2, 3, 4)
@@ -51,7 +51,7 @@ _LESS_WITHIN: tuple[dict[str, Any], ...] = (
 """Values to try inside layers other than linear ones."""
 
 
-def simpler_by(kind: Kind[C], case: C, *, beyond: bool = False) -> Iterator[C]:
+def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]:
     """Yield runnable smaller cases (`size_of`) with one change, each once, because repairs may make two equal.
 
     `beyond` includes cases that only torch's own limits forbid.
@@ -125,7 +125,7 @@ def _in_plain_order(scenario: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, schedule_seed=0)
 
 
-KINDS: tuple[Kind[Scenario], ...] = (
+CHANGES: tuple[Change[Scenario], ...] = (
     _without_resume,
     _eagerly,
     _on_fewer_ranks,
@@ -142,19 +142,19 @@ KINDS: tuple[Kind[Scenario], ...] = (
 
 
 @singledispatch
-def kinds_of_changes(case: Case) -> tuple[Kind[Any], ...]:
+def changes_for(case: Case) -> tuple[Change[Any], ...]:
     """Changes for a kind of case, most effective first."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
 
-@kinds_of_changes.register
-def _(_scenario: Scenario) -> tuple[Kind[Any], ...]:
-    return KINDS
+@changes_for.register
+def _(_scenario: Scenario) -> tuple[Change[Any], ...]:
+    return CHANGES
 
 
-@kinds_of_changes.register
-def _(_program: TensorProgram) -> tuple[Kind[Any], ...]:
-    return PASSES
+@changes_for.register
+def _(_program: TensorProgram) -> tuple[Change[Any], ...]:
+    return PROGRAM_CHANGES
 
 
 def _fewer_ranks(layout: Layout) -> Iterator[Layout]:

@@ -18,7 +18,7 @@ from equivcheck.layouts.composition.running import RanksResult, Runner
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
-from equivcheck.quality.selftest.row import Row, Shrunk
+from equivcheck.quality.selftest.result import MutantResult, ShrunkScenario
 from equivcheck.scenario import Scenario
 from equivcheck.strategies import scenarios
 from equivcheck.strategies.scenario import MORE_RESUMES
@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.moments import Moment, moments
 from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
-Tell = Callable[[Row], None]
+Tell = Callable[[MutantResult], None]
 """Receives the growing row."""
 
 
@@ -57,7 +57,7 @@ class Effort:
             raise UsageError(f"Effort.seconds {self.seconds} is not valid: too low. Expected a number above 0")
 
 
-def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> Row:
+def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> MutantResult:
     """Draw scenarios with the mutant's layouts within the budget, then shrink the best catch and diagnose it."""
     drawing = _Drawing(mutant, effort, tell)
     run_batch(_scenarios(mutant), _seed(mutant, effort), drawing.take)
@@ -88,7 +88,7 @@ class _Drawing:
         self._clock = WorkClock()
         self._seen: set[Scenario] = set()
         self._reached_after_catch = 0
-        self.row = Row.of(mutant)
+        self.row = MutantResult.of(mutant)
         self.smallest: Verdict | None = None
         """Best catch to shrink: if possible, one that is equivalent without the mutant, and not traced, because tracing is slow.
         """
@@ -102,7 +102,7 @@ class _Drawing:
             return
         self._seen.add(scenario)
         self.row = replace(self.row, drawn=self.row.drawn + 1)
-        if self._mutant.applies(scenario) and is_reached(scenario, self._mutant, self._effort.deadline):
+        if self._mutant.applies(scenario) and has_effect(scenario, self._mutant, self._effort.deadline):
             self._reached_after_catch += self.row.is_killed
             self.row = replace(self.row, reachable=self.row.reachable + 1)
             self._count(scenario)
@@ -169,7 +169,7 @@ class _Judge:
         return verdict if honest.is_clear else honest
 
 
-def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
+def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
     """Find the smallest scenario with the same outcome. Hypothesis draws the same scenarios again, and shrinks the caught one."""
     clock, judge = WorkClock(), _Judge(mutant, effort.deadline)
     search = Shrinking(first, judge, same=lambda verdict: verdict.outcome is first.outcome, seconds=effort.shrink_seconds)
@@ -186,7 +186,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
     run_batch(_scenarios(mutant), _seed(mutant, effort), take)
     best = search.finish()
     assert isinstance(best, Verdict)
-    return Shrunk(
+    return ShrunkScenario(
         scenario=best.scenario,
         outcome=best.outcome,
         minimum=mutant.minimum,
@@ -196,7 +196,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> Shrunk:
     )
 
 
-def is_reached(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
+def has_effect(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
     """Whether the mutant changes any bit in any rank's trace, or only its ranks fail.
 
     If the mutant changes only communication, changed calls count too.

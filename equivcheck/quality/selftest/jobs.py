@@ -19,7 +19,7 @@ _TELL_SECONDS = 0.2
 """Seconds between two messages about a growing result."""
 
 
-class Result(Protocol):
+class JobResult(Protocol):
     """A job's result; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -30,11 +30,11 @@ class Result(Protocol):
 
 
 J = TypeVar("J")
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=JobResult)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work(Generic[J, R]):
+class JobPlan(Generic[J, R]):
     """Instructions for the processes."""
 
     module: str
@@ -48,7 +48,7 @@ class Work(Generic[J, R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[R]):
+class JobResults(Generic[R]):
     """Results from all jobs."""
 
     results: tuple[R, ...]
@@ -59,7 +59,7 @@ class Outcome(Generic[R]):
     """Whether a signal ended it early."""
 
 
-def run_jobs(jobs: Sequence[J], work: Work[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> Outcome[R]:
+def run_jobs(jobs: Sequence[J], work: JobPlan[J, R], *, num_workers: int, listener: Callable[[R, int], None]) -> JobResults[R]:
     """Run all jobs. `listener` gets each complete result and the number of results so far.
 
     The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
@@ -71,7 +71,7 @@ def run_jobs(jobs: Sequence[J], work: Work[J, R], *, num_workers: int, listener:
 class _Process(WorkerProcess, Generic[J, R]):
     """Runs one job after another."""
 
-    def __init__(self, work: Work[J, R]) -> None:
+    def __init__(self, work: JobPlan[J, R]) -> None:
         super().__init__(work.module, work.effort)
         self._work = work
         self.number = -1
@@ -104,14 +104,14 @@ class _Process(WorkerProcess, Generic[J, R]):
 
 class _Supervisor(Generic[J, R]):
     def __init__(
-        self, jobs: Sequence[J], work: Work[J, R], listener: Callable[[R, int], None], interruption: Interruption
+        self, jobs: Sequence[J], work: JobPlan[J, R], listener: Callable[[R, int], None], interruption: Interruption
     ) -> None:
         self._work, self._listener, self._interruption = work, listener, interruption
         self._waiting = deque(enumerate(jobs))
         self._pool = Pool[_Process[J, R]]()
         self._results: dict[int, R] = {}
 
-    def run(self, num_workers: int) -> Outcome[R]:
+    def run(self, num_workers: int) -> JobResults[R]:
         start = time.monotonic()
         with self._pool as pool:
             for _ in range(min(num_workers, len(self._waiting))):
@@ -120,7 +120,7 @@ class _Supervisor(Generic[J, R]):
                 for process, message in pool.messages():
                     self._hear(process, message)
         found = {process.number: process.result for process in pool.workers} | self._results
-        return Outcome(
+        return JobResults(
             results=tuple(found[number] for number in sorted(found)),
             seconds=time.monotonic() - start,
             interrupted=self._interruption.requested,

@@ -7,36 +7,36 @@ from collections.abc import Callable, Sequence
 from equivcheck.mutants.mutant import Mutant
 from equivcheck.mutants.registry import mutant
 from equivcheck.quality.selftest.examine import Effort, examine
-from equivcheck.quality.selftest.jobs import Work, run_jobs, serve
-from equivcheck.quality.selftest.row import Row, Selftest
+from equivcheck.quality.selftest.jobs import JobPlan, run_jobs, serve
+from equivcheck.quality.selftest.result import MutantResult, SelftestResult
 
 _GRACE_SECONDS = 120.0
 """Allowance for imports and the diagnosis, on top of drawing and shrinking."""
 
-Listener = Callable[[Row, int], None]
+Listener = Callable[[MutantResult, int], None]
 """Receives each complete row, and the number of rows so far."""
 
 
 def selftest(
     mutants: Sequence[Mutant], effort: Effort, *, num_workers: int = 1, listener: Listener = lambda _row, _count: None
-) -> Selftest:
+) -> SelftestResult:
     """Examine mutants on several processes.
 
     The first SIGINT or SIGTERM ends it with the results so far, the second raises `KeyboardInterrupt`.
     """
     by_name = {mutant.name: mutant for mutant in mutants}
-    work: Work[str, Row] = Work(
+    work: JobPlan[str, MutantResult] = JobPlan(
         module=__name__,
         effort=effort,
-        blank=lambda name: Row.of(by_name[name]),
+        blank=lambda name: MutantResult.of(by_name[name]),
         limit=effort.seconds + effort.shrink_seconds + _GRACE_SECONDS,
     )
     found = run_jobs(tuple(by_name), work, num_workers=num_workers, listener=listener)
-    return Selftest(
+    return SelftestResult(
         rows=found.results, asked=len(mutants), seed=effort.seed, seconds=found.seconds, interrupted=found.interrupted
     )
 
 
 def main(fd: int) -> None:
     """Serve the supervisor at the other end of `fd`; jobs are mutant names."""
-    serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: Row.of(mutant(name)))
+    serve(fd, lambda name, effort, tell: examine(mutant(name), effort, tell), lambda name: MutantResult.of(mutant(name)))

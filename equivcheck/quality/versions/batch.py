@@ -19,13 +19,13 @@ _MOST_ENDS = 3
 _NAMES = "tasks.jsonl", "results.jsonl"
 
 
-def done_by(
+def run_tasks(
     installation: Installation, module: str, tasks: Sequence[str], *, seconds: float, ended: Callable[[str], Any]
 ) -> list[Any]:
     """Run tasks with another interpreter, and return their JSON results in order.
 
-    The interpreter calls the module's `main()`, which calls `do_each`. `seconds` is the average limit per task. If a task ends
-    the process, `ended(reason)` returns its result.
+    The interpreter calls the module's `main()`, which calls `serve_tasks`. `seconds` is the average limit per task. `ended(reason)`
+    returns the result for a task that ends the process.
     """
     with temporary_folder() as folder:
         results = _start(Path(folder), tasks)
@@ -42,7 +42,7 @@ def done_by(
         return [json.loads(line) for line in results.read_text("utf-8").splitlines()]
 
 
-def do_each(do: Callable[[str], Any]) -> None:
+def serve_tasks(do: Callable[[str], Any]) -> None:
     """Run the remaining tasks. The other interpreter calls it."""
     tasks, results = (Path(sys.argv[1], name) for name in _NAMES)
     for task in tasks.read_text("utf-8").splitlines()[_num_lines(results) :]:

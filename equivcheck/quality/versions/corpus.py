@@ -7,7 +7,7 @@ from typing import Any
 
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.quality.versions.batch import do_each, done_by
+from equivcheck.quality.versions.batch import run_tasks, serve_tasks
 from equivcheck.quality.versions.environments import Installation
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, encode, from_json, to_json
@@ -17,7 +17,7 @@ _DEADLINE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CorpusResult:
     """Check result on one torch version."""
 
     outcome: Outcome
@@ -47,16 +47,16 @@ def drawn(count: int, seed: int) -> tuple[Scenario, ...]:
     return tuple(found)
 
 
-def checked(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[Checked, ...]:
+def check_corpus(installation: Installation, scenarios: tuple[Scenario, ...]) -> tuple[CorpusResult, ...]:
     """Check each scenario in sim with another torch. `crashed` if its process ends."""
     tasks = [to_json(scenario) for scenario in scenarios]
-    results = done_by(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
-    return tuple(decode(Checked, result, where="corpus") for result in results)
+    results = run_tasks(installation, __name__, tasks, seconds=_DEADLINE, ended=_crashed)
+    return tuple(decode(CorpusResult, result, where="corpus") for result in results)
 
 
 def main() -> None:
     """Run in the other interpreter."""
-    do_each(_check)
+    serve_tasks(_check)
 
 
 def _check(task: str) -> Any:
@@ -67,8 +67,8 @@ def _check(task: str) -> Any:
         verdict = check(scenario, deadline=_DEADLINE)
     except Exception as error:  # of the checker itself: a line of the table, and the next scenario
         return _crashed(f"the checker raised {type(error).__name__}: {error}")
-    return encode(Checked(outcome=verdict.outcome, known=verdict.known, reason=verdict.reason))
+    return encode(CorpusResult(outcome=verdict.outcome, known=verdict.known, reason=verdict.reason))
 
 
 def _crashed(reason: str) -> Any:
-    return encode(Checked(outcome=Outcome.CRASHED, reason=reason))
+    return encode(CorpusResult(outcome=Outcome.CRASHED, reason=reason))

@@ -10,23 +10,23 @@ from equivcheck.export.forked import SECONDS, launched
 from equivcheck.oracle.known_issues.issue_script import write_issue_script
 from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
 from equivcheck.oracle.known_issues.showing import Showing, Shows, showing
-from equivcheck.quality.versions.batch import do_each, done_by
+from equivcheck.quality.versions.batch import run_tasks, serve_tasks
 from equivcheck.quality.versions.environments import Installation
 from equivcheck.scenario.file_format.codec import decode, encode
 from equivcheck.system.temporary_folder import temporary_folder
 
 
-def shown(installation: Installation, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
+def run_scripts(installation: Installation, issues: Iterable[KnownIssue]) -> dict[str, Showing]:
     """Run the scripts, and return the results by issue id."""
     ids = [issue.id for issue in issues]
-    results = done_by(installation, __name__, ids, seconds=SECONDS, ended=_cannot_run)
+    results = run_tasks(installation, __name__, ids, seconds=SECONDS, ended=_cannot_run)
     return {name: decode(Showing, result, where="scripts") for name, result in zip(ids, results, strict=True)}
 
 
 def main() -> None:
     """Run in the other interpreter."""
     issues = {issue.id: issue for issue in issues_on_file()}
-    do_each(lambda name: encode(_tried(issues[name])))
+    serve_tasks(lambda name: encode(_tried(issues[name])))
 
 
 def _tried(issue: KnownIssue) -> Showing:

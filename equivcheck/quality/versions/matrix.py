@@ -17,9 +17,9 @@ from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Showing, Shows, table_path
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
-from equivcheck.quality.versions.corpus import Checked, checked
+from equivcheck.quality.versions.corpus import CorpusResult, check_corpus
 from equivcheck.quality.versions.environments import Installation, run_python
-from equivcheck.quality.versions.issues import shown
+from equivcheck.quality.versions.issues import run_scripts
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import decode, dump, encode
 from equivcheck.system.input_file import read_text
@@ -29,14 +29,14 @@ _DOCTOR_SECONDS = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfVersion:
+class VersionResult:
     """Results for one torch version."""
 
     torch: str
     """Installed version: ``2.13.0+cpu``."""
     probes: tuple[Probe, ...]
     """The doctor's results."""
-    corpus: tuple[Checked, ...]
+    corpus: tuple[CorpusResult, ...]
     """One result per scenario in the corpus."""
     scripts: dict[str, Showing]
     """Script results by issue id."""
@@ -66,10 +66,10 @@ class Matrix:
     """Scenarios in the corpus."""
     issues: tuple[str, ...]
     """Known issues with scripts in this matrix, by id."""
-    versions: dict[str, OfVersion]
+    versions: dict[str, VersionResult]
     """Results by version, oldest first."""
 
-    def with_version(self, version: Version, found: OfVersion) -> Matrix:
+    def with_version(self, version: Version, found: VersionResult) -> Matrix:
         """Add a version's results."""
         versions = self.versions | {str(version): found}
         return replace(self, versions={name: versions[name] for name in sorted(versions, key=Version)})
@@ -96,21 +96,21 @@ def continued(file: Path, new: Matrix) -> Matrix:
 
 def measured_on(
     installation: Installation, scenarios: tuple[Scenario, ...], issues: Iterable[KnownIssue], tell: Callable[[str], None]
-) -> OfVersion:
+) -> VersionResult:
     """Run the doctor, the corpus and the scripts on a version; `tell` receives progress lines."""
     name = f"torch {installation.version}"
     tell(f"{name}: doctor ...")
-    probes = probed(installation)
+    probes = run_doctor(installation)
     tell(f"{name}: {sum(probe.works for probe in probes)} of {len(probes)} probes work; {len(scenarios)} scenarios ...")
-    corpus = checked(installation, scenarios)
+    corpus = check_corpus(installation, scenarios)
     counts = Counter(result.outcome.value for result in corpus)
     tell(f"{name}: {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common()) or 'no scenarios'}; scripts ...")
-    scripts = shown(installation, issues)
+    scripts = run_scripts(installation, issues)
     tell(f"{name}: {sum(found.shows is Shows.SHOWS for found in scripts.values())} of {len(scripts)} scripts show their issue")
-    return OfVersion(torch=installation.torch, probes=probes, corpus=corpus, scripts=scripts)
+    return VersionResult(torch=installation.torch, probes=probes, corpus=corpus, scripts=scripts)
 
 
-def probed(installation: Installation) -> tuple[Probe, ...]:
+def run_doctor(installation: Installation) -> tuple[Probe, ...]:
     """Run `equivcheck doctor`. If it fails, the result is one failed probe."""
     ran = run_python(installation.python, ("-m", "equivcheck", "doctor", "--json"), seconds=_DOCTOR_SECONDS)
     try:

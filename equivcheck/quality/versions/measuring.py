@@ -10,9 +10,9 @@ from itertools import pairwise
 
 from packaging.version import Version
 
-from equivcheck.campaign.findings.fate import shows_again
+from equivcheck.campaign.findings.fate import showing_of_recheck
 from equivcheck.campaign.findings.finding import Finding, verdict_from
-from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.description import failed
@@ -23,7 +23,7 @@ Measure = Callable[[Version], Showing]
 """Returns whether something shows on a version."""
 
 
-def bisected(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[Measured, ...]:
+def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
     """Measure both ends and the versions in `first`, then bisect between versions with different answers.
 
     If it shows in no measured version, all versions are measured. A fault that appears and disappears between two versions with
@@ -32,7 +32,7 @@ def bisected(versions: Sequence[Version], measure: Measure, first: Iterable[Vers
     found = {version: measure(version) for version in dict.fromkeys([versions[0], versions[-1], *first])}
     while (following := _next(versions, found)) is not None:
         found[following] = measure(following)
-    return tuple(Measured(torch=str(version), showing=found[version]) for version in sorted(found))
+    return tuple(VersionAnswer(torch=str(version), showing=found[version]) for version in sorted(found))
 
 
 def _next(versions: Sequence[Version], found: dict[Version, Showing]) -> Version | None:
@@ -91,7 +91,7 @@ class Search:
             return None
 
     def _result(self, by: Method, measure: Measure, first: Sequence[Version]) -> ShownIn:
-        measured = bisected(self.versions, measure, self.versions if self.every else first)
+        measured = bisect_versions(self.versions, measure, self.versions if self.every else first)
         return ShownIn(by=by, versions=tuple(map(str, self.versions)), measured=measured)
 
     def _measure(self, attempt: Try) -> Measure:
@@ -125,4 +125,4 @@ def _replayed(finding: Finding, installation: Installation, seconds: float) -> S
     values = json.loads(ran.printed)["verdict"]
     del values["fingerprint"]
     verdict = verdict_from(values, finding.verdict.case, where=f"replay on torch {installation.torch}")
-    return shows_again(finding.verdict, verdict)
+    return showing_of_recheck(finding.verdict, verdict)

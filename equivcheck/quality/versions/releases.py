@@ -29,7 +29,7 @@ def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = 
     return tuple(sorted({version for part in text.split(",") for version in _named(part.strip(), there, here)}))
 
 
-def asks_for_newer(text: str) -> bool:
+def needs_index(text: str) -> bool:
     """Whether the answer for a text depends on the latest releases."""
     return any(".." in part or part.count(".") != 2 for part in text.split(","))
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Shows
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.quality.versions.matrix import Matrix, OfVersion
+from equivcheck.quality.versions.matrix import Matrix, VersionResult
 from equivcheck.worlds.pool import COMPARABLE
 
 _REASON = 200
@@ -31,7 +31,7 @@ def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue])
             console.print(f"torch {version}: {line}", soft_wrap=True)
 
 
-def _cells(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
+def _cells(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
     for world in COMPARABLE:
         probes = [probe for probe in found.probes if probe.world == world]
         yield f"{sum(probe.works for probe in probes)}/{len(probes)}"
@@ -42,7 +42,7 @@ def _cells(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
     yield f"{shown}/{expected}"
 
 
-def wrong_in(found: OfVersion, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
+def wrong_in(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
     """Yield a line for each failure on a version."""
     for probe in found.probes:
         if not probe.works:

@@ -31,7 +31,7 @@ class CallBox:
     """Letter for its kind."""
     group: int
     """Group number, in order of first use."""
-    is_alone: bool
+    is_unmatched: bool
     """Whether other members of its group did not issue it."""
     words: str
     """Description of the call."""
@@ -60,9 +60,9 @@ class LaneBlock:
         return TOP + self.ranks * LANE + 4
 
     @property
-    def num_alone(self) -> int:
+    def num_unmatched(self) -> int:
         """Calls that only part of a group has issued."""
-        return sum(box.is_alone for box in self.boxes)
+        return sum(box.is_unmatched for box in self.boxes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Placed:
     """The call."""
     group: int
     """Group number, in order of first use."""
-    is_alone: bool
+    is_unmatched: bool
     """Whether other members of its group did not issue it."""
 
 
@@ -116,12 +116,12 @@ def _placed(calls: list[list[Call]], group_of: Callable[[Call], int]) -> Iterato
     for column, _, call in places:
         together[column, call.ranks, call.op] = together.get((column, call.ranks, call.op), 0) + 1
     for column, rank, call in sorted(places, key=lambda place: place[:2]):
-        is_alone = call.op not in _MESSAGES and together[column, call.ranks, call.op] < len(call.ranks)
-        yield Placed(rank=rank, column=column, call=call, group=group_of(call), is_alone=is_alone)
+        is_unmatched = call.op not in _MESSAGES and together[column, call.ranks, call.op] < len(call.ranks)
+        yield Placed(rank=rank, column=column, call=call, group=group_of(call), is_unmatched=is_unmatched)
 
 
 def _key(placed: list[Placed]) -> list[tuple[object, ...]]:
-    return [(one.rank, one.column, one.call.op, one.call.ranks, one.call.shapes, one.is_alone) for one in placed]
+    return [(one.rank, one.column, one.call.op, one.call.ranks, one.call.shapes, one.is_unmatched) for one in placed]
 
 
 def _title(steps: list[int]) -> str:
@@ -137,7 +137,7 @@ def _block(title: str, placed: list[Placed], left_out: int, ranks: int) -> LaneB
             y=TOP + one.rank * LANE,
             letter=LETTERS.get(one.call.op.partition(".")[0], "?"),
             group=one.group,
-            is_alone=one.is_alone,
+            is_unmatched=one.is_unmatched,
             words=f"rank {one.rank}, {one.call.stage.value}: {one.call.describe()}",
         )
         for one in placed
@@ -150,7 +150,7 @@ def _links(placed: list[Placed]) -> tuple[tuple[int, int, int], ...]:
     """Lines from the first to the last member of each group with a common call."""
     ends: dict[tuple[int, tuple[int, ...], str], list[int]] = {}
     for one in placed:
-        if one.call.op not in _MESSAGES and not one.is_alone:
+        if one.call.op not in _MESSAGES and not one.is_unmatched:
             ends.setdefault((one.column, one.call.ranks, one.call.op), []).append(one.rank)
     middle = COLUMN // 2 - 2
     return tuple(

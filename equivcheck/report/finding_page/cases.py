@@ -16,23 +16,23 @@ from equivcheck.report.frame.templates import footer, rendered
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 
-Again = Callable[[Any], SecondRun]
+RunAgain = Callable[[Any], SecondRun]
 """Runs a verdict's ranks once more."""
 
 
 @singledispatch
-def write_page(verdict: CaseVerdict, file: Path, told: Told, again: Again) -> None:  # noqa: ARG001
+def write_page(verdict: CaseVerdict, file: Path, told: Told, again: RunAgain) -> None:  # noqa: ARG001
     """Write the page. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
 @write_page.register
-def _(verdict: Verdict, file: Path, told: Told, again: Again) -> None:
+def _(verdict: Verdict, file: Path, told: Told, again: RunAgain) -> None:
     page.write_page(file, verdict, again(verdict), told)
 
 
 @write_page.register
-def _(verdict: ProgramVerdict, file: Path, told: Told, _again: Again) -> None:
+def _(verdict: ProgramVerdict, file: Path, told: Told, _again: RunAgain) -> None:
     program = verdict.program
     values = {
         "title": f"Tensor program on {count(program.num_ranks, 'rank')}",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.campaign import control
-from equivcheck.campaign.control import MAX_DRAWN, applicable_mutants, control_of
+from equivcheck.campaign.control import MAX_DRAWN, applicable_mutants, choose_control
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
@@ -56,7 +56,7 @@ def test_a_fault_that_takes_too_long_to_show_gives_way_to_the_next(
     """In a campaign that ends by its time. One that ends by its checks draws the same, however fast the machine is."""
     monkeypatch.setattr(control, "_LEAST_PATIENCE", 0.0)
     monkeypatch.setattr(control, "_PATIENCE_SHARE", 0.0)
-    found = control_of(plan)
+    found = choose_control(plan)
     assert found is not None
     found.step(lambda case, _fault: fakes.blind(case, world="sim", deadline=1.0))
     assert (found.result.name, found.result.passed_over) == (name, passed_over)
@@ -86,4 +86,4 @@ def test_controls_go_with_the_layouts_of_a_plan() -> None:
     assert all("fsdp2" in mutant.layouts and mutant.minimum.ranks <= 2 for mutant in chosen)
     assert Family.RUNTIME in {mutant.family for mutant in applicable_mutants(PLAN)}
     assert Family.RUNTIME not in {mutant.family for mutant in applicable_mutants(replace(PLAN, world="gloo"))}
-    assert control_of(replace(plan, controls=applicable_mutants)) is not None
+    assert choose_control(replace(plan, controls=applicable_mutants)) is not None

@@ -13,7 +13,7 @@ import pytest
 from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.events import Event, Summary
-from equivcheck.campaign.findings.example import marked_not_shrunk
+from equivcheck.campaign.findings.example import mark_not_shrunk
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
@@ -248,7 +248,7 @@ def test_a_finding_is_shrunk_by_one_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_done", [False, True])
 def test_what_a_lost_node_was_shrinking_another_is_asked_to_shrink(tmp_path: Path, is_done: bool) -> None:
     """Unless it was shrunk by then: nobody else may ever find it."""
-    to_be_shrunk = marked_not_shrunk(WIDE)
+    to_be_shrunk = mark_not_shrunk(WIDE)
 
     def script(crew: ScriptedCrew) -> Iterator[Turn]:
         one, other = crew.workers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.control import ProgramFault, applicable_faults, control_of, program_faults
+from equivcheck.campaign.control import ProgramFault, applicable_faults, choose_control, program_faults
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
@@ -91,7 +91,7 @@ def test_controls_go_with_the_kinds_of_a_plan() -> None:
     assert kinds == {Mutant, ProgramFault}
     assert {type(fault) for fault in applicable_faults(replace(mixed, strategy=None))} == {ProgramFault}
     assert {type(fault) for fault in applicable_faults(replace(mixed, programs=None))} == {Mutant}
-    assert control_of(mixed) is not None
+    assert choose_control(mixed) is not None
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_every_fault_is_caught_in_few_programs() -> None:
     plan = replace(PLAN, programs=generated_programs, check=check_case)
     took = {}
     for number, fault in enumerate(program_faults(plan)):
-        control = control_of(replace(plan, seed=number))
+        control = choose_control(replace(plan, seed=number))
         assert control is not None
         while not control.is_over:
             control.draw()

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.campaign.findings import finding as finding_module
-from equivcheck.campaign.findings.example import is_shrunk, without_mark
+from equivcheck.campaign.findings.example import is_shrunk, unmark_not_shrunk
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
@@ -53,7 +53,7 @@ class HeardLink:
         """Keep a finding; when something of the work on it has failed, the worker is to stop."""
         if isinstance(message, Found):
             self.heard.append(message.verdict)
-            if without_mark(message.verdict).unfinished:
+            if unmark_not_shrunk(message.verdict).unfinished:
                 self.stopped.set()
 
     def next(self) -> object:

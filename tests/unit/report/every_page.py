@@ -9,8 +9,8 @@ from equivcheck.oracle.known_issues.known import issues_on_file
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
-from equivcheck.quality.versions.corpus import Checked
-from equivcheck.quality.versions.matrix import Matrix, OfVersion
+from equivcheck.quality.versions.corpus import CorpusResult
+from equivcheck.quality.versions.matrix import Matrix, VersionResult
 from equivcheck.report.matrix.page import write_html
 from equivcheck.report.run_page.page import write_page as write_run
 from equivcheck.report.versions import page as versions
@@ -34,9 +34,9 @@ def every_page(folder: Path) -> dict[str, Path]:
 def write_versions(file: Path) -> None:
     """Of two versions of torch, with a finding on the second, and scripts that do not do what is on file."""
     issues = issues_on_file()
-    corpus = tuple(Checked(outcome=outcome, reason="because") for outcome in (Outcome.EQUIVALENT, Outcome.KNOWN))
+    corpus = tuple(CorpusResult(outcome=outcome, reason="because") for outcome in (Outcome.EQUIVALENT, Outcome.KNOWN))
     found = {
-        version: OfVersion(
+        version: VersionResult(
             torch=f"{version}+cpu",
             probes=tuple(_probe(world, works=version != "2.9.1") for world in ("sim", "gloo")),
             corpus=corpus,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.standing import records
 from equivcheck.oracle.known_issues.showing import Showing, Shows
@@ -29,7 +29,7 @@ def reported(tmp_path: Path) -> Reported:
     """A finding of two nights."""
     store = FindingStore(tmp_path)
     store.keep(DIVERGED)
-    nights(History(tmp_path), Again.SHOWS, Again.SHOWS, mark=fingerprint(DIVERGED))
+    nights(History(tmp_path), Recheck.SHOWS, Recheck.SHOWS, mark=fingerprint(DIVERGED))
     (record,) = records(History(tmp_path))
     return Reported(record=record, finding=store.load(record.fingerprint), script="print('```')")
 
@@ -71,7 +71,7 @@ def test_a_fence_is_longer_than_those_in_its_text(reported: Reported) -> None:
 def test_a_bisection_and_a_missing_script_are_told(reported: Reported) -> None:
     """The one in its sentence, the other with its reason."""
     measured = tuple(
-        Measured(torch=version, showing=Showing(shows=shows))
+        VersionAnswer(torch=version, showing=Showing(shows=shows))
         for version, shows in (("2.10.0", Shows.DOES_NOT), ("2.11.0", Shows.SHOWS))
     )
     shown_in = ShownIn(by=Method.SCRIPT, versions=("2.10.0", "2.11.0"), measured=measured)

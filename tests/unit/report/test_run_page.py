@@ -12,7 +12,7 @@ from string import ascii_lowercase
 import pytest
 
 from equivcheck.campaign.events import NodeWork
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import History, HistoryFailed
@@ -100,7 +100,7 @@ def test_an_earlier_run_is_shown_as_it_stood(tmp_path: Path) -> None:
 
 def test_a_finding_that_is_fixed_or_accepted_fails_nothing(tmp_path: Path) -> None:
     """It is named all the same."""
-    nights(History(tmp_path), Again.SHOWS, Again.DOES_NOT)
+    nights(History(tmp_path), Recheck.SHOWS, Recheck.DOES_NOT)
     page = Page(tmp_path)
     assert "fixed" in page.said("findings")
     assert "fails the run" not in page.said("findings")
@@ -109,7 +109,7 @@ def test_a_finding_that_is_fixed_or_accepted_fails_nothing(tmp_path: Path) -> No
 
 def test_a_finding_whose_folder_is_gone_is_still_named(tmp_path: Path) -> None:
     """With what the history has of it."""
-    nights(History(tmp_path), Again.SHOWS)
+    nights(History(tmp_path), Recheck.SHOWS)
     said = Page(tmp_path).said("findings")
     assert DIVERGED.reason in said
     assert f"no longer in the store {tmp_path}" in said

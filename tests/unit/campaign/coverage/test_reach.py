@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck.campaign.coverage.features import features
-from equivcheck.campaign.coverage.pairs import Family, by_families, legal_pairs, pairs_of, table_of
+from equivcheck.campaign.coverage.pairs import ModelFamily, by_families, legal_pairs, pairs_of, table_of
 from equivcheck.campaign.coverage.reach import Reach, by_parts
 from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
 from equivcheck.strategies import executions, scenarios
@@ -41,7 +41,7 @@ def test_a_pair_is_of_the_family_that_alone_has_it() -> None:
     rows.add(SCENARIO)
     model = Model(features=1, length=1, source=Tokens(vocabulary=2), layers=(Layer(width=1), Attention()), head=Head())
     tokens.add(replace(SCENARIO, training=Training(model=model, data=Data(microbatches=(1,)), loss=CrossEntropy())))
-    assert by_families(rows.drawn) == {Family.TOKENS: 0, Family.SEQUENCES: 0, Family.ROWS: rows.drawn.count}
+    assert by_families(rows.drawn) == {ModelFamily.TOKENS: 0, ModelFamily.SEQUENCES: 0, ModelFamily.ROWS: rows.drawn.count}
     assert all(by_families(tokens.drawn).values())
 
 

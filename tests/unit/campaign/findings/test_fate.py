@@ -10,7 +10,7 @@ import pytest
 from equivcheck.campaign.findings.fate import Fate, replayed
 from equivcheck.campaign.findings.finding import Finding, load_finding, write_versions
 from equivcheck.campaign.findings.store import FindingStore
-from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from unit.campaign.fakes import diverged, scenario
@@ -35,7 +35,7 @@ def shown_in(**answers: bool) -> ShownIn:
     return ShownIn(
         by=Method.SCRIPT,
         versions=tuple(measured),
-        measured=tuple(Measured(torch=torch, showing=showing) for torch, showing in measured.items()),
+        measured=tuple(VersionAnswer(torch=torch, showing=showing) for torch, showing in measured.items()),
     )
 
 

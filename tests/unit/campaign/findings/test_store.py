@@ -18,7 +18,7 @@ from equivcheck.campaign.findings.finding import BrokenFinding, load_finding, wr
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import size_of
 from equivcheck.campaign.findings.store import FindingStore, Kept, StoreFailed
-from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.errors import UsageError
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
@@ -158,7 +158,7 @@ def test_versions_that_cannot_be_written_leave_the_finding_whole(store: FindingS
     store.keep(verdict)
     finding = store.load(fingerprint(verdict))
     shown_in = ShownIn(
-        by=Method.SCRIPT, versions=("2.13.0",), measured=(Measured(torch="2.13.0", showing=Showing(shows=Shows.SHOWS)),)
+        by=Method.SCRIPT, versions=("2.13.0",), measured=(VersionAnswer(torch="2.13.0", showing=Showing(shows=Shows.SHOWS)),)
     )
     write_versions(finding, shown_in)
     monkeypatch.setattr(Path, "write_text", half_written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import Ended, Mode, Run
 from unit.campaign import fakes
@@ -26,7 +26,7 @@ def run(number: int, *, mode: Mode = Mode.NIGHTLY, shard: str = "") -> Run:
     )
 
 
-def nights(history: History, *seen: Again | None, mark: str = MARK) -> None:
+def nights(history: History, *seen: Recheck | None, mark: str = MARK) -> None:
     """Runs that saw a finding so, or did not tell of it."""
     for number, again in enumerate(seen):
         history.begin(run(number))

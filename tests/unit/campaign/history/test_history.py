@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import FILE, Figures, History, HistoryFailed
 from equivcheck.campaign.history.past import past_runs
 from equivcheck.campaign.history.run import Ended, FailOn
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_history_is_one_clear_error(tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     """A file of another version is not written over."""
-    nights(History(tmp_path), Again.SHOWS)
+    nights(History(tmp_path), Recheck.SHOWS)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as db:
         db.execute("PRAGMA user_version = 99")
     with pytest.raises(HistoryFailed, match=r"schema 99 comes from a newer equivcheck\. Expected schema 2 or older"):
@@ -122,7 +122,7 @@ def test_to_look_makes_no_file(tmp_path: Path) -> None:
 def test_readers_do_not_wait_for_a_writer(tmp_path: Path) -> None:
     """`triage` and `report` read what was there before a transaction that is still open."""
     history = History(tmp_path)
-    nights(history, Again.SHOWS)
+    nights(history, Recheck.SHOWS)
     with history.open() as db:
         db.execute("DELETE FROM sighting")
         assert len(records(history)) == 1

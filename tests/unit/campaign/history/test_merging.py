@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.findings.finding import load_finding
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import History
@@ -38,7 +38,7 @@ def test_the_smallest_scenario_of_a_finding_is_kept_with_where_it_was_found(tmp_
 def test_runs_of_all_stores_make_one_history(tmp_path: Path) -> None:
     """A finding that one machine saw fixed and a later one saw again is back; merged twice, it is the same."""
     one, other = History(tmp_path / "one"), History(tmp_path / "other")
-    nights(one, Again.SHOWS, Again.DOES_NOT)
+    nights(one, Recheck.SHOWS, Recheck.DOES_NOT)
     other.begin(run(5))
     other.see(run(5), MARK, fakes.diverged(fakes.scenario()))
     into = tmp_path / "into"

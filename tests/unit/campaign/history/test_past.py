@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.merging import merge
 from equivcheck.campaign.history.past import noted, past_runs
@@ -37,7 +37,7 @@ def test_runs_up_to_one_are_read_last_first(tmp_path: Path) -> None:
     history = History(tmp_path)
     assert list(past_runs(history)) == []
     history.begin(replace(run(1), id="found", seed=None))
-    nights(history, Again.SHOWS, Again.DOES_NOT, Again.DIFFERENTLY, Again.KNOWN)
+    nights(history, Recheck.SHOWS, Recheck.DOES_NOT, Recheck.DIFFERENTLY, Recheck.KNOWN)
     history.see(run(2), "ba9876543210", fakes.diverged(fakes.scenario()))
     assert [(past.run.id, past.num_findings) for past in past_runs(history, run(2).began)] == [
         ("run 2", 2),
@@ -49,7 +49,7 @@ def test_runs_up_to_one_are_read_last_first(tmp_path: Path) -> None:
 def test_findings_are_read_as_they_stood(tmp_path: Path) -> None:
     """After any run, as if no other had come after it; before the first that saw it, there is none."""
     history = History(tmp_path)
-    nights(history, None, Again.SHOWS, Again.DOES_NOT, Again.SHOWS)
+    nights(history, None, Recheck.SHOWS, Recheck.DOES_NOT, Recheck.SHOWS)
     stood = [[(each.fingerprint, each.standing) for each in records(history, run(number).began)] for number in range(4)]
     assert stood == [[], [(MARK, Standing.NEW)], [(MARK, Standing.FIXED)], [(MARK, Standing.BACK)]]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.findings.fate import Again
+from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import FailOn, Mode
 from equivcheck.campaign.history.standing import Record, Standing, accept, can_fail, fails, records, withdraw
@@ -28,27 +28,27 @@ def only(history: History) -> Record:
 @pytest.mark.parametrize(
     ("seen", "standing"),
     [
-        ((Again.SHOWS,), Standing.NEW),
-        ((None, Again.SHOWS), Standing.NEW),
-        ((Again.SHOWS, Again.SHOWS), Standing.STILL),
-        ((Again.SHOWS, Again.UNTOLD, Again.SHOWS), Standing.STILL),
-        ((Again.SHOWS, None, Again.SHOWS), Standing.STILL),
-        ((Again.SHOWS, Again.DIFFERENTLY), Standing.STILL),
-        ((Again.SHOWS, Again.DOES_NOT), Standing.FIXED),
-        ((Again.SHOWS, Again.DOES_NOT, Again.UNTOLD), Standing.FIXED),
-        ((Again.SHOWS, Again.DOES_NOT, Again.SHOWS), Standing.BACK),
-        ((Again.SHOWS, Again.DOES_NOT, Again.SHOWS, Again.SHOWS), Standing.STILL),
-        ((Again.SHOWS, Again.KNOWN), Standing.ON_FILE),
-        ((Again.SHOWS, Again.KNOWN, Again.SHOWS), Standing.BACK),
+        ((Recheck.SHOWS,), Standing.NEW),
+        ((None, Recheck.SHOWS), Standing.NEW),
+        ((Recheck.SHOWS, Recheck.SHOWS), Standing.STILL),
+        ((Recheck.SHOWS, Recheck.UNTOLD, Recheck.SHOWS), Standing.STILL),
+        ((Recheck.SHOWS, None, Recheck.SHOWS), Standing.STILL),
+        ((Recheck.SHOWS, Recheck.DIFFERENTLY), Standing.STILL),
+        ((Recheck.SHOWS, Recheck.DOES_NOT), Standing.FIXED),
+        ((Recheck.SHOWS, Recheck.DOES_NOT, Recheck.UNTOLD), Standing.FIXED),
+        ((Recheck.SHOWS, Recheck.DOES_NOT, Recheck.SHOWS), Standing.BACK),
+        ((Recheck.SHOWS, Recheck.DOES_NOT, Recheck.SHOWS, Recheck.SHOWS), Standing.STILL),
+        ((Recheck.SHOWS, Recheck.KNOWN), Standing.ON_FILE),
+        ((Recheck.SHOWS, Recheck.KNOWN, Recheck.SHOWS), Standing.BACK),
     ],
 )
-def test_a_finding_stands_as_the_last_runs_say(tmp_path: Path, seen: tuple[Again | None, ...], standing: Standing) -> None:
+def test_a_finding_stands_as_the_last_runs_say(tmp_path: Path, seen: tuple[Recheck | None, ...], standing: Standing) -> None:
     """What a run does not tell of, or cannot tell, changes nothing."""
     history = History(tmp_path)
     nights(history, *seen)
     record = only(history)
     assert record.standing is standing
-    shown = [number for number, again in enumerate(seen) if again in (Again.SHOWS, Again.DIFFERENTLY)]
+    shown = [number for number, again in enumerate(seen) if again in (Recheck.SHOWS, Recheck.DIFFERENTLY)]
     assert (record.first.torch, record.last.torch) == (f"2.{shown[0]}.0", f"2.{shown[-1]}.0")
     assert (record.first.torch_commit, record.first.revision) == ("c0ffee", "beef")
 
@@ -56,29 +56,29 @@ def test_a_finding_stands_as_the_last_runs_say(tmp_path: Path, seen: tuple[Again
 def test_what_never_showed_is_no_record(tmp_path: Path) -> None:
     """A store may hold what this machine's torch never had."""
     history = History(tmp_path)
-    nights(history, Again.DOES_NOT)
+    nights(history, Recheck.DOES_NOT)
     assert records(history) == ()
 
 
 def test_that_it_shows_is_never_taken_back(tmp_path: Path) -> None:
     """A finding that does not show in its own scenario any more, but in another one, is not fixed."""
     history = History(tmp_path)
-    nights(history, Again.SHOWS)
+    nights(history, Recheck.SHOWS)
     before = only(history)
-    history.see(run(0), MARK, fakes.diverged(fakes.scenario()), Again.DOES_NOT)
+    history.see(run(0), MARK, fakes.diverged(fakes.scenario()), Recheck.DOES_NOT)
     assert only(history) == before
 
 
 @pytest.mark.parametrize(
     ("seen", "failing"),
     [
-        ((Again.SHOWS,), {Mode.PLAIN, Mode.PR, Mode.NIGHTLY}),
-        ((Again.SHOWS, Again.SHOWS), {Mode.PLAIN}),
-        ((Again.SHOWS, Again.DOES_NOT, Again.SHOWS), {Mode.PLAIN, Mode.NIGHTLY}),
-        ((Again.SHOWS, Again.DOES_NOT), set()),
+        ((Recheck.SHOWS,), {Mode.PLAIN, Mode.PR, Mode.NIGHTLY}),
+        ((Recheck.SHOWS, Recheck.SHOWS), {Mode.PLAIN}),
+        ((Recheck.SHOWS, Recheck.DOES_NOT, Recheck.SHOWS), {Mode.PLAIN, Mode.NIGHTLY}),
+        ((Recheck.SHOWS, Recheck.DOES_NOT), set()),
     ],
 )
-def test_a_mode_says_what_makes_a_run_fail(tmp_path: Path, seen: tuple[Again, ...], failing: set[Mode]) -> None:
+def test_a_mode_says_what_makes_a_run_fail(tmp_path: Path, seen: tuple[Recheck, ...], failing: set[Mode]) -> None:
     """A look fails on everything, a pull request on what is new, a night also on what is back; nothing accepted fails any."""
     history = History(tmp_path)
     nights(history, *seen)
@@ -102,7 +102,7 @@ def test_a_run_that_fails_on_trainings_passes_findings_in_tensor_programs() -> N
 def test_an_acceptance_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds up to its last day, or until it is withdrawn."""
     history = History(tmp_path)
-    nights(history, Again.SHOWS)
+    nights(history, Recheck.SHOWS)
     accept(history, MARK, " told upstream ", TODAY + timedelta(days=1))
     assert only(history).accepted is not None
     assert not only(history).is_open
@@ -116,7 +116,7 @@ def test_an_acceptance_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_acceptance_without_a_reason_or_with_a_day_that_is_over_is_refused(tmp_path: Path) -> None:
     """Silence needs a reason and an end."""
     history = History(tmp_path)
-    nights(history, Again.SHOWS)
+    nights(history, Recheck.SHOWS)
     with pytest.raises(UsageError, match="reason is empty"):
         accept(history, MARK, " ", TODAY)
     with pytest.raises(UsageError, match=r"Expected .* or later"):

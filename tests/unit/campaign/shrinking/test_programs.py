@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from equivcheck.campaign.findings.size import size_of
-from equivcheck.campaign.shrinking.programs import PASSES
+from equivcheck.campaign.shrinking.programs import PROGRAM_CHANGES
 from equivcheck.campaign.shrinking.search import Shrinking
 from equivcheck.campaign.shrinking.simpler import simpler_by
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -33,7 +33,7 @@ LONG = TensorProgram(
 @given(programs())
 def test_every_change_is_a_smaller_program(program: TensorProgram) -> None:
     """What comes out can be constructed, and differs."""
-    for each in PASSES:
+    for each in PROGRAM_CHANGES:
         for simpler in simpler_by(each, program):
             assert size_of(simpler) < size_of(program)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equivcheck.campaign.findings.size import size_of
 from equivcheck.campaign.shrinking.search import Shrinking, same_fingerprint
-from equivcheck.campaign.shrinking.simpler import KINDS, simpler_by
+from equivcheck.campaign.shrinking.simpler import CHANGES, simpler_by
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import (
@@ -35,7 +35,7 @@ from unit.campaign import fakes
 @given(scenarios(resumes=st.booleans()))
 def test_what_is_simpler_can_run_and_is_smaller(scenario: Scenario) -> None:
     """Every change leaves what its layout supports and there is less to look at of; of a kind none comes twice."""
-    for kind in KINDS:
+    for kind in CHANGES:
         found = list(simpler_by(kind, scenario))
         assert len(set(found)) == len(found)
         for other in found:

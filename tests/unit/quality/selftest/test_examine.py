@@ -7,8 +7,8 @@ from dataclasses import replace
 from equivcheck.campaign.batches import batch_seed
 from equivcheck.campaign.findings.size import settings_of
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.quality.selftest.examine import Effort, examine, is_reached
-from equivcheck.quality.selftest.row import Row
+from equivcheck.quality.selftest.examine import Effort, examine, has_effect
+from equivcheck.quality.selftest.result import MutantResult
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 from unit.quality.selftest import wrong
 
@@ -21,7 +21,7 @@ SCENARIO = Scenario(
 
 def test_a_mutant_is_reached_caught_and_shrunk_to_the_least_that_shows_it() -> None:
     """Two ranks, one layer and two steps are left of one that shows with several ranks from the second step on."""
-    told: list[Row] = []
+    told: list[MutantResult] = []
     row = examine(wrong.mutant("doubled"), Effort(examples=40, reached_after_catch=2), told.append)
     assert row.caught == row.reachable >= 3
     assert sum(each.reachable for each in row.layouts) == sum(each.caught for each in row.layouts) == row.reachable
@@ -62,8 +62,8 @@ def test_equal_seeds_draw_equal_scenarios() -> None:
 
 def test_a_bit_is_enough_to_be_reached() -> None:
     """The least change of a number counts, a scenario in which a fault lies idle does not."""
-    assert is_reached(SCENARIO, wrong.mutant("digit", plant=wrong.change_a_last_digit), 5.0)
-    assert not is_reached(SCENARIO, wrong.mutant("nothing", plant=wrong.change_nothing), 5.0)
+    assert has_effect(SCENARIO, wrong.mutant("digit", plant=wrong.change_a_last_digit), 5.0)
+    assert not has_effect(SCENARIO, wrong.mutant("nothing", plant=wrong.change_nothing), 5.0)
 
 
 def test_the_optimizer_left_is_named() -> None:

@@ -12,11 +12,11 @@ from equivcheck.mutants.mutant import Family, Minimum
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.selftest.examine import Effort
-from equivcheck.quality.selftest.row import Row, Selftest, Shrunk
+from equivcheck.quality.selftest.result import MutantResult, SelftestResult, ShrunkScenario
 from equivcheck.report.selftest_text import in_a_line, print_selftest, selftest_object
 from unit.campaign import fakes
 
-SHRUNK = Shrunk(
+SHRUNK = ShrunkScenario(
     scenario=fakes.scenario(ranks=3, layers=2, steps=2),
     outcome=Outcome.DIVERGED,
     minimum=Minimum(because="a single rank sums nothing"),
@@ -24,7 +24,7 @@ SHRUNK = Shrunk(
     seconds=1.0,
     checks=9,
 )
-KILLED = Row(
+KILLED = MutantResult(
     name="killed",
     family=Family.DATA_PARALLEL,
     drawn=9,
@@ -36,11 +36,11 @@ KILLED = Row(
     given=Diagnosis(cause=Cause.SCALED, sentence="twice as large", exact=False),
     shrunk=SHRUNK,
 )
-SURVIVES = Row(
+SURVIVES = MutantResult(
     name="survives", family=Family.CLIPPING, drawn=200, reachable=4, expected=(Cause.NOT_CLIPPED,), survivor=fakes.scenario()
 )
-UNREACHED = Row(name="unreached", family=Family.RUNTIME, drawn=200, expected=(Cause.CALLS_DIFFER,))
-FOUND = Selftest(rows=(KILLED, SURVIVES, UNREACHED), asked=3, seed=7, seconds=12.0)
+UNREACHED = MutantResult(name="unreached", family=Family.RUNTIME, drawn=200, expected=(Cause.CALLS_DIFFER,))
+FOUND = SelftestResult(rows=(KILLED, SURVIVES, UNREACHED), asked=3, seed=7, seconds=12.0)
 
 
 def test_rates_are_shares_of_what_they_say() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equivcheck.quality.versions import batch
-from equivcheck.quality.versions.batch import do_each, done_by
+from equivcheck.quality.versions.batch import run_tasks, serve_tasks
 from equivcheck.quality.versions.environments import Installation
 from equivcheck.system.commands import Ran
 from equivcheck.system.torch_version import installed_torch
@@ -23,7 +23,7 @@ def test_a_process_that_ends_costs_one_task(monkeypatch: pytest.MonkeyPatch) -> 
     """The next process goes on after it."""
     runs = iter([Ran(code=-11, printed="", errors="boom"), Ran(code=None, printed="", errors="")])
     monkeypatch.setattr(batch, "run_python", lambda _python, arguments, seconds: one_more(arguments, next(runs)))
-    found = done_by(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
+    found = run_tasks(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
     assert found == ["did a", "the process ended with exit code -11: boom", "did c", "not done in time"]
 
 
@@ -31,7 +31,7 @@ def test_a_process_that_never_starts_is_not_tried_for_each_task(monkeypatch: pyt
     """What is left says that it was not run."""
     tried, ended = [], Ran(code=1, printed="", errors="ImportError: x")
     monkeypatch.setattr(batch, "run_python", lambda *_, **__: tried.append(1) or ended)
-    found = done_by(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
+    found = run_tasks(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
     assert len(tried) == 3
     assert found == [*["the process ended with exit code 1: ImportError: x"] * 3, "not run: the process ended 3 times before"]
 
@@ -39,7 +39,7 @@ def test_a_process_that_never_starts_is_not_tried_for_each_task(monkeypatch: pyt
 def test_without_tasks_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to import torch for."""
     monkeypatch.setattr(batch, "run_python", None)
-    assert done_by(HERE, "module", (), seconds=1.0, ended=lambda why: why) == []
+    assert run_tasks(HERE, "module", (), seconds=1.0, ended=lambda why: why) == []
 
 
 def test_results_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_results_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return f"did {task}"
 
     with pytest.raises(KeyboardInterrupt):
-        do_each(do)
+        serve_tasks(do)
     assert (tmp_path / "results.jsonl").read_text("utf-8") == '"old"\n"did b"\n"did c"\n'
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck.campaign.findings.versions import Measured, Method, ShownIn
+from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.oracle.known_issues.showing import Showing, Shows
-from equivcheck.quality.versions.measuring import bisected
+from equivcheck.quality.versions.measuring import bisect_versions
 
 VERSIONS = tuple(map(Version, ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")))
 ANSWERS = {"+": Shows.SHOWS, "-": Shows.DOES_NOT, "?": Shows.CANNOT_RUN}
@@ -26,7 +26,7 @@ def shown_in(answers: str, *first: str, asked: list[str] | None = None) -> Shown
             asked.append(str(version))
         return Showing(shows=ANSWERS[there[version]])
 
-    measured = bisected(VERSIONS, measure, map(Version, first))
+    measured = bisect_versions(VERSIONS, measure, map(Version, first))
     return ShownIn(by=Method.SCRIPT, versions=tuple(map(str, VERSIONS)), measured=measured)
 
 
@@ -78,5 +78,5 @@ def test_neighbours_of_every_change_are_measured(answers: str) -> None:
 def test_a_patch_that_differs_from_an_older_one_is_the_bound() -> None:
     """A range is by minor versions, unless it begins within one."""
     answers = {"2.9.0": Shows.DOES_NOT, "2.9.1": Shows.SHOWS, "2.10.0": Shows.DOES_NOT}
-    measured = tuple(Measured(torch=torch, showing=Showing(shows=shows)) for torch, shows in answers.items())
+    measured = tuple(VersionAnswer(torch=torch, showing=Showing(shows=shows)) for torch, shows in answers.items())
     assert ShownIn(by=Method.REPLAY, versions=tuple(answers), measured=measured).specifiers == (">=2.9.1,<2.10",)

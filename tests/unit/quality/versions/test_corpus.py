@@ -9,7 +9,7 @@ import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.versions import corpus
-from equivcheck.quality.versions.corpus import Checked, drawn
+from equivcheck.quality.versions.corpus import CorpusResult, drawn
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
 
@@ -35,10 +35,10 @@ def test_what_the_checker_raises_is_told_of_its_scenario(
 ) -> None:
     """The others are checked."""
 
-    def check(scenario: Scenario, **_: object) -> Checked:
+    def check(scenario: Scenario, **_: object) -> CorpusResult:
         if scenario == four[0]:
             raise OSError("no threads")
-        return Checked(outcome=Outcome.EQUIVALENT)
+        return CorpusResult(outcome=Outcome.EQUIVALENT)
 
     monkeypatch.setattr("equivcheck.checking.check.check", check)
     (tmp_path / "tasks.jsonl").write_text("".join(f"{to_json(scenario)}\n" for scenario in four), "utf-8")

@@ -6,7 +6,7 @@ import pytest
 from packaging.version import Version
 
 from equivcheck.errors import UsageError
-from equivcheck.quality.versions.releases import RELEASED, asks_for_newer, chosen
+from equivcheck.quality.versions.releases import RELEASED, chosen, needs_index
 from equivcheck.system.torch_version import OLDEST
 
 
@@ -40,7 +40,7 @@ def test_a_range_of_nightly_builds_has_all_between() -> None:
     there = (*RELEASED, *nightlies)
     assert chosen("2.16.0.dev20261102..2.16.0.dev20261105", there) == nightlies[1:5]
     assert chosen("2.15.0..2.16.0.dev20261105", there) == (Version("2.15.0"), nightlies[4])
-    assert asks_for_newer("2.16.0.dev20261105")
+    assert needs_index("2.16.0.dev20261105")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_is_no_version_is_refused(text: str, words: str) -> None:
 
 def test_only_whole_versions_need_no_index() -> None:
     """Whether a later patch or minor version is out matters for ranges and minor versions alone."""
-    assert [asks_for_newer(text) for text in ("2.9.1", "2.9.1,2.13.0", "2.9", "2.9.1..2.13.0", "2.9.1,2.14")] == [
+    assert [needs_index(text) for text in ("2.9.1", "2.9.1,2.13.0", "2.9", "2.9.1..2.13.0", "2.9.1,2.14")] == [
         False,
         False,
         True,

@@ -15,7 +15,7 @@ SLACK = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shrunk:
+class ShrunkScenario:
     """Smallest scenario found for a caught mutant."""
 
     scenario: Scenario
@@ -62,7 +62,7 @@ class Shrunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfLayout:
+class LayoutResult:
     """Scenarios of one layout in which the mutant has an effect."""
 
     name: str
@@ -72,11 +72,11 @@ class OfLayout:
     caught: int = 0
     """Scenarios with a finding."""
     undecided: int = 0
-    """See `Row.undecided`."""
+    """See `MutantResult.undecided`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MutantResult:
     """Result for one mutant."""
 
     name: str
@@ -91,7 +91,7 @@ class Row:
     """Scenarios with an effect and a finding."""
     undecided: int = 0
     """Scenarios with an effect but no finding, and no clear verdict without the mutant: inconclusive, known or unsupported."""
-    layouts: tuple[OfLayout, ...] = ()
+    layouts: tuple[LayoutResult, ...] = ()
     """Results per layout, as they appeared."""
     examples: int = 0
     """Scenarios drawn up to and including the first catch; 0 without a catch."""
@@ -99,7 +99,7 @@ class Row:
     """Seconds of work up to the first catch; for all drawing if there is none."""
     survivor: Scenario | None = None
     """Smallest scenario in which the mutant had an effect and was missed; None if there is none."""
-    shrunk: Shrunk | None = None
+    shrunk: ShrunkScenario | None = None
     """Shrunk catch; None without a catch."""
     expected: tuple[Cause, ...] = ()
     """Correct diagnoses, best first."""
@@ -109,15 +109,15 @@ class Row:
     """Reason why the examination ended early; empty if it did not."""
 
     @classmethod
-    def of(cls, mutant: Mutant) -> Row:
+    def of(cls, mutant: Mutant) -> MutantResult:
         """Empty result for a mutant."""
         return cls(name=mutant.name, family=mutant.family, expected=mutant.causes)
 
-    def with_scenario(self, layout: str, *, caught: int, undecided: int) -> Row:
+    def with_scenario(self, layout: str, *, caught: int, undecided: int) -> MutantResult:
         """Add a scenario in which the mutant has an effect; `caught` and `undecided` are 0 or 1."""
         of = {each.name: each for each in self.layouts}
-        before = of.get(layout, OfLayout(name=layout))
-        of[layout] = OfLayout(
+        before = of.get(layout, LayoutResult(name=layout))
+        of[layout] = LayoutResult(
             name=layout,
             reachable=before.reachable + 1,
             caught=before.caught + caught,
@@ -142,10 +142,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selftest:
+class SelftestResult:
     """Results for all chosen mutants."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MutantResult, ...]
     """One row per mutant, in the chosen order. An interruption leaves out mutants that were not begun."""
     asked: int
     """How many mutants were chosen."""
@@ -188,7 +188,7 @@ class Selftest:
 
     @property
     def num_small(self) -> int:
-        """Caught mutants with a small shrunk scenario (`Shrunk.is_small`)."""
+        """Caught mutants with a small shrunk scenario (`ShrunkScenario.is_small`)."""
         return sum(row.shrunk is not None and row.shrunk.is_small for row in self.rows)
 
     @property
