@@ -24,8 +24,8 @@ def run_tasks(
 ) -> list[Any]:
     """Run tasks with another interpreter, and return their JSON results in order.
 
-    The interpreter calls the module's `main()`, which calls `serve_tasks`. `seconds` is the average limit per task. `ended(reason)`
-    returns the result for a task that ends the process.
+    The interpreter calls the module's `main()`, which calls `serve_tasks`. `seconds` is the average limit per task.
+    `ended(reason)` returns the result for a task that ends the process.
     """
     with temporary_folder() as folder:
         results = _start(Path(folder), tasks)

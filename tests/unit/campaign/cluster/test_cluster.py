@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from equivcheck.campaign.cluster import connect
+from equivcheck.campaign.cluster import crew as cluster_crew
 from equivcheck.campaign.cluster.crew import ClusterCrew, ClusterFailed, connect_ray
 from equivcheck.campaign.events import Event, Ticked
 from equivcheck.campaign.findings.store import FindingStore
@@ -138,7 +138,7 @@ def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypa
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(connect, "version", version)
+    monkeypatch.setattr(cluster_crew, "version", version)
     result = fuzz_on("auto", tmp_path)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
