@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.text import Text
 from equivcheck.layouts.base.expected_calls.communication import Key, Totals, described, order_of, totals
 from equivcheck.layouts.composition.expected_calls import predicted
 from equivcheck.oracle.verdict.verdict import Verdict
-from equivcheck.report.lanes import LETTERS, Lanes, group_names, lanes
+from equivcheck.report.lanes import PlacedCall, group_names, placed_steps, steps_in_words, used_letters
 from equivcheck.worlds.call import BEFORE_STEPS
 from equivcheck.worlds.trace.stage import Stage
 
@@ -71,31 +71,30 @@ def _said(actual: tuple[int, int], expected: tuple[int, int]) -> Text:
 
 def _print_lanes(console: Console, verdict: Verdict) -> None:
     mesh = verdict.scenario.layout.mesh
-    for block in lanes(verdict.calls, mesh):
-        console.print(Text(f"\n{_steps(block)}", style="bold"))
-        for line in _lines(block):
+    for steps, placed in placed_steps(verdict.calls, mesh):
+        console.print(Text(f"\n{steps_in_words(steps)}", style="bold"))
+        for rank, cells in enumerate(lane_cells(placed, mesh.num_ranks)):
+            left_out = len(cells) - _MAX_COLUMNS
+            more = f" and {left_out:,} more" if left_out > 0 else ""
+            line = f"  rank {rank:>{len(str(mesh.num_ranks - 1))}}  {' '.join(cells[:_MAX_COLUMNS])}{more}"
             console.print(Text(line, no_wrap=True), soft_wrap=True)
-    names = group_names(verdict.calls, mesh)
-    groups = ", ".join(f"{chr(ord('a') + number % 26)} {name or 'one rank'}" for number, name in enumerate(names))
-    used = dict.fromkeys(call.op.partition(".")[0] for rank in verdict.calls for call in rank)
-    console.print(
-        Text("\n" + ", ".join(f"{LETTERS.get(op, '?')} {op}" for op in used) + f"; {groups}", style="dim"), soft_wrap=True
+    groups = ", ".join(
+        f"{_group_letter(number)} {name or 'one rank'}" for number, name in enumerate(group_names(verdict.calls, mesh))
     )
+    used = ", ".join(f"{letter} {op}" for letter, op in used_letters(verdict.calls))
+    console.print(Text(f"\n{used}; {groups}", style="dim"), soft_wrap=True)
 
 
-def _lines(block: Lanes) -> Iterator[str]:
-    digits = len(str(len(block.ranks) - 1))
-    for rank, cells in enumerate(block.ranks):
-        left_out = len(cells) - _MAX_COLUMNS
-        more = f" and {left_out:,} more" if left_out > 0 else ""
-        yield f"  rank {rank:>{digits}}  {' '.join(cells[:_MAX_COLUMNS])}{more}"
+def lane_cells(placed: Sequence[PlacedCall], num_ranks: int) -> list[list[str]]:
+    """Two characters per rank and column: letters for the kind of call and its group, or a dot."""
+    rows = [[" ."] * (1 + max(one.column for one in placed)) for _ in range(num_ranks)]
+    for one in placed:
+        rows[one.rank][one.column] = one.letter + _group_letter(one.group)
+    return rows
 
 
-def _steps(block: Lanes) -> str:
-    first, last = block.steps[0], block.steps[-1]
-    if first == BEFORE_STEPS:
-        return "setup"
-    return f"step {first}" if first == last else f"steps {first} to {last}, each"
+def _group_letter(number: int) -> str:
+    return chr(ord("a") + number % 26)
 
 
 def _ranks(found: list[int]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.expected_calls.communication import axes_of
 from equivcheck.scenario import Mesh
-from equivcheck.worlds.call import Call
+from equivcheck.worlds.call import BEFORE_STEPS, Call
 
 LETTERS = {
     "all_gather": "G",
@@ -23,17 +24,34 @@ LETTERS = {
     "recv": "<",
 }
 """Letter per kind of call; ``?`` for others."""
-IDLE = " ."
+MESSAGES = ("send", "recv")
+"""Calls between two ranks, which no group issues together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lanes:
-    """Calls in one step, or in several equal steps."""
+class PlacedCall:
+    """A call with its column in the drawing."""
 
-    steps: tuple[int, ...]
-    """Steps with these calls."""
-    ranks: tuple[tuple[str, ...], ...]
-    """Two characters per rank and column: letters for the kind of call and its group, or `IDLE`."""
+    rank: int
+    """Rank that issued it."""
+    column: int
+    """Column, from 0. Calls that a group issues together share one."""
+    call: Call
+    """The call."""
+    group: int
+    """Group number, in order of first use."""
+    is_unmatched: bool
+    """Whether other members of its group did not issue it."""
+
+    @property
+    def letter(self) -> str:
+        """Letter for the kind of call."""
+        return LETTERS.get(self.call.op.partition(".")[0], "?")
+
+    @property
+    def meeting(self) -> tuple[int, tuple[int, ...], str]:
+        """Equal for calls that a group issues together."""
+        return self.column, self.call.ranks, self.call.op
 
 
 def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
@@ -41,37 +59,47 @@ def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
     return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
 
 
-def lanes(calls: Sequence[Sequence[Call]], mesh: Mesh) -> Iterator[Lanes]:
-    """Calls per step, beginning with those before the first step. Consecutive equal steps share one entry."""
-    letters = {name: chr(ord("a") + number % 26) for number, name in enumerate(group_names(calls, mesh))}
-    found: Lanes | None = None
+def used_letters(calls: Sequence[Sequence[Call]]) -> list[tuple[str, str]]:
+    """Letters with their kinds of calls."""
+    used = dict.fromkeys(call.op.partition(".")[0] for rank in calls for call in rank)
+    return [(LETTERS.get(op, "?"), op) for op in used]
+
+
+def placed_steps(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[tuple[list[int], list[PlacedCall]]]:
+    """Steps with their calls by column, those before the first step first. Consecutive equal steps share an entry."""
+    found: list[tuple[list[int], list[PlacedCall]]] = []
+    names = group_names(calls, mesh)
     for step in sorted({call.step for rank in calls for call in rank}):
-        of_step = [[call for call in rank if call.step == step] for rank in calls]
-        cells = _cells(of_step, [[_cell(call, mesh, letters) for call in rank] for rank in of_step])
-        if found is not None and found.ranks == cells:
-            found = Lanes(steps=(*found.steps, step), ranks=cells)
-            continue
-        if found is not None:
-            yield found
-        found = Lanes(steps=(step,), ranks=cells)
-    if found is not None:
-        yield found
+        placed = _placed([[call for call in rank if call.step == step] for rank in calls], names, mesh)
+        if found and list(map(_key, found[-1][1])) == list(map(_key, placed)):
+            found[-1][0].append(step)
+        else:
+            found.append(([step], placed))
+    return found
 
 
-def _cell(call: Call, mesh: Mesh, letters: dict[str, str]) -> str:
-    return LETTERS.get(call.op.partition(".")[0], "?") + letters[axes_of(call.ranks, mesh)]
+def _placed(calls: list[list[Call]], names: tuple[str, ...], mesh: Mesh) -> list[PlacedCall]:
+    placed = [
+        PlacedCall(rank=rank, column=column, call=call, group=names.index(axes_of(call.ranks, mesh)), is_unmatched=False)
+        for rank, (issued, numbers) in enumerate(zip(calls, columns(calls), strict=True))
+        for call, column in zip(issued, numbers, strict=True)
+    ]
+    together = Counter(one.meeting for one in placed)
+    return [
+        replace(one, is_unmatched=one.call.op not in MESSAGES and together[one.meeting] < len(one.call.ranks))
+        for one in sorted(placed, key=lambda one: (one.column, one.rank))
+    ]
 
 
-def _cells(calls: list[list[Call]], cells: list[list[str]]) -> tuple[tuple[str, ...], ...]:
-    placed = columns(calls)
-    width = max((column for rank in placed for column in rank), default=-1) + 1
-    rows = []
-    for rank, found in enumerate(placed):
-        row = [IDLE] * width
-        for number, column in enumerate(found):
-            row[column] = cells[rank][number]
-        rows.append(tuple(row))
-    return tuple(rows)
+def _key(one: PlacedCall) -> tuple[object, ...]:
+    return one.rank, *one.meeting, one.call.shapes, one.is_unmatched
+
+
+def steps_in_words(steps: Sequence[int]) -> str:
+    """``setup``, ``step 0`` or ``steps 1 to 3, each``."""
+    if steps[0] == BEFORE_STEPS:
+        return "setup"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}, each"
 
 
 def columns(calls: Sequence[Sequence[Call]]) -> list[list[int]]:

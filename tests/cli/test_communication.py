@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from equivcheck.report.lanes import lanes
+from equivcheck.report.communication_text import lane_cells
+from equivcheck.report.lanes import placed_steps
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.worlds.call import Call
@@ -93,18 +94,18 @@ def test_calls_of_a_group_share_a_column() -> None:
         [call("reduce_scatter.sum", columns[1]), call("all_reduce.sum", whole)],
     ]
 
-    (found,) = lanes(calls, MESH)
+    ((_, placed),) = placed_steps(calls, MESH)
 
-    assert [" ".join(rank) for rank in found.ranks] == ["Ga  . Rb", "Ga Sc Rb", " .  . Rb", " . Sc Rb"]
+    assert [" ".join(rank) for rank in lane_cells(placed, 4)] == ["Ga  . Rb", "Ga Sc Rb", " .  . Rb", " . Sc Rb"]
 
 
 def test_messages_and_calls_that_others_lack_are_shown() -> None:
     """What no whole group issues together stands alone, and lanes end."""
     calls = [[call("send", (0, 1), peer=1), call("all_reduce.sum", (0, 1))], [call("recv", (0, 1), peer=0)], [], []]
 
-    (found,) = lanes(calls, MESH)
+    ((_, placed),) = placed_steps(calls, MESH)
 
-    assert [" ".join(rank) for rank in found.ranks[:2]] == [">a Ra", "<a  ."]
+    assert [" ".join(rank) for rank in lane_cells(placed, 4)[:2]] == [">a Ra", "<a  ."]
 
 
 def test_steps_that_are_alike_are_told_once() -> None:
@@ -113,4 +114,4 @@ def test_steps_that_are_alike_are_told_once() -> None:
         [call("barrier", (0, 1)), call("all_gather", (0, 1), step=1), call("all_gather", (0, 1), step=2)] if rank < 2 else []
         for rank in range(4)
     ]
-    assert [block.steps for block in lanes(calls, MESH)] == [(0,), (1, 2)]
+    assert [steps for steps, _ in placed_steps(calls, MESH)] == [[0], [1, 2]]

@@ -18,7 +18,7 @@ from equivcheck.report.finding_page.second_run import SecondRun, StepRow, phases
 from equivcheck.report.finding_page.tensors import DrawnTensor, drawn_tensors, holders
 from equivcheck.report.frame import charts
 from equivcheck.report.frame.templates import Headline, footer, rendered
-from equivcheck.report.lanes import group_names
+from equivcheck.report.lanes import group_names, used_letters
 from equivcheck.scenario.scenario import count, in_words
 from equivcheck.system.output_file import replace_text
 from equivcheck.system.printable import in_short
@@ -77,7 +77,7 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
         "placements": placements(scenario.layout, scenario.training.model, holders(again)),
         "tensors": tensors,
         "lanes": call_lanes.lane_blocks(again.calls, mesh),
-        "letters": call_lanes.letters(again.calls),
+        "letters": used_letters(again.calls),
         "groups": [name or "one rank" for name in group_names(again.calls, mesh)],
         "unexpected": list(_unexpected(verdict, again)),
         "stacks": list(stacks(again.failure)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from equivcheck.campaign.history.past import Noted
 from equivcheck.oracle.verdict.verdict import Outcome
+from equivcheck.report.frame.charts import stacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,9 @@ class LayoutRow:
         return ", ".join(f"{number:,} {outcome.value}" for outcome, number in self.outcomes.items() if number)
 
     @property
-    def stack(self) -> Iterator[tuple[Outcome, float, float]]:
+    def stack(self) -> tuple[tuple[str, float, float], ...]:
         """Outcomes with start and width in a bar with length 100."""
-        begin = 0.0
-        for outcome, number in self.outcomes.items():
-            if number:
-                width = 100 * number / self.checks
-                yield outcome, round(begin, 2), round(width, 2)
-                begin += width
+        return stacked({outcome.value: number for outcome, number in self.outcomes.items()}, self.checks)
 
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:

@@ -113,8 +113,8 @@ def test_lanes_have_room_for_so_many_calls() -> None:
     ]
     mesh = under_ddp(ranks=8).layout.mesh
     blocks = lane_blocks(calls, mesh)
-    assert sum(len(block.boxes) for block in blocks) == MAX_CALLS
-    assert sum(len(block.boxes) + block.left_out for block in blocks) == sum(map(len, calls))
+    assert sum(len(block.calls) for block in blocks) == MAX_CALLS
+    assert sum(len(block.calls) + block.left_out for block in blocks) == sum(map(len, calls))
 
 
 def test_a_finding_is_drawn_from_a_process_of_its_own(file: Path) -> None:
