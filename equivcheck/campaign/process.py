@@ -83,18 +83,16 @@ class CheckingProcess(WorkerProcess):
         case = self._recorder.last()
         if case is None:
             return None
+        # All ranks met the same end, so only the first report has the process's last output.
+        stacks = (self.printed(), *[""] * (case.num_ranks - 1))
+        reports = tuple(RankReport(rank=rank, state=state, error=how, stack=stack) for rank, stack in enumerate(stacks))
         return verdict_on(
             case,
             outcome=outcome,
             world=self._plan.world,
             reason=how,
             beyond=why_unsupported(case) or "",
-            failure=Failure(kind=kind, summary=how, reports=self._reports(case, state, how)),
-        )
-
-    def _reports(self, case: Case, state: RankState, how: str) -> tuple[RankReport, ...]:
-        return tuple(
-            RankReport(rank=rank, state=state, error=how, stack="" if rank else self.printed()) for rank in range(case.num_ranks)
+            failure=Failure(kind=kind, summary=how, reports=reports),
         )
 
     def close(self) -> None:

@@ -95,7 +95,9 @@ class _Campaign:
         while self._waiting and (self._crew.has_room or self._over):
             self._employ(self._waiting.popleft())
         if (self._interruption.requested or self._broken or self._is_overdue) and self._stop_at is None:
-            self._stop()
+            self._stop_at = time.monotonic() + _STOP_SECONDS
+            for worker in self._crew.workers:
+                worker.send(Stop())
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             for worker in list(self._crew.workers):
                 self._num_cut_off += not worker.done
@@ -130,7 +132,8 @@ class _Campaign:
         elif isinstance(message, Found):
             self._keep(message.verdict)
             if message.asks:
-                self._answer(worker, fingerprint(message.verdict))
+                is_first = self._shrinkers.claim(fingerprint(message.verdict), worker.place)
+                worker.send(MayShrink(yes=is_first and not self._over))
         elif isinstance(message, InDoubt):
             self._note_doubt(worker, message.verdict)
         elif isinstance(message, Control):
@@ -138,7 +141,9 @@ class _Campaign:
         elif isinstance(message, Ready) and worker.suspect is not None:
             worker.send(CheckOne(case=worker.suspect.case, beyond=bool(worker.suspect.beyond)))
         elif isinstance(message, Ready):
-            self._begin(worker)
+            self._false_starts = 0
+            self._ready.append(worker)
+            self._begin_ready()
         elif isinstance(message, Checked):
             self._checked_again(worker, message)
         elif isinstance(message, Done | Spent):
@@ -167,11 +172,6 @@ class _Campaign:
             self._crew.remove(worker)
             self._employ(worker)
 
-    def _begin(self, worker: Worker) -> None:
-        self._false_starts = 0
-        self._ready.append(worker)
-        self._begin_ready()
-
     def _begin_ready(self) -> None:
         if self._start is None and self._ready and len(self._ready) == len(self._crew.workers):
             self._start = time.monotonic()
@@ -180,18 +180,12 @@ class _Campaign:
                 worker.send(Fuzz(seconds=self._plan.seconds - self._seconds, num_checks=self._checks_left(worker)))
             self._drawing += self._ready
             self._ready.clear()
-            self._hand_on()
-
-    def _hand_on(self) -> None:
-        while self._drawing and (mark := self._shrinkers.take(self._drawing[0].place)):
-            self._drawing[0].send(TakeOver(verdict=self._findings.verdict(mark)))
+            while self._drawing and (mark := self._shrinkers.take(self._drawing[0].place)):
+                self._drawing[0].send(TakeOver(verdict=self._findings.verdict(mark)))
 
     def _checks_left(self, worker: Worker) -> float:
         number, _ = worker.place
         return self._plan.checks_of(number) - self._checked[number]
-
-    def _answer(self, worker: Worker, mark: str) -> None:
-        worker.send(MayShrink(yes=self._shrinkers.claim(mark, worker.place) and not self._over))
 
     def _keep(self, verdict: CaseVerdict) -> None:
         finding = self._findings.keep(verdict)
@@ -273,11 +267,6 @@ class _Campaign:
         if suspect is not None or not (self._over or self._broken or self._checks_left(before) <= 0):
             plan = self._plan if suspect is None else self._plan.with_more_time()
             self._crew.start(plan, (number, incarnation + 1), suspect)
-
-    def _stop(self) -> None:
-        self._stop_at = time.monotonic() + _STOP_SECONDS
-        for worker in self._crew.workers:
-            worker.send(Stop())
 
     def _tell(self, event: Event) -> None:
         for listener in self._listeners:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from equivcheck.campaign.cluster.orders import Order, Remove, Start, Tell, WorkerMessage
 from equivcheck.campaign.crew import LocalCrew
 from equivcheck.campaign.messages import Progress
-from equivcheck.campaign.process import CheckingProcess
 
 _ANSWER_SECONDS = 0.2
 """Seconds that progress messages may wait for more. Other messages are relayed at once."""
@@ -41,11 +40,9 @@ class NodeServer:
         if isinstance(order, Start):
             self._crew.start(order.plan, order.place)
             return
-        worker = self._worker(order.place)
+        # None if the worker ended before the order arrived
+        worker = next((worker for worker in self._crew.workers if worker.place == order.place), None)
         if worker is not None and isinstance(order, Tell):
             worker.send(order.message)
         elif worker is not None and isinstance(order, Remove):
             self._crew.remove(worker)
-
-    def _worker(self, place: tuple[int, int]) -> CheckingProcess | None:
-        return next((worker for worker in self._crew.workers if worker.place == place), None)

@@ -93,7 +93,12 @@ def _connected(wanted: Wanted, link: Link) -> RayCluster:
     found = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]
     places = dict(zip(_names(found), found, strict=True))
     nodes = [Node(name=name, num_workers=wanted.num_workers or _num_cores(each)) for name, each in places.items()]
-    _ask(nodes, lambda node: _versions_on(places[node.name]), _other_versions)
+    versions = ray.remote(_versions_function())
+    _ask(
+        nodes,
+        lambda node: versions.options(num_cpus=0, max_retries=0, scheduling_strategy=_on(places[node.name])).remote(),
+        _other_versions,
+    )
     actors = {node.name: _actor(places[node.name], node.num_workers) for node in nodes if not node.lost}
     _ask(nodes, lambda node: actors[node.name].exchange.remote(()), lambda _: "")
     for node in nodes:
@@ -152,10 +157,6 @@ def _ask(nodes: Sequence[Node], ask: Callable[[Node], Any], objection: Callable[
                 why = _in_a_line(error)
         if why:
             node.lost, node.num_workers = f"left out: {why}", 0
-
-
-def _versions_on(found: dict[str, Any]) -> Any:
-    return ray.remote(_versions_function()).options(num_cpus=0, max_retries=0, scheduling_strategy=_on(found)).remote()
 
 
 def _versions_function() -> Callable[[], dict[str, str]]:

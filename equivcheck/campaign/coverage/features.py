@@ -103,13 +103,13 @@ class _NounField:
 def _fields(noun: type[Any]) -> tuple[_NounField, ...]:
     hints = get_type_hints(noun)
     return tuple(
-        _NounField(field.name, _owner(noun, field.name), field.default, _is_plain_noun(hints[field.name]))
+        _NounField(field.name, _owner(noun, field.name), field.default, _has_one_class(hints[field.name]))
         for field in fields(noun)
         if not field.name.endswith("seed")
     )
 
 
-def _is_plain_noun(hint: Any) -> bool:
+def _has_one_class(hint: Any) -> bool:
     """Whether all values of a field have the same class."""
     return isinstance(hint, type) and is_dataclass(hint) and not hint.__subclasses__()
 

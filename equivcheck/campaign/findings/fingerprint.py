@@ -7,7 +7,6 @@ import re
 
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.failure import Failure, FailureKind, RankState
-from equivcheck.worlds.trace.differences import Divergence
 
 _LENGTH = 12
 """Hex digits. With 48 bits, a thousand findings collide in one store out of half a billion."""
@@ -33,19 +32,14 @@ def fingerprint(verdict: CaseVerdict) -> str:
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
     """The fault without the layout: phase, difference and tensor kind; a crash's error; a hang's calls."""
     if verdict.divergence is not None:
-        return _of_divergence(verdict.divergence)
+        first = verdict.divergence
+        return first.phase.value, first.difference.value, kind_of_tensor(first.tensor)
     if verdict.failure is None:
         return (blur(verdict.reason),)
-    return _of_hang(verdict.failure) if verdict.failure.hung else _of_crash(verdict.failure)
-
-
-def _of_divergence(divergence: Divergence) -> tuple[str, ...]:
-    return divergence.phase.value, divergence.difference.value, kind_of_tensor(divergence.tensor)
-
-
-def _of_crash(failure: Failure) -> tuple[str, ...]:
-    culprit = failure.culprit
-    return (blur(culprit.error if culprit is not None and culprit.error else failure.summary),)
+    if verdict.failure.hung:
+        return _of_hang(verdict.failure)
+    culprit = verdict.failure.culprit
+    return (blur(culprit.error if culprit is not None and culprit.error else verdict.failure.summary),)
 
 
 def _of_hang(failure: Failure) -> tuple[str, ...]:

@@ -35,6 +35,14 @@ _BISECTED = "From torch {oldest} to {newest}, it {shown_in} (versions.json, from
 def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None = None) -> str:
     """Markdown for people: the fault, its environment, and commands that show it again."""
     ranks = verdict.case.num_ranks
+    versions = _NOT_BISECTED.format(fingerprint=fingerprint)
+    if shown_in is not None:
+        versions = _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
+    stacks = "".join(
+        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"
+        for report in (verdict.failure.reports if verdict.failure else ())
+        if report.stack
+    )
     return _TEMPLATE.format(
         layout=verdict.case.counted_by[0],
         ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
@@ -44,21 +52,7 @@ def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_
         fingerprint=fingerprint,
         world=verdict.world,
         beyond=" --beyond" if verdict.beyond else "",
-        versions=_NOT_BISECTED.format(fingerprint=fingerprint) if shown_in is None else _bisected(shown_in),
-        stacks=_stacks(verdict),
+        versions=versions,
+        stacks=stacks,
         **{name: getattr(found_in, name) for name in ("date", "equivcheck", "torch", "numpy", "python", "platform")},
     )
-
-
-def _bisected(shown_in: ShownIn) -> str:
-    return _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
-
-
-def _stacks(verdict: CaseVerdict) -> str:
-    reports = () if verdict.failure is None else verdict.failure.reports
-    sections = [
-        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"
-        for report in reports
-        if report.stack
-    ]
-    return "".join(sections)

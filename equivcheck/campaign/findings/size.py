@@ -11,12 +11,13 @@ from typing import Any
 
 from equivcheck.programs.nouns import Constant, Leaf, Redistribution, TensorProgram
 from equivcheck.programs.nouns.placement import REPLICATE
-from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Model, Scenario, Training
+from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Model, Scenario
 from equivcheck.scenario.case import Case
 
 Size = tuple[int, ...]
 """Compared in order. A scenario has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
 _WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
+"""Sizes inside a layer or embedding, without its input and output."""
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
 """Sizes and random draws, which are no settings."""
 _USUAL = (Model, Data, Group, Layer, LayerPlan)
@@ -33,13 +34,14 @@ def size_of(case: Case) -> Size:
 def _(scenario: Scenario) -> Size:
     training = scenario.training
     model = training.model
+    unusual = [model.source, model.head, *(layer for layer in model.layers if not isinstance(layer, Layer))]
     return (
         sum(layout.mesh.num_ranks for layout in scenario.layouts),
-        _num_unusual(training),
+        sum(part is not None for part in unusual) + isinstance(training.loss, CrossEntropy),
         len(model.layers),
         training.steps,
         training.data.batch * (model.length or 1),
-        sum(model.widths) + sum(_sizes_within(part) for part in (model.source, *model.layers)),
+        sum(model.widths) + sum(getattr(part, name, 0) for part in (model.source, *model.layers) for name in _WITHIN),
         sum(1 for _ in _settings(scenario)),
     )
 
@@ -57,18 +59,6 @@ def _(program: TensorProgram) -> Size:
         sum(placement != REPLICATE for each in placed for placement in each.placements),
         sum(1 for _ in _settings(program)),
     )
-
-
-def _num_unusual(training: Training) -> int:
-    """Number of parts beyond linear layers over rows and a loss with real targets."""
-    model = training.model
-    others = [model.source, model.head, *(layer for layer in model.layers if not isinstance(layer, Layer))]
-    return sum(other is not None for other in others) + isinstance(training.loss, CrossEntropy)
-
-
-def _sizes_within(part: Any) -> int:
-    """Sizes inside a layer or embedding, without its input and output."""
-    return sum(getattr(part, name, 0) for name in _WITHIN)
 
 
 def _settings(value: Any) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
@@ -130,6 +130,9 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
     shown = [run for run, again in telling if again in _SHOWS]
     if not shown:
         return None
+    accepted = db.execute(
+        "SELECT * FROM acceptance WHERE fingerprint = ? AND until >= ?", (row["fingerprint"], _today().isoformat())
+    ).fetchone()
     return Record(
         fingerprint=row["fingerprint"],
         name=row["name"],
@@ -139,7 +142,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
         first=_sighting(shown[0]),
         last=_sighting(shown[-1]),
         told=telling[-1][0]["id"],
-        accepted=next(_acceptances(db, row["fingerprint"]), None),
+        accepted=None if accepted is None else Acceptance(reason=accepted["reason"], until=accepted["until"]),
     )
 
 
@@ -159,12 +162,6 @@ def _sighting(run: sqlite3.Row) -> Sighting:
     return Sighting(
         run=run["id"], began=run["began"], torch=run["torch"], torch_commit=run["torch_commit"], revision=run["revision"]
     )
-
-
-def _acceptances(db: sqlite3.Connection, fingerprint: str) -> Iterator[Acceptance]:
-    for row in db.execute("SELECT * FROM acceptance WHERE fingerprint = ?", (fingerprint,)):
-        if row["until"] >= _today().isoformat():
-            yield Acceptance(reason=row["reason"], until=row["until"])
 
 
 def _today() -> date:

@@ -70,12 +70,9 @@ class Avoidance:
         """Whether one more check that could show these issues keeps the layout within its share, or is the first for an issue."""
         if not issues or not issues <= self._met:
             return True
-        likely = max(self._likelihood(layout, issue) for issue in issues)
+        # A check counts as certain to end as an issue until one check did not show the issue.
+        likely = max((self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1) for issue in issues)
         return self._ended_known[layout] + likely <= KNOWN_SHARE * (self._checked[layout] + 1)
-
-    def _likelihood(self, layout: str, issue: str) -> float:
-        """Estimated probability that a check ends as this issue; 1 until a check did not show it."""
-        return (self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1)
 
 
 @singledispatch

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from equivcheck.campaign.coverage.reach import Reach, Triples, shipped
 from equivcheck.layouts.base.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
-from equivcheck.scenario import FSDP1, FSDP2, SPMD, Layout, LocalTensorParallel, Replicate, Scenario, TensorParallel, Training
+from equivcheck.scenario import FSDP1, FSDP2, SPMD, LocalTensorParallel, Replicate, Scenario, TensorParallel
 
 COMPILED_SHARE = 0.15
 """Largest share of a worker's expected time for compiled scenarios."""
@@ -49,16 +49,14 @@ def expected_cost(scenario: Scenario) -> float:
     The formula was fitted to 4,000 drawn scenarios, and explains 78 % of the variance in log CPU time. A campaign does not learn
     it while it runs, because then the seed would not decide what is checked.
     """
-    return sum(map(_of_layout, scenario.layouts)) * _of_training(scenario.training)
-
-
-def _of_layout(layout: Layout) -> float:
-    return float(layout.mesh.num_ranks**_GROWTH * math.prod(cost for kind, cost in _COST.items() if layout.has(kind)))
-
-
-def _of_training(training: Training) -> float:
+    training = scenario.training
     work = training.steps * len(training.data.microbatches) * len(training.model.layers)
-    return float(work**_GROWTH) * (1.0 if training.model.length is None else _COST_OF_SEQUENCES)
+    cost = work**_GROWTH * (1.0 if training.model.length is None else _COST_OF_SEQUENCES)
+    layouts = (
+        layout.mesh.num_ranks**_GROWTH * math.prod(factor for kind, factor in _COST.items() if layout.has(kind))
+        for layout in scenario.layouts
+    )
+    return float(sum(layouts) * cost)
 
 
 FIRST_WINDOW, WINDOW, CHECKS_FOR_ONE_MORE = 4, 10, 60
@@ -119,8 +117,10 @@ class Novelty:
 
     def wants(self, scenario: Scenario, *, may_be_known: bool = False) -> bool:
         """Decide whether to check a scenario. If so, it counts as checked."""
-        (compiles, traces), gains = _compiles_or_traces(scenario), self._gains(scenario)
-        kind, window = (compiles, traces, may_be_known), WINDOW_OF_COMPILED if compiles else self._window
+        executions, gains = [layout.execution for layout in scenario.layouts], self._gains(scenario)
+        compiles, traces = any(each.is_compiled for each in executions), any(each.whole_step for each in executions)
+        window = WINDOW_OF_COMPILED if compiles else min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
+        kind = compiles, traces, may_be_known
         before = tuple(self._recent.setdefault(kind, deque(maxlen=WINDOW - 1)))[1 - window :]
         measure = self._num_wanted % REGARDLESS_OF_COST_ONE_IN != 0
         wanted = gains[measure] >= max((each[measure] for each in before), default=0.0)
@@ -131,10 +131,6 @@ class Novelty:
             self._triples.add(scenario)
         return wanted
 
-    @property
-    def _window(self) -> int:
-        return min(WINDOW, FIRST_WINDOW + self._num_wanted // CHECKS_FOR_ONE_MORE)
-
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
         """A scenario's gain, and its share of new features divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
@@ -144,8 +140,3 @@ class Novelty:
 
 def _worth(num_pairs: float, num_triples: int) -> float:
     return WORTH_OF_A_PAIR * num_pairs + num_triples
-
-
-def _compiles_or_traces(scenario: Scenario) -> tuple[bool, bool]:
-    executions = [layout.execution for layout in scenario.layouts]
-    return any(execution.is_compiled for execution in executions), any(execution.whole_step for execution in executions)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
 from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, shard
 from equivcheck.programs.nouns.statements import arguments_of
+
+T = TypeVar("T")
 
 Places = list[int]
 """Positions of a statement's arguments."""
@@ -59,7 +62,13 @@ def _placements_of(statement: Statement, num_axes: int, num_dims: int) -> Iterat
 
 def _without_axis(program: TensorProgram) -> Iterator[TensorProgram]:
     for axis in range(len(program.mesh)):
-        yield from _off_axis(program, axis)
+        with suppress(EquivCheckError):
+            placed = (Leaf, Constant, Redistribution)
+            statements = tuple(
+                replace(each, placements=_left_out(each.placements, axis)) if isinstance(each, placed) else each
+                for each in program.statements
+            )
+            yield replace(program, mesh=_left_out(program.mesh, axis), statements=statements)
 
 
 def _on_fewer_ranks(program: TensorProgram) -> Iterator[TensorProgram]:
@@ -141,7 +150,7 @@ PROGRAM_CHANGES: tuple[Callable[[TensorProgram], Iterator[TensorProgram]], ...] 
 """Changes, most effective first."""
 
 
-def _left_out(values: tuple[int, ...], place: int) -> tuple[int, ...]:
+def _left_out(values: tuple[T, ...], place: int) -> tuple[T, ...]:
     return values[:place] + values[place + 1 :]
 
 
@@ -194,17 +203,6 @@ def _without_unread(program: TensorProgram) -> TensorProgram:
     read = {place for number, each in enumerate(program.statements) for place in _places(number, each)}
     kept = [number for number, each in enumerate(program.statements) if number in read or number == last or arguments_of(each)]
     return next(_of(program, kept), program)
-
-
-def _off_axis(program: TensorProgram, axis: int) -> Iterator[TensorProgram]:
-    with suppress(EquivCheckError):
-        statements = tuple(
-            replace(each, placements=each.placements[:axis] + each.placements[axis + 1 :])
-            if isinstance(each, (Leaf, Constant, Redistribution))
-            else each
-            for each in program.statements
-        )
-        yield replace(program, mesh=_left_out(program.mesh, axis), statements=statements)
 
 
 def _changed(program: TensorProgram, changes: dict[int, Callable[..., Statement]]) -> Iterator[TensorProgram]:

@@ -74,12 +74,25 @@ def _eagerly(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _on_fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, layout=layout) for layout in _fewer_ranks(scenario.layout))
+    """Fewer ranks on one axis; pipeline stages become as even as possible."""
+    layout = scenario.layout
+    parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
+    for number, axis in enumerate(layout.mesh.axes):
+        for size in range(1, axis.size):
+            axes = list(layout.mesh.axes)
+            axes[number] = replace(axis, size=size)
+            with suppress(EquivCheckError):
+                yield replace(scenario, layout=replace(layout, mesh=Mesh(axes=tuple(axes)), parallelisms=parallelisms))
 
 
 def _of_fewer_layers(scenario: Scenario) -> Iterator[Scenario]:
-    parts = _fewer_layers(scenario.training, scenario.layout)
-    return (replace(scenario, training=training, layout=layout) for training, layout in parts)
+    """Remove one layer, also from the tensor-parallel plan."""
+    model, layout = scenario.training.model, scenario.layout
+    for index in range(len(model.layers)) if len(model.layers) > 1 else ():
+        with suppress(EquivCheckError):
+            training = _with_model(scenario.training, _without_layer(model, index))
+            parallelisms = tuple(_without_entry(each, index) for each in layout.parallelisms)
+            yield replace(scenario, training=training, layout=replace(layout, parallelisms=parallelisms))
 
 
 def _in_fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
@@ -89,7 +102,15 @@ def _in_fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _of_less_data(scenario: Scenario) -> Iterator[Scenario]:
-    return (replace(scenario, training=training) for training in _fewer_rows(scenario.training))
+    """Fewer microbatches and fewer rows in them. Too few rows are repaired to the layout's minimum."""
+    training = scenario.training
+    rows = training.data.microbatches
+    shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
+    shorter += [(1,) * len(rows), (2,) * len(rows)]
+    shorter += [(*rows[:index], fewer, *rows[index + 1 :]) for index in range(len(rows)) for fewer in (1, rows[index] // 2)]
+    for microbatches in dict.fromkeys(shorter):
+        with suppress(EquivCheckError):
+            yield replace(scenario, training=replace(training, data=replace(training.data, microbatches=microbatches)))
 
 
 def _of_less_width(scenario: Scenario) -> Iterator[Scenario]:
@@ -157,26 +178,6 @@ def _(_program: TensorProgram) -> tuple[Change[Any], ...]:
     return PROGRAM_CHANGES
 
 
-def _fewer_ranks(layout: Layout) -> Iterator[Layout]:
-    """Fewer ranks on one axis; pipeline stages become as even as possible."""
-    parallelisms = tuple(replace(each, boundaries=()) if isinstance(each, Pipeline) else each for each in layout.parallelisms)
-    for number, axis in enumerate(layout.mesh.axes):
-        for size in range(1, axis.size):
-            axes = list(layout.mesh.axes)
-            axes[number] = replace(axis, size=size)
-            with suppress(EquivCheckError):
-                yield replace(layout, mesh=Mesh(axes=tuple(axes)), parallelisms=parallelisms)
-
-
-def _fewer_layers(training: Training, layout: Layout) -> Iterator[tuple[Training, Layout]]:
-    """Remove one layer, also from the tensor-parallel plan."""
-    model = training.model
-    for index in range(len(model.layers)) if len(model.layers) > 1 else ():
-        with suppress(EquivCheckError):
-            parallelisms = tuple(_without_entry(each, index) for each in layout.parallelisms)
-            yield _with_model(training, _without_layer(model, index)), replace(layout, parallelisms=parallelisms)
-
-
 def _without_layer(model: Model, index: int) -> Model:
     """The other layers. If their widths do not match, no layer is residual or shares a weight."""
     features = model.features if index else model.inputs(1)
@@ -215,17 +216,6 @@ def _without_entry(parallelism: Any, index: int) -> Any:
     plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
     plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)
     return replace(parallelism, plan=tuple(plan))
-
-
-def _fewer_rows(training: Training) -> Iterator[Training]:
-    """Fewer microbatches and fewer rows in them. Too few rows are repaired to the layout's minimum."""
-    rows = training.data.microbatches
-    shorter = [(1,), (2,), rows[:1], *(rows[:index] + rows[index + 1 :] for index in range(len(rows)))]
-    shorter += [(1,) * len(rows), (2,) * len(rows)]
-    shorter += [(*rows[:index], fewer, *rows[index + 1 :]) for index in range(len(rows)) for fewer in (1, rows[index] // 2)]
-    for microbatches in dict.fromkeys(shorter):
-        with suppress(EquivCheckError):
-            yield replace(training, data=replace(training.data, microbatches=microbatches))
 
 
 def _with_model(training: Training, model: Model) -> Training:
