@@ -178,7 +178,7 @@ class Worker:
 
     def _count(self, candidate: Candidate, verdict: CaseVerdict, seconds: float) -> None:
         self._turns.count(candidate.case)
-        self._tally.add(verdict, seconds, told=candidate.told(verdict), avoided=candidate.avoided)
+        self._tally.add(verdict, seconds, decided=candidate.issues_decided_by(verdict), avoided=candidate.avoided)
         if not verdict.beyond:
             self._avoidance.count(candidate, verdict)
             self._checks_left -= 1
@@ -266,8 +266,8 @@ class Worker:
         if search.was_stopped:
             best = mark_not_shrunk(best)
         self._send(best)  # before the diagnosis, which takes longer and may be cut off
-        if (told := self._confirmed(self._explained(best))) is not best:
-            self._send(told)
+        if (examined := self._confirmed(self._explained(best))) is not best:
+            self._send(examined)
 
     def _send(self, best: CaseVerdict) -> None:
         self._smallest[fingerprint(best)] = size_of(best.case)

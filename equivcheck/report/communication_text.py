@@ -59,13 +59,15 @@ def _table(rows: Rows, *, modelled: bool) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("expected")
     for (step, stage, op, axes), (num_calls, num_bytes), expected in rows:
-        said = _said((num_calls, num_bytes), expected) if modelled and stage not in _STEPLESS else Text("-", style="dim")
+        comparison = (
+            _comparison((num_calls, num_bytes), expected) if modelled and stage not in _STEPLESS else Text("-", style="dim")
+        )
         where = "" if step == BEFORE_STEPS else str(step)
-        table.add_row(where, stage.value, op, axes or "one rank", f"{num_calls:,}", f"{num_bytes:,}", said)
+        table.add_row(where, stage.value, op, axes or "one rank", f"{num_calls:,}", f"{num_bytes:,}", comparison)
     return table
 
 
-def _said(actual: tuple[int, int], expected: tuple[int, int]) -> Text:
+def _comparison(actual: tuple[int, int], expected: tuple[int, int]) -> Text:
     return Text("the same", style="green") if actual == expected else Text(described(*expected), style="red")
 
 

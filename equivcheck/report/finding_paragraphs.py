@@ -123,8 +123,8 @@ def _paragraph(summary: Summary, group: FindingGroup) -> Iterator[str]:
 def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
     label, text = next(_evidence(verdict))
-    told = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
-    yield from wrapped(in_short(told, _LONGEST_IN_SHORT), "  ")
+    line = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
+    yield from wrapped(in_short(line, _LONGEST_IN_SHORT), "  ")
     yield _more(summary, group.example)
 
 

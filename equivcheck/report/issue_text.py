@@ -49,9 +49,9 @@ def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """
     head, texts = "\n".join(_of_runs(runs)), [_in_a_line(each) for each in reported]
     room = _LONGEST_TEXT - len(head) - sum(len(text) + 1 for text in texts)
-    for told in (_in_brief, _in_full):
+    for form in (_in_brief, _in_full):
         for index, each in enumerate(reported):
-            longer = told(each)
+            longer = form(each)
             if (more := len(longer) - len(texts[index])) <= room:
                 texts[index], room = longer, room - more
     return "\n".join((head, *texts))

@@ -29,7 +29,7 @@ class ProgressLine:
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._plan: Plan | None = None
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -66,8 +66,8 @@ class ProgressLine:
         lines = [progress_text(event, plan), *(node_lines(event.nodes) if event.seconds else ())]
         if self._live is not None:
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif time.monotonic() - self._said >= _QUIET_SECONDS:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._printed_at >= _QUIET_SECONDS:
+            self._printed_at = time.monotonic()
             self._say("\n  ".join(lines))
 
 

@@ -37,7 +37,7 @@ def print_standings(console: Console, records: Sequence[Record], fails: Callable
 def standing_object(record: Record, *, fails: bool) -> dict[str, Any]:
     """One finding as JSON values."""
     values = asdict(record)
-    del values["told"]
+    del values["decided_by"]
     return values | {"outcome": record.outcome.value, "standing": record.standing.value, "fails": fails}
 
 

@@ -95,9 +95,10 @@ def _notes(tally: Tally) -> Iterator[Text]:
     for name, number in tally.known.most_common():
         avoided = f", avoided in {tally.avoided[name]} others" if tally.avoided[name] else ""
         yield Text(
-            f"known issue {name}: in {number} of {count(tally.told[name], 'check')} that could show it{avoided}", style="yellow"
+            f"known issue {name}: in {number} of {count(tally.decided[name], 'check')} that could show it{avoided}",
+            style="yellow",
         )
-    unseen = [f"{name} ({count(number, 'check')})" for name, number in tally.told.most_common() if name not in tally.known]
+    unseen = [f"{name} ({count(number, 'check')})" for name, number in tally.decided.most_common() if name not in tally.known]
     if unseen:
         yield Text(f"not seen although possible: {', '.join(unseen)}", style="yellow")
     for (outcome, reason), number in tally.reasons.most_common(_MAX_REASONS):

@@ -45,7 +45,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
                 name: _errors(tally.errors_of(name)) for name in sorted({name for names in tally.errors for name in names[1:]})
             },
         },
-        "known": {issue: _known(tally, issue) for issue in sorted({*tally.told, *tally.avoided})},
+        "known": {issue: _known(tally, issue) for issue in sorted({*tally.decided, *tally.avoided})},
         "reasons": [
             {"outcome": outcome.value, "reason": reason, "checks": number}
             for (outcome, reason), number in tally.reasons.most_common()
@@ -108,7 +108,7 @@ def _num(tally: Tally, outcome: Outcome) -> int:
 
 def _known(tally: Tally, issue: str) -> dict[str, int]:
     """Checks that showed an issue, checks that could tell, and checks changed to avoid it."""
-    return {"checks": tally.known[issue], "of": tally.told[issue], "avoided": tally.avoided[issue]}
+    return {"checks": tally.known[issue], "of": tally.decided[issue], "avoided": tally.avoided[issue]}
 
 
 def _layout(tally: Tally, layout: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
     """Each with the checks that could tell, and those that avoided it: what no longer shows may be mended."""
     known = Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one")
     for verdict, told in ((known, ("one",)), (EQUIVALENT, ("one", "other")), (EQUIVALENT, ())):
-        summary.tally.add(verdict, 0.1, told=told, avoided=() if told else ("one",))
+        summary.tally.add(verdict, 0.1, decided=told, avoided=() if told else ("one",))
     text = details(summary)
     assert "known: one shows in 1 of 2 checks, avoided in 1 more" in text
     assert "not seen although possible: other (1 check)" in text

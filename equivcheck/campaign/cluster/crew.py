@@ -113,14 +113,14 @@ class ClusterCrew:
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):
             message, wait = self._bridge.receive(), 0.0
-            yield from self._told(message)
+            yield from self._split(message)
 
     def remove(self, worker: RemoteWorker) -> None:
         """Kill a worker and drop its messages."""
         worker.order(Remove(place=worker.place))
         self.workers.remove(worker)
 
-    def _told(self, message: tuple[WorkerMessage, ...] | NodeLost | Ended) -> Iterator[tuple[RemoteWorker, Any]]:
+    def _split(self, message: tuple[WorkerMessage, ...] | NodeLost | Ended) -> Iterator[tuple[RemoteWorker, Any]]:
         if isinstance(message, NodeLost):
             yield from self._lost(message)
         elif isinstance(message, Ended):
@@ -129,14 +129,14 @@ class ClusterCrew:
                 if not node.lost:
                     yield from self._lost(NodeLost(name=node.name, why=why))
         else:
-            for said in message:
-                yield from self._said(said)
+            for one in message:
+                yield from self._of_worker(one)
 
-    def _said(self, said: WorkerMessage) -> Iterator[tuple[RemoteWorker, Any]]:
-        for worker in [worker for worker in self.workers if worker.place == said.place]:
-            if isinstance(said.message, Ended | Lost):
+    def _of_worker(self, one: WorkerMessage) -> Iterator[tuple[RemoteWorker, Any]]:
+        for worker in [worker for worker in self.workers if worker.place == one.place]:
+            if isinstance(one.message, Ended | Lost):
                 self.workers.remove(worker)
-            yield worker, said.message
+            yield worker, one.message
 
     def _lost(self, lost: NodeLost) -> Iterator[tuple[RemoteWorker, NodeLost]]:
         for node in self.nodes:

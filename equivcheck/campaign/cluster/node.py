@@ -23,11 +23,11 @@ class NodeServer:
         """Obey orders and return the messages that workers send in the meantime."""
         for order in orders:
             self._obey(order)
-        said: list[WorkerMessage] = []
+        messages: list[WorkerMessage] = []
         until = time.monotonic() + _ANSWER_SECONDS
-        while time.monotonic() < until and all(isinstance(each.message, Progress) for each in said):
-            said += [WorkerMessage(place=worker.place, message=message) for worker, message in self._crew.messages()]
-        return tuple(said)
+        while time.monotonic() < until and all(isinstance(each.message, Progress) for each in messages):
+            messages += [WorkerMessage(place=worker.place, message=message) for worker, message in self._crew.messages()]
+        return tuple(messages)
 
     def close(self) -> None:
         """Kill all workers and the process they are forked from."""

@@ -29,8 +29,8 @@ class Tally:
     """Checks beyond torch's limits by outcome. Apart from findings, no other count includes them."""
     known: Counter[str] = field(default_factory=Counter)
     """Checks with a known upstream issue, by its id."""
-    told: Counter[str] = field(default_factory=Counter)
-    """Checks that could show a known issue and told whether it shows, by its id."""
+    decided: Counter[str] = field(default_factory=Counter)
+    """Checks that could show a known issue and decided whether it shows, by its id."""
     avoided: Counter[str] = field(default_factory=Counter)
     """Checks changed to avoid a known issue, by its id."""
     reasons: Counter[tuple[Outcome, str]] = field(default_factory=Counter)
@@ -74,8 +74,8 @@ class Tally:
                 found.merge(errors)
         return found
 
-    def add(self, verdict: CaseVerdict, seconds: float, *, told: Collection[str] = (), avoided: Collection[str] = ()) -> None:
-        """Count a check with its duration in seconds. `told` and `avoided` are ids of known issues."""
+    def add(self, verdict: CaseVerdict, seconds: float, *, decided: Collection[str] = (), avoided: Collection[str] = ()) -> None:
+        """Count a check with its duration in seconds. `decided` and `avoided` are ids of known issues."""
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return
@@ -91,7 +91,7 @@ class Tally:
             self.reasons[verdict.outcome, blur(verdict.reason)] += 1
         elif verdict.undecided:
             self.reasons[verdict.outcome, blur(verdict.undecided)] += 1
-        self.told.update(told)
+        self.decided.update(decided)
         self.avoided.update(avoided)
         if isinstance(verdict, Verdict):
             self.reach.add(verdict.scenario)
@@ -109,7 +109,7 @@ class Tally:
             self.errors.setdefault(names, Histogram()).merge(errors)
         self.beyond.update(other.beyond)
         self.known.update(other.known)
-        self.told.update(other.told)
+        self.decided.update(other.decided)
         self.avoided.update(other.avoided)
         self.reasons.update(other.reasons)
         self.fingerprints.update(other.fingerprints)

@@ -87,11 +87,11 @@ class Replayed:
 
 def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> Replayed:
     """Judge a finding by a new check on a torch version."""
-    fate, words = _told(finding, verdict, Version(Version(torch).public))
+    fate, words = _fate(finding, verdict, Version(Version(torch).public))
     return Replayed(finding=finding, verdict=verdict, fate=fate, words=words)
 
 
-def _told(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, str]:
+def _fate(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, str]:
     found = compare_recheck(finding.verdict, verdict)
     if found is Recheck.SHOWS:
         return _shows(finding, here)

@@ -78,9 +78,9 @@ class History:
 
     def see(self, run: Run, fingerprint: str, kept: CaseVerdict, seen: Recheck = Recheck.SHOWS) -> None:
         """Note whether a finding shows in a run. Later calls cannot take back `SHOWS`."""
-        told = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
+        row = (fingerprint, kept.case.name, kept.outcome.value, kept.reason)
         with self.open() as db:
-            db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", told)
+            db.execute("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", row)
             sighting = {"run": run.id, "mark": fingerprint, "seen": seen.value, "shows": Recheck.SHOWS.value}
             db.execute(
                 "INSERT INTO sighting VALUES (:run, :mark, :seen)"

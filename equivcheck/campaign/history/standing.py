@@ -83,7 +83,7 @@ class Record:
     """First run with this finding."""
     last: Sighting
     """Last run with this finding."""
-    told: str
+    decided_by: str
     """Id of the last deciding run."""
     accepted: Acceptance | None
     """Decision that silences it; None if there is none, or it has expired."""
@@ -141,7 +141,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
         standing=_standing([again for _, again in telling]),
         first=_sighting(shown[0]),
         last=_sighting(shown[-1]),
-        told=telling[-1][0]["id"],
+        decided_by=telling[-1][0]["id"],
         accepted=None if accepted is None else Acceptance(reason=accepted["reason"], until=accepted["until"]),
     )
 
@@ -150,12 +150,12 @@ _SHOWS = (Recheck.SHOWS, Recheck.DIFFERENTLY)
 """Answers that a finding is not fixed. Failing in another way is one of them."""
 
 
-def _standing(told: Sequence[Recheck]) -> Standing:
-    if told[-1] not in _SHOWS:
-        return Standing.ON_FILE if told[-1] is Recheck.KNOWN else Standing.FIXED
-    if not any(again in _SHOWS for again in told[:-1]):
+def _standing(answers: Sequence[Recheck]) -> Standing:
+    if answers[-1] not in _SHOWS:
+        return Standing.ON_FILE if answers[-1] is Recheck.KNOWN else Standing.FIXED
+    if not any(again in _SHOWS for again in answers[:-1]):
         return Standing.NEW
-    return Standing.STILL if told[-2] in _SHOWS else Standing.BACK
+    return Standing.STILL if answers[-2] in _SHOWS else Standing.BACK
 
 
 def _sighting(run: sqlite3.Row) -> Sighting:
@@ -178,13 +178,13 @@ _FAILING = {
 
 def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
     """Findings that this run decided last."""
-    return tuple(record for record in records if record.told == run.id)
+    return tuple(record for record in records if record.decided_by == run.id)
 
 
 def fails(run: Run, record: Record) -> bool:
     """Whether a finding makes a run fail. Accepted findings do not."""
     counts = can_fail(run, record.name)
-    return counts and record.told == run.id and record.is_open and record.standing in _FAILING[run.mode]
+    return counts and record.decided_by == run.id and record.is_open and record.standing in _FAILING[run.mode]
 
 
 def can_fail(run: Run, name: str) -> bool:

@@ -29,7 +29,7 @@ class Candidate:
     avoided: frozenset[str] = frozenset()
     """Ids of known issues that the drawn case could show; empty if the case was not changed."""
 
-    def told(self, verdict: CaseVerdict) -> frozenset[str]:
+    def issues_decided_by(self, verdict: CaseVerdict) -> frozenset[str]:
         """Ids of the known issues that a verdict decides. A verdict `known` decides only one, because it may hide others."""
         if verdict.outcome is Outcome.KNOWN:
             return frozenset((verdict.known,))
@@ -46,7 +46,7 @@ class Avoidance:
     def __init__(self) -> None:
         self._checked: Counter[str] = Counter()
         self._ended_known: Counter[str] = Counter()
-        self._told: Counter[tuple[str, str]] = Counter()
+        self._decided: Counter[tuple[str, str]] = Counter()
         self._shown: Counter[tuple[str, str]] = Counter()
         self._met: set[str] = set()
 
@@ -62,7 +62,7 @@ class Avoidance:
         layout = candidate.case.counted_by[0]
         self._checked[layout] += 1
         self._ended_known[layout] += verdict.outcome is Outcome.KNOWN
-        self._told.update((layout, issue) for issue in candidate.told(verdict))
+        self._decided.update((layout, issue) for issue in candidate.issues_decided_by(verdict))
         self._shown[layout, verdict.known] += 1
         self._met |= candidate.could_show
 
@@ -71,7 +71,7 @@ class Avoidance:
         if not issues or not issues <= self._met:
             return True
         # A check counts as certain to end as an issue until one check did not show the issue.
-        likely = max((self._shown[layout, issue] + 1) / (self._told[layout, issue] + 1) for issue in issues)
+        likely = max((self._shown[layout, issue] + 1) / (self._decided[layout, issue] + 1) for issue in issues)
         return self._ended_known[layout] + likely <= KNOWN_SHARE * (self._checked[layout] + 1)
 
 

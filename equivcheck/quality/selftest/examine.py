@@ -68,8 +68,8 @@ def examine(mutant: Mutant, effort: Effort, tell: Tell = lambda _row: None) -> M
     tell(row)
     assert row.shrunk is not None
     verdict = check(row.shrunk.scenario, alter=mutant.plant, deadline=effort.deadline)
-    told = explained(verdict, alter=mutant.plant)
-    return replace(row, given=told.diagnosis, broken=told.unfinished)
+    examined = explained(verdict, alter=mutant.plant)
+    return replace(row, given=examined.diagnosis, broken=examined.unfinished)
 
 
 def _scenarios(mutant: Mutant) -> SearchStrategy[Scenario]:

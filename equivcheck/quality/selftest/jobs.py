@@ -78,7 +78,7 @@ class _Process(WorkerProcess, Generic[J, R]):
         """Current job's index."""
         self.result: R
         """Result so far."""
-        self.num_told = 0
+        self.num_messages = 0
         """Messages about the result."""
         self._watch()
 
@@ -99,7 +99,7 @@ class _Process(WorkerProcess, Generic[J, R]):
         return self._patience.exhausted()
 
     def _watch(self) -> None:
-        self._patience = Patience(self._work.limit, lambda: cpu_seconds_of_family(self.pid), lambda: self.num_told)
+        self._patience = Patience(self._work.limit, lambda: cpu_seconds_of_family(self.pid), lambda: self.num_messages)
 
 
 class _Supervisor(Generic[J, R]):
@@ -143,7 +143,7 @@ class _Supervisor(Generic[J, R]):
             self._lost(process, f"the process {process.how_it_ended()}")
         else:
             process.result = message
-            process.num_told += 1
+            process.num_messages += 1
 
     def _next(self, process: _Process[J, R], *, is_spent: bool) -> None:
         if self._waiting and not is_spent:
@@ -176,7 +176,7 @@ class _Job:
     """Keeps the growing result of a job, and sends it to the supervisor."""
 
     def __init__(self, result: Any, link: Link) -> None:
-        self._result, self._link, self._told = result, link, 0.0
+        self._result, self._link, self._sent_at = result, link, 0.0
 
     def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
         """Run the job. If it raises, return the result so far."""
@@ -187,8 +187,8 @@ class _Job:
 
     def _tell(self, result: Any) -> None:
         self._result = result
-        if time.monotonic() - self._told >= _TELL_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._sent_at >= _TELL_SECONDS:
+            self._sent_at = time.monotonic()
             self._link.send(result)
 
 

@@ -21,28 +21,28 @@ RunAgain = Callable[[Any], SecondRun]
 
 
 @singledispatch
-def write_page(verdict: CaseVerdict, file: Path, told: Told, again: RunAgain) -> None:  # noqa: ARG001
+def write_page(verdict: CaseVerdict, file: Path, context: Told, again: RunAgain) -> None:  # noqa: ARG001
     """Write the page. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
 @write_page.register
-def _(verdict: Verdict, file: Path, told: Told, again: RunAgain) -> None:
-    page.write_page(file, verdict, again(verdict), told)
+def _(verdict: Verdict, file: Path, context: Told, again: RunAgain) -> None:
+    page.write_page(file, verdict, again(verdict), context)
 
 
 @write_page.register
-def _(verdict: ProgramVerdict, file: Path, told: Told, _again: RunAgain) -> None:
+def _(verdict: ProgramVerdict, file: Path, context: Told, _again: RunAgain) -> None:
     program = verdict.program
     values = {
         "title": f"Tensor program on {count(program.num_ranks, 'rank')}",
         "headline": page.headline(verdict),
         "tiles": [*page.tiles(verdict), ("statements", str(len(program.statements)))],
-        "facts": [("program", in_words(program)), *page.facts(verdict, told)],
+        "facts": [("program", in_words(program)), *page.facts(verdict, context)],
         "footer": footer(),
         "sections": {"found": "What was found", "program": "The program", "again": "Run it again"},
         "verdict": verdict,
-        "told": told,
+        "context": context,
         "evidence": [line for line in verdict.evidence() if line != AGAIN],
         "stacks": list(page.stacks(verdict.failure)),
         "code": verdict.code(),

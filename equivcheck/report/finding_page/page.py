@@ -51,12 +51,12 @@ class Told:
     """Finding in a store; None for a scenario checked just now."""
 
 
-def write_page(file: Path, verdict: Verdict, again: SecondRun, told: Told) -> None:
+def write_page(file: Path, verdict: Verdict, again: SecondRun, context: Told) -> None:
     """Write the page. Raises `OSError` if the file cannot be written."""
-    replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, told)))
+    replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
-def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
+def _values(verdict: Verdict, again: SecondRun, context: Told) -> dict[str, Any]:
     scenario = verdict.scenario
     mesh, rows = scenario.layout.mesh, step_rows(again.moments)
     tensors = drawn_tensors(again, scenario)
@@ -64,12 +64,12 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
         "title": f"{scenario.name} on {count(mesh.num_ranks, 'rank')}",
         "headline": headline(verdict),
         "tiles": list(tiles(verdict)),
-        "facts": [("scenario", in_words(scenario)), *facts(verdict, told)],
+        "facts": [("scenario", in_words(scenario)), *facts(verdict, context)],
         "footer": footer(),
         "sections": _sections(again),
         "verdict": verdict,
         "again": again,
-        "told": told,
+        "context": context,
         "evidence": [line for line in verdict.evidence() if line != AGAIN and not line.startswith(_SAID_ALREADY)],
         "mesh": drawn_mesh(mesh, _wrong_ranks(verdict, tensors), verdict.failure or again.failure),
         "options": options(scenario.layout),
@@ -86,7 +86,7 @@ def _values(verdict: Verdict, again: SecondRun, told: Told) -> dict[str, Any]:
         "chart": charts,
         **_plots(rows),
         "code": in_short(verdict.code(), _LONGEST_TEXT),
-        "script": told.script if len(told.script) <= _LONGEST_SCRIPT else "",
+        "script": context.script if len(context.script) <= _LONGEST_SCRIPT else "",
         "drawing": call_lanes,
     }
 
@@ -132,7 +132,7 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
     yield "ranks", f"{verdict.case.num_ranks:,}"
 
 
-def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
+def facts(verdict: CaseVerdict, context: Told) -> Iterator[tuple[str, str]]:
     """Further facts, by name."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
@@ -141,11 +141,11 @@ def facts(verdict: CaseVerdict, told: Told) -> Iterator[tuple[str, str]]:
         yield "known as", verdict.known
     if verdict.beyond:
         yield "beyond", verdict.beyond
-    if told.kept is not None:
-        yield "found", told.kept.environment.date
-        yield "torch", told.kept.environment.torch
-        if told.kept.shown_in is not None:
-            yield "bisection", str(told.kept.shown_in)
+    if context.kept is not None:
+        yield "found", context.kept.environment.date
+        yield "torch", context.kept.environment.torch
+        if context.kept.shown_in is not None:
+            yield "bisection", str(context.kept.shown_in)
     if verdict.confirmed:
         yield "confirmed", verdict.confirmed
 

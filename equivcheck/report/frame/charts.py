@@ -142,7 +142,7 @@ def plot(series: Mapping[str, Sequence[float | None]], *, log: bool = False) -> 
             for name, found in values.items()
         ),
         across=tuple(Tick(at=_step_x(at, num_steps), text=str(at)) for at in range(0, num_steps, math.ceil(num_steps / 10))),
-        up=tuple(Tick(at=_y((each - low) / (high - low)), text=_told(each, log=log)) for each in _marks(low, high, log=log)),
+        up=tuple(Tick(at=_y((each - low) / (high - low)), text=_label(each, log=log)) for each in _marks(low, high, log=log)),
         one=_y(-low / (high - low)) if log else None,
     )
 
@@ -156,7 +156,7 @@ def _range(values: Sequence[float], *, log: bool) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=0.0)
     if log:
         return math.floor(min(low, -1.0)), math.ceil(max(high, 1.0))
-    is_wide = _told(low, log=log) != _told(high, log=log)
+    is_wide = _label(low, log=log) != _label(high, log=log)
     return (low, high) if is_wide else (low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0))
 
 
@@ -167,7 +167,7 @@ def _marks(low: float, high: float, *, log: bool) -> list[float]:
     return [power for power in range(int(low), int(high) + 1) if power % stride == 0]
 
 
-def _told(value: float, *, log: bool) -> str:
+def _label(value: float, *, log: bool) -> str:
     return f"{value:.4g}" if not log else f"{10.0**value:g}" if -4 < value < 4 else f"1e{value:g}"
 
 

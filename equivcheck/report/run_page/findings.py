@@ -68,9 +68,9 @@ class ShownFindings:
     """How many more there are."""
 
 
-def shown_findings(store: Path, run: Run, told: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
+def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
     """Findings for a run's page. `unkept` has the cases of those that the store lacks, as JSON values."""
-    order = sorted(told, key=lambda record: (not fails(run, record), not record.standing.shows))
+    order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:
         found = _shown(FindingStore(store), run, record, unkept)
@@ -95,10 +95,10 @@ def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, A
         return replace(shown, note=in_short(str(error), _LONGEST_NOTE))
     except UsageError:
         return replace(shown, note=f"it is no longer in the store {store.path}")
-    return _told(replace(shown, commands=_commands(store, record)), verdict)
+    return _with_verdict(replace(shown, commands=_commands(store, record)), verdict)
 
 
-def _told(shown: ShownFinding, verdict: CaseVerdict) -> ShownFinding:
+def _with_verdict(shown: ShownFinding, verdict: CaseVerdict) -> ShownFinding:
     code = verdict.code()
     text = verdict.describe().removesuffix(code).rstrip()
     cause = shown.cause if verdict.diagnosis is None else verdict.diagnosis.sentence

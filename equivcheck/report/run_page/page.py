@@ -107,14 +107,14 @@ def _page(store: Path, history: History, past: PastRun) -> str:
 
 def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
     left = noted(history, past.run)
-    told = told_in(past.run, records(history, past.run.began))
-    found = shown_findings(store, past.run, told, _unkept(left.summary))
-    num_failing = sum(fails(past.run, record) for record in told)
+    decided = told_in(past.run, records(history, past.run.began))
+    found = shown_findings(store, past.run, decided, _unkept(left.summary))
+    num_failing = sum(fails(past.run, record) for record in decided)
     layouts = layout_rows(left)
     return {
         "past": past,
         "title": f"equivcheck fuzz: {past.run.mode.value} run of {moment(past.run.began)}",
-        "headline": headline(past, left.summary, num_failing, sum(record.standing.shows for record in told)),
+        "headline": headline(past, left.summary, num_failing, sum(record.standing.shows for record in decided)),
         "tiles": list(tiles(past)),
         "facts": list(facts(past, left.summary)),
         "footer": f"equivcheck {past.run.equivcheck}. The store is {store}.",

@@ -46,7 +46,7 @@ class LayoutRow:
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:
     """A row per layout, by name."""
-    told = noted.summary["layouts"] if noted.summary else {}
+    figures = noted.summary["layouts"] if noted.summary else {}
     total = sum(noted.costs.values()) or 1.0
     names = sorted({*noted.costs, *(layout for layout, _ in noted.outcomes)})
     return [
@@ -55,8 +55,8 @@ def layout_rows(noted: Noted) -> list[LayoutRow]:
             outcomes={outcome: noted.outcomes.get((name, outcome), 0) for outcome in Outcome},
             seconds=noted.costs.get(name, 0.0),
             share=noted.costs.get(name, 0.0) / total,
-            median_ms=told[name]["median_ms"] if name in told else None,
-            p95_ms=told[name]["p95_ms"] if name in told else None,
+            median_ms=figures[name]["median_ms"] if name in figures else None,
+            p95_ms=figures[name]["p95_ms"] if name in figures else None,
         )
         for name in names
     ]

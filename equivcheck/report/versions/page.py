@@ -21,10 +21,10 @@ Cell = tuple[str, str, str]
 
 
 def write_page(
-    file: Path, told: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
+    file: Path, results: Mapping[str, Any], issues: Sequence[KnownIssue], wrong: Mapping[str, Sequence[str]], *, is_bad: bool
 ) -> None:
     """Write the page from the values that ``versions --json`` prints; `wrong` has lines by version."""
-    versions = told["versions"]
+    versions = results["versions"]
     values = {
         "title": f"equivcheck versions: {count(len(versions), 'version')} of torch",
         "headline": Headline(
@@ -32,9 +32,9 @@ def write_page(
         ),
         "tiles": [],
         "facts": [
-            ("corpus", f"{count(len(told['scenarios']), 'scenario')}, seed {told['seed']}"),
-            ("scripts", count(len(told["issues"]), "known issue")),
-            ("code", told["code"]),
+            ("corpus", f"{count(len(results['scenarios']), 'scenario')}, seed {results['seed']}"),
+            ("scripts", count(len(results["issues"]), "known issue")),
+            ("code", results["code"]),
         ],
         "footer": footer(),
         "versions": versions,

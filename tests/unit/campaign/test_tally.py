@@ -28,12 +28,12 @@ def test_merging_is_adding() -> None:
     parts = (Tally(), Tally())
     whole = Tally()
     for number, one in enumerate(verdicts):
-        parts[number % 2].add(one, 0.1 * (number + 1), told=(one.known,), avoided=("torch-2",))
+        parts[number % 2].add(one, 0.1 * (number + 1), decided=(one.known,), avoided=("torch-2",))
         whole.add(one, 0.1 * (number + 1))
     parts[0].merge(parts[1])
     assert parts[0].outcomes == whole.outcomes
     assert parts[0].known == {"torch-1": 1}
-    assert parts[0].told == {"torch-1": 1, "": 4}
+    assert parts[0].decided == {"torch-1": 1, "": 4}
     assert parts[0].avoided == {"torch-2": 5}
     assert parts[0].reasons == {(Outcome.INCONCLUSIVE, "floor is N"): 2, (Outcome.EQUIVALENT, "not decided from step N on"): 1}
     assert parts[0].num_undecided == 1

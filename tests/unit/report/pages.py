@@ -33,7 +33,7 @@ def tally(*outcomes: Outcome) -> Tally:
         verdict = Verdict(
             outcome=outcome, scenario=fakes.scenario(), world="sim", known=known, reason="because", worst_error=0.03
         )
-        counted.add(verdict, 0.5, told=[known] if known else ())
+        counted.add(verdict, 0.5, decided=[known] if known else ())
     return counted
 
 

@@ -84,9 +84,9 @@ def test_what_ends_as_one_issue_tells_nothing_of_others() -> None:
     """Nor does what could not be decided tell of any."""
     candidate = Candidate(case=BROKEN, could_show=frozenset(("one", "other")))
     verdict = Verdict(outcome=Outcome.KNOWN, scenario=BROKEN, world="sim", known="one")
-    assert candidate.told(verdict) == {"one"}
-    assert candidate.told(mended(candidate)) == {"one", "other"}
-    assert not candidate.told(Verdict(outcome=Outcome.INCONCLUSIVE, scenario=BROKEN, world="sim"))
+    assert candidate.issues_decided_by(verdict) == {"one"}
+    assert candidate.issues_decided_by(mended(candidate)) == {"one", "other"}
+    assert not candidate.issues_decided_by(Verdict(outcome=Outcome.INCONCLUSIVE, scenario=BROKEN, world="sim"))
 
 
 def test_a_fault_behind_a_known_issue_is_found_and_shrunk(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_fault_behind_a_known_issue_is_found_and_shrunk(tmp_path: Path) -> Non
     assert smallest.training.model.widths[1] == 3
     assert not could_show(smallest)
     tally = summary.tally
-    assert 1 <= tally.known[fakes.STATIC_GRAPH] == tally.told[fakes.STATIC_GRAPH] <= KNOWN_SHARE * 20
+    assert 1 <= tally.known[fakes.STATIC_GRAPH] == tally.decided[fakes.STATIC_GRAPH] <= KNOWN_SHARE * 20
     assert tally.avoided == {fakes.STATIC_GRAPH: 20 - tally.known[fakes.STATIC_GRAPH]}
 
 
