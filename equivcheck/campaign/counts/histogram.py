@@ -14,7 +14,7 @@ _ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
 
 
 class Histogram:
-    """Positive numbers, such as seconds or errors relative to tolerance. It is small enough to send between processes."""
+    """Histogram of positive numbers, such as seconds or relative errors, small enough to send between processes."""
 
     def __init__(self) -> None:
         self._buckets: Counter[int] = Counter()

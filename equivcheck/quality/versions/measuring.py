@@ -72,7 +72,7 @@ class Search:
         return self._result(Method.SCRIPT, self._measure(of_issue(issue).run), ())
 
     def of_finding(self, finding: Finding) -> ShownIn:
-        """Find the versions in which a finding shows. A replay decides if no script shows it."""
+        """Find the versions in which a finding shows: by script, or by replay if no script shows it."""
         found_in = Version(Version(finding.environment.torch).public)
         first = (found_in,) if found_in in self.versions else ()
         script = self._script(finding)
