@@ -117,6 +117,7 @@ class LocalCrew(Pool[CheckingProcess]):
                 worker.done = worker.done or isinstance(message, Done | Spent | Checked | Broken)
 
     def _ended(self, worker: CheckingProcess, message: Ended | Stuck) -> Ended | Lost:
+        # The supervisor hears `Ended` after a last message, and `Lost` without one.
         last_word: Ended | Lost = Ended()
         if worker.done and isinstance(message, Ended):
             worker.end_within(_END_SECONDS)

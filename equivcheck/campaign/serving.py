@@ -55,6 +55,7 @@ def import_everything(plan: Plan) -> None:
 
 
 def _broken(error: BaseException | None, context: str) -> Broken:
+    # These errors are raised on purpose: neither a traceback nor the case would say more.
     if isinstance(error, EquivCheckError):
         return Broken(summary=" ".join(str(error).split()), trace="", is_usage=isinstance(error, UsageError))
     trace = "".join(traceback.format_exception(error)) if error else ""

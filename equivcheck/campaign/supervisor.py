@@ -162,6 +162,7 @@ class _Campaign:
         self._nodes.count(worker.node, tally.num_checks)
 
     def _done(self, worker: Worker, last_word: Done | Spent | None = None) -> None:
+        # A spent worker has stopped early. It is replaced unless that has happened already.
         is_to_be_replaced = isinstance(last_word, Spent) and not worker.done
         worker.done = True
         self._end = time.monotonic()
@@ -173,6 +174,7 @@ class _Campaign:
             self._employ(worker)
 
     def _begin_ready(self) -> None:
+        # The clock starts when all first workers are ready. Workers that replace others begin at once.
         if self._start is None and self._ready and len(self._ready) == len(self._crew.workers):
             self._start = time.monotonic()
         if self._start is not None:
@@ -180,6 +182,7 @@ class _Campaign:
                 worker.send(Fuzz(seconds=self._plan.seconds - self._seconds, num_checks=self._checks_left(worker)))
             self._drawing += self._ready
             self._ready.clear()
+            # A drawing worker shrinks the findings of lost machines.
             while self._drawing and (mark := self._shrinkers.take(self._drawing[0].place)):
                 self._drawing[0].send(TakeOver(verdict=self._findings.verdict(mark)))
 
@@ -199,6 +202,7 @@ class _Campaign:
         if self._false_starts > _MOST_FALSE_STARTS:
             self._broken = self._broken or f"a worker ended before its first check\n{lost.printed}"
         self._done(worker)
+        # The case is checked again, then another process takes the worker's place.
         if verdict is None and self._stop_at is None and not self._broken:
             self._employ(worker, worker.suspect)
         elif verdict is None or self._stop_at is not None:

@@ -151,6 +151,7 @@ class ClusterCrew:
 
 
 def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
+    # The limit is longer once the cluster has answered, because its nodes start interpreters.
     until = time.monotonic() + CONNECT_SECONDS
     while bridge.poll(max(0.0, until - time.monotonic())):
         message = bridge.receive()

@@ -82,6 +82,7 @@ class RayCluster:
         try:
             answer: Answer = ray.get(ended)
         except Exception as error:
+            # A node counts as lost even if it was unreachable only for a moment, because its messages may be lost.
             _kill(self._actors.pop(name))
             return NodeLost(name=name, why=_in_a_line(error))
         return answer
@@ -116,6 +117,7 @@ def _connect(address: str) -> None:
         address = os.environ.get("RAY_ADDRESS") or address
     try:
         if address != "auto":
+            # If nobody listens, Ray would try to connect for minutes.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=_PROBE_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -137,6 +139,7 @@ def _on(found: dict[str, Any]) -> NodeAffinitySchedulingStrategy:
 
 
 def _actor(found: dict[str, Any], num_workers: int) -> Any:
+    # The actor reserves the cores of its workers. It is not restarted, because its workers would be lost.
     remote: Any = ray.remote(NodeServer)
     num_cpus = min(num_workers, _num_cores(found))
     return remote.options(num_cpus=num_cpus, max_restarts=0, scheduling_strategy=_on(found)).remote()
@@ -160,6 +163,7 @@ def _ask(nodes: Sequence[Node], ask: Callable[[Node], Any], objection: Callable[
 
 
 def _versions_function() -> Callable[[], dict[str, str]]:
+    # Ray sends a local function as code, and a node may lack this module.
 
     def versions() -> dict[str, str]:
         from importlib import import_module
@@ -189,5 +193,5 @@ def _kill(actor: Any) -> None:
 
 
 def _in_a_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
+    cause = getattr(error, "cause", None) or error  # the node's own error, if there is one
     return f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]}"[:300]

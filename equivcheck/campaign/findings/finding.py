@@ -81,6 +81,7 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
 
 
 def _values(verdict: CaseVerdict) -> dict[str, Any]:
+    # The ranks' calls are large, and another run can record them.
     values: dict[str, Any] = encode(replace(verdict, calls=()) if isinstance(verdict, Verdict) else verdict)
     for name in ("calls", "signature"):
         values.pop(name, None)
@@ -119,6 +120,7 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
 
 
 def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: ShownIn | None) -> str:
+    # Only people read this text, so an error in it must not cost the finding.
     try:
         return readme(mark, verdict, found_in, shown_in)
     except Exception as error:

@@ -158,6 +158,7 @@ class FindingStore:
 
 
 def _remove(path: Path) -> None:
+    # A file may lie in the folder's place. It stays if it cannot be removed.
     with contextlib.suppress(OSError):
         path.unlink()
     shutil.rmtree(path, ignore_errors=True)
