@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.scenario.case import Case
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Crew, LocalCrew, Worker
 from equivcheck.campaign.events import Event, Listener, NodeWorks, Started, Summary, Ticked
 from equivcheck.campaign.findings.example import is_shrunk
@@ -33,6 +32,7 @@ from equivcheck.campaign.messages import (
     TakeOver,
 )
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption

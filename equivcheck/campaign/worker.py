@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from equivcheck.campaign.batches import EndBatch, FaultShown, batch_seed, run_batch
 from equivcheck.campaign.control import ControlRun, choose_control
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.findings.example import mark_not_shrunk, unmark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.size import Size, size_of
@@ -23,6 +22,7 @@ from equivcheck.campaign.selection.avoidance import Avoidance, Candidate, avoidi
 from equivcheck.campaign.selection.novelty import Selection
 from equivcheck.campaign.selection.programs import ProgramSelection
 from equivcheck.campaign.shrinking.search import Shrinking, same_fingerprint
+from equivcheck.campaign.tally import Tally
 from equivcheck.campaign.turns import Turns
 from equivcheck.checking.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.layouts.composition.limits import why_unsupported

@@ -44,7 +44,7 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     order = Order(recipe=recipe, world=world)
     found = check_recipe(order, layouts, num_workers=workers or num_cores(), listener=_tell)
     if as_json:
-        from equivcheck.report.matrix.values import matrix_object
+        from equivcheck.report.matrix.outputs import matrix_object
 
         print_json(matrix_object(found))
     else:
@@ -63,11 +63,11 @@ def _tell(row: Row, number: int) -> None:
 
 def _write(name: str, found: MatrixResult, junit: Path | None, html: Path | None) -> None:
     if junit is not None:
-        from equivcheck.report.matrix.junit import write_junit
+        from equivcheck.report.matrix.outputs import write_junit
 
         write_junit(junit, name, found)
     if html is not None:
-        from equivcheck.report.matrix.page import write_html
+        from equivcheck.report.matrix.outputs import write_html
 
         write_page(html, lambda file: write_html(file, name, found))
 

@@ -8,9 +8,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.findings.store import Kept
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.coverage_text import families_line, pairs_line, programs_line, signatures_line
 from equivcheck.report.finding_paragraphs import KEPT

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.counts.histogram import Histogram
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary
 from equivcheck.campaign.findings.example import is_shrunk
 from equivcheck.campaign.findings.finding import verdict_object
 from equivcheck.campaign.findings.store import Kept
-from equivcheck.campaign.messages import Control
+from equivcheck.campaign.tally import Histogram, Tally
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.coverage_text import programs_object, reach_object
 from equivcheck.report.node_text import node_object
 from equivcheck.scenario.case import Case
-from equivcheck.scenario.file_format.codec import to_json
+from equivcheck.scenario.file_format.codec import encode, to_json
 from equivcheck.scenario.scenario import in_words
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
     """One object with all outcomes, including those with no checks."""
-    tally, plan = summary.tally, summary.plan
+    tally, plan, control = summary.tally, summary.plan, summary.control
     return {
         "checks": tally.num_checks,
         "seconds": round(summary.seconds, 3),
@@ -56,7 +55,7 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "slowest": _of_case("seconds", round(tally.slowest_seconds, 4), tally.slowest),
         "nearest": _of_case("error", round_to_3_digits(tally.nearest_error), tally.nearest),
         "findings": [finding_object(finding, tally) for finding in summary.findings],
-        "control": None if summary.control is None else _control(summary.control),
+        "control": None if control is None else encode(replace(control, seconds=round(control.seconds, 3))),
         "cut_off": summary.num_cut_off,
         "nodes": [node_object(node) for node in summary.nodes],
         "store": str(summary.store),
@@ -68,17 +67,6 @@ def summary_object(summary: Summary) -> dict[str, Any]:
         "interrupted": summary.interrupted,
         "broken": summary.broken or None,
         "unkept": summary.unkept or None,
-    }
-
-
-def _control(control: Control) -> dict[str, Any]:
-    return {
-        "name": control.name,
-        "wrong": control.wrong,
-        "examples": control.examples,
-        "seconds": round(control.seconds, 3),
-        "caught": control.caught,
-        "passed_over": list(control.passed_over),
     }
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from equivcheck.campaign.counts.histogram import Histogram
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Summary
 from equivcheck.campaign.messages import Control
+from equivcheck.campaign.tally import Histogram, Tally
 from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram

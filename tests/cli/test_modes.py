@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign import supervisor
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Listener, Summary
 from equivcheck.campaign.findings.finding import Finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
@@ -20,6 +19,7 @@ from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import FILE
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.cli import main
 from equivcheck.cli.findings import replay

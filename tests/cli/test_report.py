@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign import supervisor
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Listener, Summary
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import FILE, History
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.cli import main
 from unit.campaign import fakes
 from unit.campaign.history.runs import run as run_of

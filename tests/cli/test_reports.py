@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, NodeWork, Started, Summary, Ticked
 from equivcheck.campaign.findings.example import mark_not_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
@@ -18,6 +17,7 @@ from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.store import Kept
 from equivcheck.campaign.messages import Control, NodeLost
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.checking.kinds import verdict_on
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis

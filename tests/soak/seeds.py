@@ -17,8 +17,8 @@ from typing import Any
 
 from equivcheck import Outcome, check
 from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
-from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.selection.novelty import expected_cost
+from equivcheck.campaign.tally import Histogram
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.scenario import in_words
 from equivcheck.strategies import scenarios

@@ -1,17 +1,102 @@
-"""Bridge process between a campaign and its cluster.
+"""Messages between a campaign, the bridge process to its cluster, and the nodes.
 
-It keeps the cluster software's output, signals and crashes away from the campaign.
+The bridge keeps the cluster software's output, signals and crashes away from the campaign.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from equivcheck.campaign.cluster.orders import Order, WorkerMessage
+from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost
+from equivcheck.campaign.plan import Plan
 from equivcheck.worlds.workers.link import Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Sent to the bridge: connect to this cluster."""
+
+    address: str
+    """``auto``, or host and port of the cluster's head."""
+    num_workers: int | None
+    """Worker processes per node; None for one per core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Sent to a node: start a worker process."""
+
+    plan: Plan
+    """Plan for the worker."""
+    place: tuple[int, int]
+    """Worker number and process number, unique in the campaign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """Sent to a node: pass this message to a worker."""
+
+    place: tuple[int, int]
+    """Worker number and process number."""
+    message: Any
+    """Message for the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """Sent to a node: kill a worker."""
+
+    place: tuple[int, int]
+    """Worker number and process number."""
+
+
+Order = Start | Tell | Remove
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ordered:
+    """Sent to the bridge: an order for a node."""
+
+    node: str
+    """Addressed node."""
+    order: Order
+    """Order for the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Sent by the bridge: the cluster has answered, and its nodes are being asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """Sent by the bridge: the nodes are ready."""
+
+    nodes: tuple[Node, ...]
+    """All nodes with cores. Nodes that cannot take part count as lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCluster:
+    """Sent by the bridge as its last message: there is no cluster."""
+
+    why: str
+    """Reason in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    """Sent by a node: a message from one worker."""
+
+    place: tuple[int, int]
+    """Worker number and process number."""
+    message: Any
+    """Message from the worker; `Ended` and `Lost` are the last."""
+
 
 Answer = tuple[WorkerMessage, ...] | NodeLost
 """Result from one exchange with a node."""

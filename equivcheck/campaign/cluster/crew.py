@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Any, Self
 
-from equivcheck.campaign.cluster.orders import (
+from equivcheck.campaign.cluster.bridge import (
     Connected,
     Joined,
     NoCluster,

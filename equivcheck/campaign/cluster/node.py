@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from equivcheck.campaign.cluster.orders import Order, Remove, Start, Tell, WorkerMessage
+from equivcheck.campaign.cluster.bridge import Order, Remove, Start, Tell, WorkerMessage
 from equivcheck.campaign.crew import LocalCrew
 from equivcheck.campaign.messages import Progress
 

@@ -12,10 +12,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from equivcheck.campaign.cluster.bridge import Answer, relay
+from equivcheck.campaign.cluster.bridge import Answer, Connected, Joined, NoCluster, Order, Wanted, relay
 from equivcheck.campaign.cluster.crew import ClusterFailed
 from equivcheck.campaign.cluster.node import NodeServer
-from equivcheck.campaign.cluster.orders import Connected, Joined, NoCluster, Order, Wanted
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost
 from equivcheck.worlds.workers.link import Link

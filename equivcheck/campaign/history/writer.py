@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
 from equivcheck.campaign.findings.fate import Replayed, compare_recheck
 from equivcheck.campaign.findings.finding import BrokenFinding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import Figures, History, HistoryFailed
 from equivcheck.campaign.history.run import Ended, Run
+from equivcheck.campaign.tally import Tally
 
 _SECONDS = 10.0
 """Campaign seconds between two notes."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from equivcheck.campaign.counts.histogram import Histogram
+from equivcheck.campaign.tally import Histogram
 
 
 def test_quantiles_are_within_their_stated_error() -> None:

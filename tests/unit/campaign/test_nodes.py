@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import pytest
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.events import Event, Summary
 from equivcheck.campaign.findings.example import mark_not_shrunk
@@ -18,6 +17,7 @@ from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import Control, Done, Found, Fuzz, Lost, MayShrink, NodeLost, Progress, Ready, TakeOver
 from equivcheck.campaign.plan import Plan
 from equivcheck.campaign.supervisor import fuzz
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.worlds.workers.process import Ended
 from unit.campaign import fakes

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.campaign.counts.tally import Tally
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.findings.environment import environment
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.readme import readme
+from equivcheck.campaign.tally import Tally
 from equivcheck.checking.beyond import check_beyond, judged_beyond
 from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict

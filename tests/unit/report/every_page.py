@@ -11,7 +11,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
 from equivcheck.quality.versions.corpus import CorpusResult
 from equivcheck.quality.versions.matrix import Matrix, VersionResult
-from equivcheck.report.matrix.page import write_html
+from equivcheck.report.matrix.outputs import write_html
 from equivcheck.report.run_page.page import write_page as write_run
 from equivcheck.report.versions import page as versions
 from equivcheck.scenario.file_format.codec import encode

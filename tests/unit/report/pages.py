@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import KeptFinding, Summary, Ticked
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore
@@ -15,6 +14,7 @@ from equivcheck.campaign.history.run import Run
 from equivcheck.campaign.history.writer import HistoryWriter
 from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.run_page.page import write_page
 from equivcheck.report.summary_object import summary_object

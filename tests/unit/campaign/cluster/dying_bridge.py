@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from equivcheck.campaign.cluster.orders import Connected, Joined
+from equivcheck.campaign.cluster.bridge import Connected, Joined
 from equivcheck.campaign.crew import Node
 from equivcheck.worlds.workers.link import Link
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from equivcheck.campaign.cluster.bridge import Answer, relay
+from equivcheck.campaign.cluster.bridge import Answer, Connected, Joined, NoCluster, Order, relay
 from equivcheck.campaign.cluster.node import NodeServer
-from equivcheck.campaign.cluster.orders import Connected, Joined, NoCluster, Order
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost, Progress
 from equivcheck.worlds.workers.link import Link

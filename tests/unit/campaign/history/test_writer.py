@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.campaign.counts.tally import Tally
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
 from equivcheck.campaign.findings.store import FindingStore, Kept
 from equivcheck.campaign.history.history import FILE, History
 from equivcheck.campaign.history.standing import Standing, records
 from equivcheck.campaign.history.writer import HistoryWriter
 from equivcheck.campaign.plan import Plan
+from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from unit.campaign import fakes
 from unit.campaign.history.runs import run

@@ -1,18 +1,67 @@
-"""Counts of checks: workers send them, the supervisor adds them up."""
+"""Counts of checks, and histograms: workers send them, the supervisor adds them up."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from equivcheck.campaign.counts.histogram import Histogram
 from equivcheck.campaign.coverage.programs import ProgramReach
 from equivcheck.campaign.coverage.reach import Reach
 from equivcheck.campaign.findings.fingerprint import blur
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.scenario.case import Case
+
+_LOG_RATIO = math.log(1.05)
+"""Bucket width: a quantile is off by at most 2.5 %."""
+_SMALLEST = 1e-6
+"""Smaller numbers count as 0."""
+_ZERO = math.floor(math.log(_SMALLEST) / _LOG_RATIO)
+"""Bucket for 0."""
+
+
+class Histogram:
+    """Histogram of positive numbers, such as seconds or relative errors, small enough to send between processes."""
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self.total = 0.0
+        """Sum over all numbers."""
+
+    def add(self, number: float) -> None:
+        """Count one number."""
+        self._buckets[math.floor(math.log(max(number, _SMALLEST)) / _LOG_RATIO)] += 1
+        self.total += number
+
+    def merge(self, other: Histogram) -> None:
+        """Add another histogram's counts."""
+        self._buckets.update(other._buckets)
+        self.total += other.total
+
+    @property
+    def count(self) -> int:
+        """How many numbers were added."""
+        return self._buckets.total()
+
+    @property
+    def buckets(self) -> list[tuple[float, int]]:
+        """Middle and count for each bucket, smallest first."""
+        return [(_middle(bucket), number) for bucket, number in sorted(self._buckets.items())]
+
+    def quantile(self, share: float) -> float:
+        """The smallest value that a share (0 to 1) of all numbers does not exceed; NaN if there are none."""
+        left = share * self.count
+        for bucket, number in sorted(self._buckets.items()):
+            left -= number
+            if left <= 0:
+                return 0.0 if bucket == _ZERO else _middle(bucket)
+        return math.nan
+
+
+def _middle(bucket: int) -> float:
+    return math.exp((bucket + 0.5) * _LOG_RATIO)
 
 
 @dataclass(slots=True)
@@ -102,17 +151,12 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Add another tally's counts."""
-        self.outcomes.update(other.outcomes)
+        for name in ("outcomes", "beyond", "known", "decided", "avoided", "reasons", "fingerprints"):
+            getattr(self, name).update(getattr(other, name))
         for layout, durations in other.durations.items():
             self.durations.setdefault(layout, Histogram()).merge(durations)
         for names, errors in other.errors.items():
             self.errors.setdefault(names, Histogram()).merge(errors)
-        self.beyond.update(other.beyond)
-        self.known.update(other.known)
-        self.decided.update(other.decided)
-        self.avoided.update(other.avoided)
-        self.reasons.update(other.reasons)
-        self.fingerprints.update(other.fingerprints)
         self.reach.merge(other.reach)
         self.signatures |= other.signatures
         self.programs.merge(other.programs)

@@ -1,1 +1,0 @@
-"""Counts: workers collect them, the supervisor adds them up."""
