@@ -103,8 +103,8 @@ def _print(verdict: Any, *, comm: bool, as_json: bool) -> None:
 
 def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) -> None:
     from equivcheck.cli.findings.script import script_or_reason
-    from equivcheck.report.finding_page.cases import write_page as write
     from equivcheck.report.finding_page.page import Told
+    from equivcheck.report.finding_page.page import write_page as write
     from equivcheck.report.finding_page.second_run import run_once_more
 
     script, why = script_or_reason(verdict, seen_on="")

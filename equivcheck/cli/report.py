@@ -83,8 +83,7 @@ def report(  # noqa: PLR0913, PLR0917 - options
 def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> ExitCode:
     from equivcheck.cli.findings.replay import find
     from equivcheck.cli.findings.script import script_or_reason
-    from equivcheck.report.finding_page.cases import write_page
-    from equivcheck.report.finding_page.page import Told
+    from equivcheck.report.finding_page.page import Told, write_page
     from equivcheck.report.finding_page.second_run import run_isolated
 
     kept = find(named, store)

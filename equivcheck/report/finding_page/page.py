@@ -1,10 +1,11 @@
-"""Page about a verdict, with values from one more run."""
+"""Pages about verdicts. The page about a scenario shows values from one more run of its ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from equivcheck.campaign.findings.finding import Finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.oracle.comparison.communication import differing_calls
 from equivcheck.oracle.verdict.verdict import AGAIN, CaseVerdict, Verdict
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.report.finding_page import call_lanes
 from equivcheck.report.finding_page.mesh import drawn_mesh, options, placements
 from equivcheck.report.finding_page.second_run import SecondRun, StepRow, phases_of, step_rows
@@ -51,7 +53,41 @@ class Told:
     """Finding in a store; None for a scenario checked just now."""
 
 
-def write_page(file: Path, verdict: Verdict, again: SecondRun, context: Told) -> None:
+RunAgain = Callable[[Any], SecondRun]
+"""Runs a verdict's ranks once more."""
+
+
+@singledispatch
+def write_page(verdict: CaseVerdict, file: Path, context: Told, again: RunAgain) -> None:  # noqa: ARG001
+    """Write the page. Raises `OSError` if the file cannot be written."""
+    raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
+
+
+@write_page.register
+def _(verdict: Verdict, file: Path, context: Told, again: RunAgain) -> None:
+    write_scenario_page(file, verdict, again(verdict), context)
+
+
+@write_page.register
+def _(verdict: ProgramVerdict, file: Path, context: Told, _again: RunAgain) -> None:
+    program = verdict.program
+    values = {
+        "title": f"Tensor program on {count(program.num_ranks, 'rank')}",
+        "headline": headline(verdict),
+        "tiles": [*tiles(verdict), ("statements", str(len(program.statements)))],
+        "facts": [("program", in_words(program)), *facts(verdict, context)],
+        "footer": footer(),
+        "sections": {"found": "What was found", "program": "The program", "again": "Run it again"},
+        "verdict": verdict,
+        "context": context,
+        "evidence": [line for line in verdict.evidence() if line != AGAIN],
+        "stacks": list(stacks(verdict.failure)),
+        "code": verdict.code(),
+    }
+    replace_text(file, rendered("finding_page/program.html.jinja", **values))
+
+
+def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: Told) -> None:
     """Write the page. Raises `OSError` if the file cannot be written."""
     replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 

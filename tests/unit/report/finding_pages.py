@@ -8,7 +8,7 @@ from equivcheck.checking.check import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import Verdict
-from equivcheck.report.finding_page.page import Told, write_page
+from equivcheck.report.finding_page.page import Told, write_scenario_page
 from equivcheck.report.finding_page.second_run import run_once_more
 from equivcheck.scenario import (
     DDP,
@@ -53,5 +53,5 @@ def page_of(file: Path, scenario: Scenario, planted: str = "", *, why: bool = Fa
     told = Told(
         script=script, why_no_script="" if script else "it was not asked for", commands=("equivcheck check scenario.json",)
     )
-    write_page(file, verdict, run_once_more(verdict, alter), told)
+    write_scenario_page(file, verdict, run_once_more(verdict, alter), told)
     return verdict
