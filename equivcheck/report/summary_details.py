@@ -93,7 +93,7 @@ def _notes(tally: Tally) -> Iterator[Text]:
         median, p99, most = (f"{errors.quantile(share):.2g}" for share in (0.5, 0.99, 1.0))
         yield Text(f"error of equivalent checks, relative to tolerance: median {median}, 99 % up to {p99}, largest {most}")
     for name, number in tally.known.most_common():
-        avoided = f", avoided in {tally.avoided[name]} others" if tally.avoided[name] else ""
+        avoided = f", avoided in {tally.avoided[name]} more" if tally.avoided[name] else ""
         yield Text(
             f"known issue {name}: in {number} of {count(tally.decided[name], 'check')} that could show it{avoided}",
             style="yellow",

@@ -211,7 +211,7 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
     for verdict, told in ((known, ("one",)), (EQUIVALENT, ("one", "other")), (EQUIVALENT, ())):
         summary.tally.add(verdict, 0.1, decided=told, avoided=() if told else ("one",))
     text = details(summary)
-    assert "known: one shows in 1 of 2 checks, avoided in 1 more" in text
+    assert "known issue one: in 1 of 2 checks that could show it, avoided in 1 more" in text
     assert "not seen although possible: other (1 check)" in text
     assert summary_object(summary)["known"] == {
         "one": {"checks": 1, "of": 2, "avoided": 1},

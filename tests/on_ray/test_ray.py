@@ -90,7 +90,7 @@ def test_a_campaign_that_loses_every_node_says_so_and_keeps_what_it_found(nodes:
                 nodes.kill(name)
 
     summary = fuzz(plan(fakes.wide_diverges), store, [listen], connect_ray(nodes.address))
-    assert summary.broken.startswith("no node of the cluster is left; the last was ")
+    assert summary.broken.startswith("all cluster nodes are lost; the last was ")
     assert "\n" not in summary.broken
     assert store.fingerprints() == tuple(finding.fingerprint for finding in summary.findings) != ()
 

@@ -275,5 +275,5 @@ def test_a_campaign_that_has_lost_every_node_is_broken_and_keeps_what_it_found(t
         yield ()
 
     summary, _ = campaign(tmp_path, "ab", script)
-    assert summary.broken == "no node of the cluster is left; the last was b: it is unplugged"
+    assert summary.broken == "all cluster nodes are lost; the last was b: it is unplugged"
     assert [finding.verdict.outcome for finding in summary.findings] == [Outcome.DIVERGED, Outcome.CRASHED]

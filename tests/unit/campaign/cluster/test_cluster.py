@@ -95,7 +95,7 @@ def test_the_end_of_a_worker_is_judged_on_its_node(store: FindingStore) -> None:
 def test_a_campaign_ends_when_the_last_node_is_lost(store: FindingStore) -> None:
     """It is broken, and what was found is kept."""
     summary = fuzz(plan(fakes.wide_diverges, num_checks=10_000), store, crew=crew(a=5, b=5))
-    assert re.fullmatch("no node of the cluster is left; the last was [ab]: it was unplugged", summary.broken)
+    assert re.fullmatch("all cluster nodes are lost; the last was [ab]: it was unplugged", summary.broken)
     assert store.fingerprints() == tuple(finding.fingerprint for finding in summary.findings) != ()
 
 
@@ -103,14 +103,14 @@ def test_a_bridge_that_dies_ends_the_campaign(store: FindingStore) -> None:
     """What it printed last says why."""
     bridge = WorkerProcess("unit.campaign.cluster.dying_bridge", True)
     summary = fuzz(replace(plan(), num_workers=1), store, crew=ClusterCrew(bridge, "nowhere"))
-    assert summary.broken == "no node of the cluster is left; the last was a: the head of the cluster is gone"
+    assert summary.broken == "all cluster nodes are lost; the last was a: the head of the cluster is gone"
 
 
 @pytest.mark.parametrize(
     ("module", "task", "why"),
     [
         ("unit.campaign.cluster.fake_bridge", {}, "nobody is there"),
-        ("unit.campaign.cluster.dying_bridge", False, "no cluster at nowhere can be used: the head of the cluster is gone"),
+        ("unit.campaign.cluster.dying_bridge", False, "the cluster at nowhere cannot be used: the head of the cluster is gone"),
     ],
 )
 def test_no_cluster_is_an_error_in_a_line(module: str, task: object, why: str) -> None:
