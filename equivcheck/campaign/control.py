@@ -50,7 +50,7 @@ def choose_control(plan: Plan) -> ControlRun | None:
 
 
 def applicable_mutants(plan: Plan) -> tuple[Mutant, ...]:
-    """Mutants that apply to the plan's layouts. If some show most simply in one of these layouts, only those."""
+    """Mutants that apply to the plan's layouts; if possible only those with their simplest layout among them."""
     from equivcheck.layouts.composition.registry import layout_names
     from equivcheck.mutants.registry import mutants_of
 

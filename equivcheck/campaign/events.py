@@ -113,7 +113,7 @@ Listener = Callable[[Event], None]
 
 
 class NodeWorks:
-    """Counts checks per machine, and notes the time of its loss."""
+    """Counts checks per machine, and notes when a machine is lost."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes

@@ -70,7 +70,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDoubt:
-    """Sent by the worker: a case failed and is about to run again in its own process, or that run is done."""
+    """Sent by the worker: a failed case is about to run again in its own process, or that run is done."""
 
     verdict: CaseVerdict | None
     """Verdict to be confirmed; None once it is decided."""

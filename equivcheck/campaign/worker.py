@@ -34,7 +34,7 @@ from equivcheck.worlds.work_clock import WorkClock
 REPORT_SECONDS = 0.2
 """Seconds between two count messages."""
 _LATE_SHARE = 0.15
-"""Last share of a campaign's time. In it, a control that was not caught goes first."""
+"""In this last share of a campaign's time, a control that was not caught goes first."""
 _CONTROL_SECONDS = 2.0
 """Seconds after the campaign's time in which the control may still begin a check."""
 
@@ -60,7 +60,7 @@ class CheckerBroke(BaseException):
 
 
 class Worker:
-    """Worker `place[0]` of a campaign, in its process number `place[1]`. Each process draws other cases."""
+    """A campaign's worker. `place` is its number and its process number, so that each process draws other cases."""
 
     def __init__(self, plan: Plan, place: tuple[int, int], link: Supervisor, recorder: Recorder) -> None:
         self._plan, self._place, self._link, self._recorder = plan, place, link, recorder
@@ -167,7 +167,7 @@ class Worker:
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _candidate(self, case: Case) -> Candidate | None:
-        """The case to check instead of a drawn one. While a case that avoids known issues shrinks, all cases avoid them."""
+        """The case to check for a drawn one. While a case that avoids known issues is shrunk, smaller cases avoid them too."""
         if self._source.beyond:
             return Candidate(case=case)
         if self._shrinking is not None:

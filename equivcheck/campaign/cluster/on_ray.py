@@ -145,7 +145,7 @@ def _actor(found: dict[str, Any], num_workers: int) -> Any:
 
 
 def _ask(nodes: Sequence[Node], ask: Callable[[Node], Any], objection: Callable[[Any], str]) -> None:
-    """Ask each node. A node without an answer, or with an objectionable one, is left out."""
+    """Ask each node. A node is left out if it does not answer, or if `objection` returns a text."""
     asked = {ask(node): node for node in nodes if not node.lost}
     if not asked:
         return

@@ -12,7 +12,7 @@ from equivcheck.scenario import Parallelism, Resume, Scenario
 from equivcheck.system.choice import Choice
 
 MANY = 3
-"""Integers and lengths from this value on share one bucket."""
+"""Integers and lengths from this value share one bucket."""
 
 Path = tuple[str | int, ...]
 """Path to a field: field names and tuple indices."""

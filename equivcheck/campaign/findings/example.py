@@ -17,7 +17,7 @@ NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
 
 
 def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether the new case is smaller. A shrunk or explained case gives way only to another such case."""
+    """Whether the new verdict has the smaller case. Only a shrunk or explained case replaces another such case."""
     return _order(verdict) < _order(before)
 
 

@@ -197,7 +197,7 @@ def _shrunk(mutant: Mutant, effort: Effort, first: Verdict) -> ShrunkScenario:
 
 
 def has_effect(scenario: Scenario, mutant: Mutant, deadline: float) -> bool:
-    """Whether the mutant changes any bit in any rank's trace, or only its ranks fail.
+    """Whether the mutant changes any bit in any rank's trace, or makes ranks fail that succeed without it.
 
     If the mutant changes only communication, changed calls count too.
     """
