@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Placement
+from torch.distributed.tensor import DTensor
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.programs.nouns.placement import partial
 from equivcheck.programs.operation_check.task import Function, OperationTask, named_tensors
-from equivcheck.programs.run.rank import moment, torch_placements
+from equivcheck.programs.run.rank import moment, placement_text, torch_placements
 from equivcheck.programs.run.reading import full_of
 from equivcheck.programs.run.refusals import LONGEST, refusal
 from equivcheck.programs.run.values import local_part, weights_of
@@ -128,9 +127,4 @@ def _part(task: OperationTask, tensor: torch.Tensor, own: tuple[str, ...] | None
 
 
 def _placements_text(value: torch.Tensor) -> str:
-    return ", ".join(map(_placement_text, value.placements)) if isinstance(value, DTensor) else "plain"
-
-
-def _placement_text(placement: Placement) -> str:
-    """The text that torch 2.10 and later print. Before, `str` omits a Partial's reduction."""
-    return partial(placement.reduce_op) if type(placement) is Partial else str(placement)
+    return ", ".join(map(placement_text, value.placements)) if isinstance(value, DTensor) else "plain"

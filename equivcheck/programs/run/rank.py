@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import cut_dim, partial, reduction_of
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
 from equivcheck.programs.run.calls import results_of
@@ -58,6 +58,11 @@ def _torch_placement(placement: str) -> Placement:
     if dim is not None:
         return Shard(dim)
     return Replicate() if reduction is None else Partial(reduction)
+
+
+def placement_text(placement: Placement) -> str:
+    """Text of a placement as torch 2.10 and later print it. Before, `str` omits the reduction of a Partial."""
+    return partial(placement.reduce_op) if type(placement) is Partial else str(placement)
 
 
 class DTensorTarget:

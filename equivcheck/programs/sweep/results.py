@@ -19,7 +19,7 @@ from equivcheck.programs.nouns.operations.operation import Shape
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
 from equivcheck.programs.nouns.statements import arguments_of
 from equivcheck.programs.run.calls import results_of
-from equivcheck.programs.run.rank import DTensorTarget
+from equivcheck.programs.run.rank import DTensorTarget, placement_text
 from equivcheck.programs.run.values import full_tensor
 from equivcheck.programs.sweep.programs import Sweep
 from equivcheck.worlds.failure import RanksFailed
@@ -165,7 +165,7 @@ def _part(value: Any) -> _Part | None:
     if not isinstance(value, DTensor):
         return None
     spec = ResultSpec(
-        placements=tuple(_SIZES.sub("", str(each)) for each in value.placements),
+        placements=tuple(_SIZES.sub("", placement_text(each)) for each in value.placements),
         dtype=str(value.dtype).removeprefix("torch."),
         num_dims=value.ndim,
         sizes=frozenset(),
