@@ -154,7 +154,7 @@ def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
     @settings(UNHURRIED, max_examples=1, database=None)
     def draw(data: st.DataObject) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(resume, "_first_layouts", lambda: st.just(scales))
+            patch.setattr(resume, "_FIRST_LAYOUTS", st.just(scales))
             patch.setattr(resume, "with_drawn_schedule", lambda _draw, layout: layout)
             drawn["resumed"] = with_drawn_resume(data.draw, a_scenario())
 
