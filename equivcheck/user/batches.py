@@ -68,7 +68,7 @@ def rank_batch(task: Task, batch: Any, mesh: DeviceMesh) -> Any:
 
 
 def part_number(task: Task, mesh: DeviceMesh) -> int:
-    """Return this rank's part number."""
+    """Return the number of this rank's part of the rows, from 0."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"
     return part_number_at(task, dict(zip(task.axis_names, coordinate, strict=True)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.user.case import UserCase
+from equivcheck.user.judging import UserCase
 from equivcheck.user.reference import SingleDeviceRun
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Snapshot
