@@ -1,4 +1,4 @@
-"""A field of a noun is known wherever it must be: nothing that somebody adds is dropped in silence."""
+"""Every field of a scenario is applied, exported, drawn and predicted, or says that it need not be."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOUNS = [(kind, field.name) for kind in (Training, Model, Layer, Data, Execution
 
 @cache
 def names_in(*paths: Path) -> frozenset[str]:
-    """Attributes, functions called, keywords and texts in some files and in all below some folders."""
+    """Attributes, called functions, keywords and strings in some files, and in all files below some folders."""
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else (path,))]
     return frozenset(name for file in files for name in _names(ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
 
@@ -51,11 +51,11 @@ def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 JOBS = ("limits", "communication", "export", "known")
-"""Modules of a parallelism's folder that do something else than apply it."""
+"""Modules in a parallelism's folder with another job than applying it."""
 
 
 def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
-    """Some files, and those without torch that they import facts from: in the same folder, of plans and of positions."""
+    """Some files, and the files without torch from which they import facts: in the same folder, on plans and on positions."""
     texts = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
     base, own = PACKAGE / "layouts/base", (path for path in (FOLDERS / kind.tag).glob("*.py") if path.stem not in JOBS)
     facts = (path for path in (*own, base / "positions.py") if f".{path.parent.name}.{path.stem} import" in texts)
@@ -63,14 +63,14 @@ def with_facts(kind: type[Parallelism], *paths: Path) -> tuple[Path, ...]:
 
 
 def limits_of(kind: type[Parallelism]) -> tuple[Path, ...]:
-    """The files that say what layouts cannot run, of one parallelism and of all."""
+    """Files with the limits of one parallelism, and of all."""
     general = (PACKAGE / "layouts/base/limits", *(PACKAGE / "layouts/composition").glob("*limits.py"))
     return with_facts(kind, FOLDERS / kind.tag / "limits.py", *general)
 
 
 @pytest.mark.parametrize(("kind", "option"), OPTIONS)
 def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], option: Field[object]) -> None:
-    """What applies a parallelism reads each of its options, what exports it reads or refuses it, and a strategy draws it."""
+    """The kind reads each option, the export reads or refuses it, and a strategy draws it."""
     folder = FOLDERS / kind.tag
     own = sorted(path for path in folder.glob("*.py") if path.stem not in JOBS)
     assert option.name in names_in(*with_facts(kind, *own))
@@ -80,13 +80,13 @@ def test_an_option_is_applied_written_and_drawn(kind: type[Parallelism], option:
 
 @pytest.mark.parametrize(("kind", "option"), OPTIONS)
 def test_an_option_has_limits_unless_its_field_denies_it(kind: type[Parallelism], option: Field[object]) -> None:
-    """Somebody has decided whether an option can run with everything."""
+    """An option occurs in the limits, or its field says that no limit depends on it."""
     assert (option.name in names_in(*limits_of(kind))) is option.metadata.get("limits", True)
 
 
 @pytest.mark.parametrize(("kind", "option"), OPTIONS)
 def test_expected_calls_depend_on_an_option_unless_its_field_denies_it(kind: type[Parallelism], option: Field[object]) -> None:
-    """Expected calls read an option, itself or by a method of the noun, or declare that they do not model it."""
+    """The communication model reads an option, itself or by a method, or the option's field says that no call depends on it."""
     own = FOLDERS / kind.tag / "communication.py"
     imported = (
         path for path in FOLDERS.glob("*/communication.py") if f".{path.parent.name}.{path.stem} import" in own.read_text()
@@ -98,7 +98,7 @@ def test_expected_calls_depend_on_an_option_unless_its_field_denies_it(kind: typ
 
 @pytest.mark.parametrize(("kind", "name"), NOUNS)
 def test_a_field_of_a_training_is_trained_written_and_drawn(kind: type, name: str) -> None:
-    """What trains, what exports and what generates scenarios know of it, itself or by what the noun tells of it."""
+    """Training, export and strategies read each field, itself or by a method."""
     told = {name} | _told_of(kind, name)
     assert told & names_in(PACKAGE / "training", PACKAGE / "layouts/base/execution", PACKAGE / "layouts/composition", FOLDERS)
     assert told & names_in(PACKAGE / "export", PACKAGE / "layouts/base/script", FOLDERS)
@@ -106,7 +106,7 @@ def test_a_field_of_a_training_is_trained_written_and_drawn(kind: type, name: st
 
 
 def _told_of(kind: type, name: str) -> frozenset[str]:
-    """Public methods and properties of a noun that read a field."""
+    """Public methods and properties that read a field."""
     (noun,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(noun, ast.ClassDef)
     methods = [each for each in noun.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
@@ -115,5 +115,5 @@ def _told_of(kind: type, name: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("kind", [Training, Model, Layer, Data, Layout, Mesh, Execution, *PARALLELISMS])
 def test_every_field_is_a_feature(kind: type) -> None:
-    """Coverage counts each field of each noun but seeds."""
+    """Coverage counts each field except seeds."""
     assert [field.name for field in _fields(kind)] == [field.name for field in fields(kind) if not field.name.endswith("seed")]

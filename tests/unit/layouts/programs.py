@@ -1,4 +1,4 @@
-"""What ranks of other processes run for the tests beside it."""
+"""Functions that ranks in other processes run for the tests here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equivcheck.training.setup import Setup
 
 
 def compiled_graphs(scenario: Scenario) -> tuple[int, int, bool]:
-    """How many graphs of the forward and of the backward were compiled, and whether the compiler is as before."""
+    """Number of compiled forward and backward graphs, and whether the compiler is back in its former state."""
     before = _settings()
     counters.clear()
     captured: list[tuple[int, int]] = []

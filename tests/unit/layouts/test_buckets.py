@@ -1,4 +1,4 @@
-"""Rules of the arithmetic on buckets."""
+"""Properties of predicted DDP buckets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_gradient_is_in_exactly_one_bucket(
 
 @given(models())
 def test_parameters_are_listed_as_the_model_has_them(model: Model) -> None:
-    """The names that buckets are reckoned with are those of the model's trained parameters, and ready ones are the same set."""
+    """Buckets use the names of the model's trained parameters, and the ready order is a permutation of them."""
     module = MLP(model)
     for index, layer in enumerate(model.layers):
         if layer.shares is not None:

@@ -1,4 +1,4 @@
-"""Which layers run again in backward."""
+"""Activation checkpointing by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINING = Training(
 
 
 def _forwards(recompute: Recompute) -> tuple[list[int], list[torch.Tensor | None]]:
-    """How often each layer's linear was begun in one forward and backward, and the gradients."""
+    """Number of forwards in each layer's linear during one forward and backward, and the gradients."""
     setup = single_device(TRAINING)
     recompute_layers(setup.model, Execution(checkpointing=recompute))
     counts = [0] * 3

@@ -1,4 +1,4 @@
-"""Recorded calls, summed up by where in the training they were issued."""
+"""Recorded calls, summed by stage and step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scenario(parallelism: Parallelism, training: Training) -> Scenario:
 
 
 def test_a_call_knows_its_stage_and_step() -> None:
-    """What a rank issues before the first step, in the compute, clipping and reading of a step is told apart."""
+    """Calls before the first step, in compute, in clipping and in reading have different stages."""
     training = Training(model=MODEL, data=Data(microbatches=(2, 2)), clipping=ClipNorm(), steps=2)
     plan = scenario(FSDP2(), training)
     (calls, _) = ranks("sim", 2).run(rank_program, plan).calls
@@ -36,7 +36,7 @@ def test_a_call_knows_its_stage_and_step() -> None:
 
 
 def test_bytes_and_calls_are_summed() -> None:
-    """A gradient of nine numbers, reduced for each of two microbatches, is two calls of 72 bytes; a call more is a call more."""
+    """Nine float64 gradients, reduced for two microbatches, are two calls with 72 bytes each; one more call counts."""
     plan = scenario(DDP(), Training(model=MODEL, data=Data(microbatches=(2, 2))))
     (calls, _) = ranks("sim", 2).run(rank_program, plan, reduce_in_update).calls
 
@@ -61,7 +61,7 @@ def reduce_in_update(setup: Setup) -> None:
 
 
 def test_a_group_is_called_by_its_axes() -> None:
-    """Axes of size 1 do not count, several are joined, and a group that is no part of the mesh is called by its ranks."""
+    """A group's name has its axes with more than one rank. A group outside the mesh is named by its ranks."""
     names = {
         (2,): "",
         (0, 1): "dp_shard",

@@ -1,4 +1,4 @@
-"""What is compiled, and that nothing of it stays."""
+"""Compilation of models and backwards, and restored compiler settings."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _over_tp(parallelism: Parallelism, execution: Execution) -> Layout:
     ],
 )
 def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Execution, forward: bool, backward: bool) -> None:
-    """Graphs are compiled of the forward, of the backward, or of both; the next scenario finds the compiler as this one did.
+    """Forward, backward or both are compiled as asked, and the next scenario finds the compiler unchanged.
 
-    A compiled backward is itself a graph of Dynamo's.
+    A compiled backward is itself a Dynamo graph.
     """
     (found,) = ranks("gloo", 1).run(compiled_graphs, Scenario(training=TRAINING, layout=_layout(DDP(), execution))).values
     graphs, captures, as_before = found
@@ -90,7 +90,7 @@ def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Exec
 )
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, nearest: Layout) -> None:
-    """A layout that torch cannot compile is unsupported, and the nearest one that it can is found."""
+    """A layout that torch cannot compile is unsupported, and its repair is supported."""
     assert unsupported(TRAINING, layout)
     assert repaired_layout(layout) == nearest
     assert unsupported(TRAINING, nearest) is None
@@ -110,14 +110,14 @@ def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, neare
 )
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_torch_compiles_is_supported(layout: Layout) -> None:
-    """Limits of compilation are no wider than they must be."""
+    """Limits do not exclude a layout that torch compiles."""
     assert unsupported(TRAINING, layout) is None
     assert repaired_layout(replace(layout)) == layout
 
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Somebody whose machine has none."""
+    """Pretend that the machine has no C++ compiler."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     has_compiler.cache_clear()
     yield
@@ -126,7 +126,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
-    """What cannot run on a machine is unsupported there, which is no finding, and compiled by what needs no compiler."""
+    """Without a C++ compiler, Inductor is unsupported, and scenarios are drawn for another backend."""
     mesh = Mesh(axes=(Axis(name="dp", size=2),))
     layout = Layout(mesh=mesh, parallelisms=(DDP(),), execution=INDUCTOR)
 

@@ -1,4 +1,4 @@
-"""Communication that is easily predicted wrong: each number by hand, and a run that agrees."""
+"""Communication that is easily predicted wrong: numbers counted by hand, and a run that agrees."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Model, Parallelism, str, list[tuple[int, int]]]] = {
 
 
 def scenario(model: Model, parallelism: Parallelism, *inner: Parallelism) -> Scenario:
-    """Two steps of two microbatches on two data ranks, each with one rank of what is applied before."""
+    """Two steps with two microbatches on two data ranks, with one rank along the inner axis."""
     training = Training(model=model, data=Data(microbatches=(4, 4)), steps=2)
     axes = (Axis(name=parallelism.axes[0][0], size=2), *(Axis(name=one.axes[0][0], size=1) for one in inner))
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(*inner, parallelism)))
@@ -59,13 +59,13 @@ def scenario(model: Model, parallelism: Parallelism, *inner: Parallelism) -> Sce
 
 @pytest.mark.parametrize("case", CASES)
 def test_calls_and_bytes_are_those_counted_by_hand(case: str) -> None:
-    """Of each step, and the ranks of a run issue just those."""
+    """Predicted calls and bytes are those counted by hand, and the ranks make the same calls."""
     model, parallelism, op, expected = CASES[case]
     assert_predicted(scenario(model, parallelism), op, expected)
 
 
 def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
-    """Buckets are closed at 1,048 bytes, once their order is known: bias and weight are one, norm and auxiliary another."""
+    """With a cap of 1,048 bytes, rebuilt buckets hold bias and weight first, then norm and auxiliary."""
     model = Model(features=27, layers=(Layer(width=12, norm=Norm.RMS, auxiliary=AuxiliaryLinear.NEVER),))
     rows = TensorParallel(plan=(LayerPlan(split=Split.ROW),))
 
@@ -76,7 +76,7 @@ def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
 
 
 def assert_predicted(plan: Scenario, op: str, expected: list[tuple[int, int]]) -> None:
-    """What the first axis is expected to carry is as expected, and what a run issues."""
+    """Check the prediction for the first axis against `expected`, and against a run."""
     found = predicted(plan.training, plan.layout).totals
     axes = plan.layout.mesh.names[0]
     assert [found.get((step, Stage.COMPUTE, op, axes), (0, 0)) for step in range(2)] == expected

@@ -1,4 +1,4 @@
-"""What FSDP1's shards hold of each parameter, by arithmetic, is what its ranks hold."""
+"""Predicted FSDP1 shards hold the same elements as the ranks' shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HALF = MixedPrecision(param=ElementType.BFLOAT16)
 
 
 def scenario(fsdp: FSDP1, precision: Precision, layers: tuple[Layer, ...] = LAYERS, num_ranks: int = NUM_RANKS) -> Scenario:
-    """One step of a small model on ranks that shard it."""
+    """One step with a small model on ranks that shard it."""
     training = Training(model=Model(features=3, layers=layers), data=Data(microbatches=(num_ranks,)), precision=precision)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=num_ranks),)), parallelisms=(fsdp,)))
 
@@ -42,7 +42,7 @@ def scenario(fsdp: FSDP1, precision: Precision, layers: tuple[Layer, ...] = LAYE
 @pytest.mark.parametrize("wrapping", Wrapping)
 @pytest.mark.parametrize("policy", [None, HALF], ids=["one precision", "mixed precision"])
 def test_shards_hold_what_the_arithmetic_says(policy: MixedPrecision | None, wrapping: Wrapping, precision: Precision) -> None:
-    """Parameters are aligned in the element type that a unit computes in, which need not be that in which they are kept."""
+    """Parameters are aligned in the unit's compute dtype, which may differ from their own."""
     fsdp = FSDP1(use_orig_params=True, wrapping=wrapping, mixed_precision=policy)
     drawn = scenario(fsdp, precision)
     parameters = parameters_of(drawn.training.model)
@@ -62,7 +62,7 @@ def test_shards_hold_what_the_arithmetic_says(policy: MixedPrecision | None, wra
 
 
 def test_a_rank_that_computes_in_lower_precision_may_hold_nothing() -> None:
-    """Behind 3 frozen elements, 5 trained ones start at 4 in float32, of 9 on two ranks, and at 8 in bfloat16, of 13."""
+    """Five trained elements after three frozen ones start at 4 of 9 in float32, but at 8 of 13 in bfloat16: on rank 1 only."""
     layers = (Layer(width=1, bias=False, frozen=True), Layer(width=5, bias=False))
     for policy in (None, HALF):
         drawn = scenario(FSDP1(use_orig_params=True, mixed_precision=policy), Precision.FLOAT32, layers, num_ranks=2)
@@ -75,7 +75,7 @@ def test_a_rank_that_computes_in_lower_precision_may_hold_nothing() -> None:
 
 
 def test_starts_are_aligned() -> None:
-    """Each parameter starts at a multiple, and the last entry is where the flat one ends."""
+    """Each parameter starts at a multiple of the alignment, and the last entry is the flat parameter's end."""
     assert flat_starts((3, 1, 4), 4) == (0, 4, 8, 12)
     assert flat_starts((3, 1, 4), 1) == (0, 3, 4, 8)
     assert held_of((3, 1, 4), 4, 3, 1) == (0, 1, 0)

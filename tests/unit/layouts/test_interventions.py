@@ -1,4 +1,4 @@
-"""What is added to the ranks' code is where the table says."""
+"""The table of changes to the ranks' code is complete."""
 
 import re
 from functools import reduce
@@ -15,7 +15,7 @@ ON_FILE = {issue.id for issue in read_issues(files("equivcheck.oracle.known_issu
 
 @pytest.mark.parametrize("one", INTERVENTIONS, ids=lambda one: one.place)
 def test_an_intervention_exists_and_says_what_it_avoids(one: Intervention) -> None:
-    """Its function is there, and its problem is linked, on file, not reported, or none."""
+    """Its function exists, and its torch problem is a link, a known issue, not reported, or none."""
     module, _, name = one.place.partition(":")
     assert reduce(getattr, name.split("."), import_module(module)) is not None
     told = one.upstream.startswith((BY_DEFINITION, "not reported", "https://github.com/pytorch/pytorch/"))
@@ -23,5 +23,5 @@ def test_an_intervention_exists_and_says_what_it_avoids(one: Intervention) -> No
 
 
 def test_no_place_is_named_twice() -> None:
-    """Each has one entry."""
+    """Each place has one entry."""
     assert len({one.place for one in INTERVENTIONS}) == len(INTERVENTIONS)

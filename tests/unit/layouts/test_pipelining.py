@@ -1,4 +1,4 @@
-"""What a pipeline makes of the setup of a rank: which parameters it keeps, where the loss is, how norms go across stages."""
+"""Setup of a pipeline rank: parameters, loss and norm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _scenario(pipeline: Pipeline, size: int = 2) -> Scenario:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[World]:
-    """Two ranks."""
+    """World with two ranks."""
     with World("sim", size=2) as world:
         yield world
 
@@ -61,7 +61,7 @@ def _held(scenario: Scenario) -> dict[str, torch.Tensor]:
 @UNHURRIED
 @given(scenarios(layouts=("pipeline",), max_ranks=4))
 def test_each_parameter_is_where_it_has_uses_under_its_own_name(scenario: Scenario) -> None:
-    """Ranks share out the parameters of the whole model, by the names and values that they have there; copies are alike."""
+    """Ranks hold the full model's parameters under the same names and values, and copies of shared weights are equal."""
     num_ranks = scenario.layout.mesh.num_ranks
     held = ranks("sim", num_ranks).run(_held, scenario).values
     (pipeline,) = scenario.layout.of(Pipeline)
@@ -86,7 +86,7 @@ def test_each_parameter_is_where_it_has_uses_under_its_own_name(scenario: Scenar
     ],
 )
 def test_the_rank_of_the_last_stage_knows_the_loss(pipeline: Pipeline, loser: int, two: World) -> None:
-    """No other rank claims to know it."""
+    """Only the rank with the last stage returns a loss."""
     require_supported(_scenario(pipeline))
     losses = [[step.loss for step in trace.steps] for trace in two.run(rank_program, _scenario(pipeline)).values]
     assert None not in losses[loser]
@@ -101,7 +101,7 @@ def _schedules_built(scenario: Scenario) -> int:
 
 
 def test_a_schedule_is_built_once_for_each_number_of_rows(two: World) -> None:
-    """Steps use the schedules of the first one again."""
+    """Later steps use the schedules that the first step built."""
     require_supported(_scenario(Pipeline(num_chunks=2)))
     assert two.run(_schedules_built, _scenario(Pipeline(num_chunks=2))).values == (2, 2)
 
@@ -123,7 +123,7 @@ NUMBERS = st.lists(st.floats(-4, 4).filter(lambda number: abs(number) > 1e-3), m
 @UNHURRIED
 @given(gradients=st.tuples(NUMBERS, NUMBERS), order=st.sampled_from(NormType))
 def test_the_norm_goes_across_stages(gradients: tuple[list[float], list[float]], order: NormType) -> None:
-    """Every rank clips by the norm over the gradients of all, also one that has none."""
+    """Every rank clips by the norm over all gradients, even a rank without gradients."""
     everything = [abs(number) for own in gradients for number in own]
     expected = {
         NormType.ONE: sum(everything),

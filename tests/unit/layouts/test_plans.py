@@ -1,4 +1,4 @@
-"""Which plans of tensor parallelism are legal."""
+"""Legal plans for tensor parallelism."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _models(draw: st.DrawFn) -> Model:
 
 
 def _meeting(features: int, layers: list[AnyLayer]) -> list[AnyLayer]:
-    """The layers without residuals of other widths: a gated perceptron leaves as many features as it finds."""
+    """Layers without residuals of other widths; a gated MLP has as many outputs as inputs."""
     found: list[AnyLayer] = []
     for layer in layers:
         found.append(layer if layer.outputs(features) == features else layer.having(residual=False))
@@ -59,7 +59,7 @@ def _site(model: Model, index: int, sharding: ActivationSharding, tp: int, rows:
 
 
 def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPlan, ...]]:
-    """Every plan that can be drawn layer by layer."""
+    """All plans that can be drawn layer by layer."""
     partial: list[tuple[tuple[LayerPlan, ...], ActivationSharding]] = [((), ActivationSharding.WHOLE)]
     for index in range(len(model.layers)):
         partial = [
@@ -83,7 +83,7 @@ def test_plans_drawn_layer_by_layer_are_those_that_the_layout_supports(model: Mo
 
 
 def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
-    """The noun, if it is one."""
+    """A `TensorParallel` for a plan, or None if the plan is invalid."""
     try:
         return TensorParallel(plan=plan)
     except InvalidScenario:
@@ -91,19 +91,19 @@ def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
 
 
 def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:
-    """A width that is no multiple of the ranks may be split by columns or rows as long as whole activations leave the layer."""
+    """A width that is not a multiple of the ranks may be split by columns or rows if the layer's output is replicated."""
     model = Model(features=3, layers=(Layer(width=1),))
     assert {plan.split for plan in legal_plans(_site(model, 0, ActivationSharding.WHOLE, 2, (1,)))} == set(Split) - {Split.WITHIN}
 
 
 def test_every_plan_is_legal_on_one_rank_for_a_plain_layer_that_is_not_the_last() -> None:
-    """Nothing is uneven on an axis of size 1."""
+    """On an axis with one rank, every plan is legal for a plain layer before the last."""
     model = Model(features=3, layers=(Layer(width=5), Layer(width=1)))
     of_linears = tuple(plan for plan in ALL_PLANS if plan.split is not Split.WITHIN)
     assert legal_plans(_site(model, 0, ActivationSharding.WHOLE, 1, (3,))) == of_linears
 
 
 def test_the_last_layer_leaves_its_output_whole() -> None:
-    """The loss is computed on whole outputs."""
+    """The last layer's output is replicated, because the loss needs it."""
     model = Model(features=4, layers=(Layer(width=4),))
     assert {plan.output for plan in legal_plans(_site(model, 0, ActivationSharding.ROWS, 2, (4,)))} == {ActivationSharding.WHOLE}

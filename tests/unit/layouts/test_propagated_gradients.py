@@ -1,4 +1,4 @@
-"""Gradients that keep the placements of propagation: what torch refuses of them is declared, and the rest is right."""
+"""Gradients in the placements that propagation chose: limits cover torch's refusals, and all else is right."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BY_COLUMNS = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(), La
 REPLICATED = SPMD(redistribute_gradients=False)
 SHARDED = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
 SCALED = Model(features=4, layers=(Layer(width=4),), scale=True)
-"""Its scale is whole where everything else is sharded."""
+"""Model with a scale, which is replicated although all other parameters are sharded."""
 
 
 def scenario(parallelism: Parallelism, *, width: int = 4, ranks: int = 4, **changes: object) -> Scenario:
@@ -76,7 +76,7 @@ def scenario(parallelism: Parallelism, *, width: int = 4, ranks: int = 4, **chan
 
 
 def refused() -> Iterator[Scenario]:
-    """One scenario, and sometimes two, for each limit."""
+    """One or two scenarios for each limit."""
     foreach = Implementation.FOREACH
     for parallelism in (BY_COLUMNS, SHARDED):
         yield scenario(parallelism, width=3)
@@ -92,9 +92,9 @@ def refused() -> Iterator[Scenario]:
 
 @pytest.mark.parametrize("beyond", tuple(refused()))
 def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit every rank raises, or numbers are wrong on a torch that refuses nothing; within it they are right.
+    """Beyond a limit every rank raises, or numbers are wrong if this torch does not refuse; the repaired training is right.
 
-    The nearest scenario within it has the same layout.
+    The repair keeps the layout.
     """
     if why_unsupported(beyond) is not None:
         with monkeypatch.context() as without:
@@ -110,7 +110,7 @@ def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario, monkeypat
 
 
 def test_one_rank_has_no_shards_to_add() -> None:
-    """What is refused as shards cannot become a pending sum is supported, and right, where there is one shard."""
+    """With one shard, shards can become partial sums, so the scenario is supported and right."""
     alone = scenario(SHARDED, ranks=1, optimizer=Adam(implementation=Implementation.FOREACH, weight_decay=0.1, maximize=True))
     assert why_unsupported(alone) is None
     assert check(alone).outcome is Outcome.EQUIVALENT
@@ -118,7 +118,7 @@ def test_one_rank_has_no_shards_to_add() -> None:
 
 @pytest.mark.parametrize("model", [SCALED, replace(SCALED, scale=False)])
 def test_weight_decay_of_shards_leaves_nothing_pending(model: Model) -> None:
-    """What is cut takes its share of the sum with it; a scale, which is whole, is only in groups without any."""
+    """Weight decay on shards leaves no partial gradient; a replicated scale belongs to groups without weight decay."""
     optimizer = Adamax(implementation=Implementation.FOREACH)
     decaying = scenario(SHARDED, optimizer=optimizer, groups=(Group(select=Select.FIRST_LAYER, weight_decay=0.1),), model=model)
     assert why_unsupported(decaying) is None
@@ -127,9 +127,9 @@ def test_weight_decay_of_shards_leaves_nothing_pending(model: Model) -> None:
 
 @pytest.mark.parametrize("parallelism", [BY_ROWS, BY_COLUMNS, REPLICATED, SHARDED])
 def test_the_rest_is_right_and_redistributing_makes_no_difference(parallelism: TensorParallel | SPMD) -> None:
-    """Gradients and momentum are read where their parameters lie; torch before 2.12 does not clip what is pending, as is on file.
+    """Gradients and momentum are right in their parameters' placements; clipping partial ones is a known issue before 2.12.
 
-    Calls are only expected where nothing is pending.
+    Calls are predicted only if no gradient is partial.
     """
     left = scenario(parallelism, clipping=ClipNorm(max_norm=0.1))
     redistributed = scenario(replace(parallelism, redistribute_gradients=True), clipping=ClipNorm(max_norm=0.1))
@@ -143,7 +143,7 @@ def test_the_rest_is_right_and_redistributing_makes_no_difference(parallelism: T
 
 
 def test_hooks_are_told_to_stay_where_another_parallelism_replaces_parameters() -> None:
-    """Around tensor parallelism the option says nothing, and is not drawn."""
+    """Around tensor parallelism, redistribute_gradients has no effect and is not drawn."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(redistribute_gradients=False), FSDP2()))
     assert repaired_layout(layout) == replace(layout, parallelisms=(TensorParallel(), FSDP2()))

@@ -1,4 +1,4 @@
-"""The registry: which kind applies which parallelism, and third parties."""
+"""The registry of kinds, and third parties' entry points."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _next_seed(training: Training, _layout: Layout) -> Training:
 
 
 class GossipKind(LayoutKind[Gossip]):
-    """Its kind, whose one limit no repair gets rid of."""
+    """Kind with one limit that no repair removes."""
 
     parallelism = Gossip
     limits = (Limit(reason="never", applies=lambda training, layout: True, repair=_next_seed),)
@@ -44,7 +44,7 @@ class GossipKind(LayoutKind[Gossip]):
 
 
 class TakenKind(GossipKind):
-    """A kind for a tag that a built-in one has."""
+    """Kind for a tag that is taken."""
 
     parallelism = DDP
 
@@ -71,7 +71,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, loaded: object) -> None:
 
 
 def test_every_built_in_parallelism_has_a_kind_of_its_own() -> None:
-    """Each parallelism that ships has exactly one kind, under its tag."""
+    """Each parallelism that ships has one kind under its tag."""
     assert {tag: kind.parallelism for tag, kind in layout_kinds().items()} == {kind.tag: kind for kind in PARALLELISMS}
 
 
@@ -93,14 +93,14 @@ def test_an_entry_point_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     ("loaded", "says"), [(_raises, "is not a subclass"), (TakenKind, "the tag 'ddp' is taken"), (LayoutKind, "not a sub")]
 )
 def test_an_entry_point_that_gives_no_kind_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, loaded: object, says: str) -> None:
-    """What an entry point gives instead of a new kind is named, with the entry point."""
+    """The error names the entry point and the object that it loaded."""
     _install(monkeypatch, loaded)
     with pytest.raises(BrokenLayout, match=rf"^entry point 'gossip' of equivcheck\.layouts .*{says}"):
         layout_kinds()
 
 
 def test_an_entry_point_that_cannot_be_imported_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An import error of a third party names its entry point and cause in one line."""
+    """The error for a failed import names the entry point and the cause in one line."""
     point = EntryPoint(name="gossip", value="no_such_module:Kind", group=registry.ENTRY_POINTS)
     monkeypatch.setattr(registry, "entry_points", lambda group: (point,))
     with pytest.raises(BrokenLayout, match=r"^entry point 'gossip' .*ModuleNotFoundError: No module named 'no_such_module'$"):
@@ -115,7 +115,7 @@ def test_repairs_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_asking_for_limits_imports_no_torch() -> None:
-    """The generator can ask every kind what it cannot run without torch."""
+    """Limits can be read without torch."""
     program = (
         "import sys; from equivcheck.layouts.composition.registry import layout_kinds; "
         "import equivcheck.layouts.base.plan.rules; "

@@ -1,4 +1,4 @@
-"""What a run leaves in memory."""
+"""Objects and groups that a run leaves behind."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SCENARIOS = [
 
 
 def num_linears() -> int:
-    """Linears alive after everything that can be collected has been."""
+    """Number of linears that survive garbage collection."""
     gc.collect()
     return sum(issubclass(type(thing), nn.Linear) for thing in gc.get_objects())
 
 
 def test_fsdp1_leaves_no_module_behind() -> None:
-    """However a model was wrapped, its modules are gone after the run."""
+    """No module survives a run with FSDP1."""
     for scenario in SCENARIOS:
         check(scenario)
     before = num_linears()
@@ -49,7 +49,7 @@ def test_fsdp1_leaves_no_module_behind() -> None:
 
 @pytest.mark.parametrize("world", ["sim", "gloo"])
 def test_fsdp2_leaves_no_groups_behind(world: str) -> None:
-    """Each unit that is resharded to fewer ranks has groups of its own, with threads and sockets."""
+    """No process group survives a run with FSDP2 that reshards to fewer ranks; each group has threads and sockets."""
     mesh = Mesh(axes=(Axis(name="dp", size=4),))
     layout = Layout(mesh=mesh, parallelisms=(FSDP2(wrapping=Wrapping.PER_LAYER, reshard_to=2),))
     training = Training(model=Model(features=4, layers=(Layer(width=4),)), data=Data(microbatches=(4,)))

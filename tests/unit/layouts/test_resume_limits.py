@@ -1,4 +1,4 @@
-"""What cannot resume from a checkpoint, and the nearest that can."""
+"""Limits of resuming from a checkpoint, and their repairs."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ ZERO = DDP(zero_redundancy=True, parameters_as_bucket_view=True)
 
 
 def layout(*parallelisms: Parallelism) -> Layout:
-    """Two ranks along each axis."""
+    """Layout with two ranks along each axis."""
     axes = tuple(Axis(name=parallelism.axes[0][0], size=2) for parallelism in reversed(parallelisms))
     return Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms)
 
 
 def resuming(first: Layout, second: Layout, training: Training = PLAIN, *, flatten: bool = False) -> Scenario:
-    """One step under each layout."""
+    """A scenario with one step under each layout."""
     return Scenario(training=training, layout=second, resume=Resume(layout=first, flatten_optimizer_state_dict=flatten))
 
 
@@ -94,7 +94,7 @@ FROZEN = replace(PLAIN, model=with_last_layer(frozen=True))
     ],
 )
 def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
-    """Both ways there is a reason, alone there is none, and the nearest layout on the same mesh can."""
+    """Resuming is unsupported in both directions, a layout without a checkpoint is supported, and the repair keeps the mesh."""
     assert why_unsupported(Scenario(training=PLAIN, layout=other)) is None
     for scenario in (resuming(other, PLAIN_DDP), resuming(PLAIN_DDP, other)):
         assert (why_unsupported(scenario) or "").startswith("checkpoint: ")
@@ -113,7 +113,7 @@ def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
     ],
 )
 def test_a_training_that_cannot_resume_says_why(training: Training, reason: str) -> None:
-    """Each limit is met by a training that has just that feature, and its repair removes it."""
+    """A training with one feature meets each limit, and the repair removes that feature."""
     first = layout(ROWS)
     second = layout(DDP(find_unused_parameters=True))
     assert reason in (why_unsupported(resuming(first, second, training)) or "")
@@ -125,13 +125,13 @@ def test_a_training_that_cannot_resume_says_why(training: Training, reason: str)
     [PLAIN, FROZEN, replace(PLAIN, optimizer=Adagrad()), replace(PLAIN, optimizer=ASGD(), precision=Precision.FLOAT32)],
 )
 def test_limits_are_no_wider_than_they_must_be(training: Training) -> None:
-    """What runs next to a limit stays supported."""
+    """A training next to a limit stays supported."""
     assert why_unsupported(resuming(layout(FSDP2()), layout(FSDP1()), training)) is None
 
 
 @pytest.mark.parametrize(("installed", "supported"), [("2.11.0", False), ("2.12.1", True), ("2.13.0", True), ("2.14.1", False)])
 def test_momentum_that_is_pending_a_sum_is_not_saved(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
-    """SGD without momentum goes on, and SGD whose gradients are redistributed."""
+    """Partial momentum cannot be saved. SGD without momentum, or with redistributed gradients, can resume."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     momentum = replace(PLAIN, optimizer=SGD(momentum=0.9), loss=Loss.LINEAR_SUM)
     left, redistributed = layout(SPMD(redistribute_gradients=False)), layout(SPMD())
@@ -145,7 +145,7 @@ def test_momentum_that_is_pending_a_sum_is_not_saved(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.torch(">=2.13", "before, such stages are refused, or their gradients are right")
 def test_stages_that_get_no_gradient_leave_no_state() -> None:
-    """Behind frozen layers only a zero-bubble schedule drops gradients, and only where nothing before is trained."""
+    """Behind frozen layers, only a zero-bubble schedule drops gradients, and only if no earlier layer is trained."""
     mesh = Mesh(axes=(Axis(name="pp", size=2),))
     zero_bubble, plain = (
         Layout(mesh=mesh, parallelisms=(Pipeline(schedule=schedule, num_chunks=2),))
@@ -161,7 +161,7 @@ def test_stages_that_get_no_gradient_leave_no_state() -> None:
 
 
 def test_repairs_of_two_layouts_come_to_an_end() -> None:
-    """One asks for an optimizer that a graph holds, as a fused one, and the other for a loop: both can have it otherwise."""
+    """Repairs end although one layout needs a fused optimizer for its graph and the other a loop."""
     step = replace(layout(SPMD()), execution=Execution(whole_step=True))
     partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE))))
     fused = replace(PLAIN, optimizer=AdamW(implementation=Implementation.FUSED))
@@ -172,7 +172,7 @@ def test_repairs_of_two_layouts_come_to_an_end() -> None:
 
 @pytest.mark.usefixtures("of_torch_213")
 def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
-    """Stages need it flat, flat parameters need it nested, and nothing goes between the two."""
+    """Stages need flattened optimizer state and flat parameters need nested state, so these two cannot be combined."""
     stages, flat = layout(Pipeline()), layout(FSDP1(use_orig_params=False))
     assert flattenings(PLAIN_DDP, layout(FSDP2())) == (False, True)
     assert flattenings(PLAIN_DDP, stages) == (True,)
@@ -186,7 +186,7 @@ def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(layouts())
 def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
-    """Mending ends, on the same mesh, or on as many ranks in place of what takes plain tensors, and leaves alone what can."""
+    """Every layout has a repair that can resume, on the same mesh if possible; layouts that can resume stay as they are."""
     nearest = resumable_layout(drawn)
     assert can_resume(nearest)
     replaced = drawn.has(LocalTensorParallel) and drawn.has(LocalDataParallel, ContextParallel, ExpertParallel)
@@ -197,5 +197,5 @@ def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(scenarios(resumes=st.just(True)))
 def test_generated_resumes_are_supported(scenario: Scenario) -> None:
-    """Declared limits of both layouts, and of going from one to the other, are respected without rejection."""
+    """Generated resumes respect the limits of both layouts and of the change between them."""
     assert why_unsupported(scenario) is None

@@ -1,4 +1,4 @@
-"""What each layout makes of the setup of a rank."""
+"""Each layout's effect on a rank's setup."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TP_PLAN = TensorParallel(
 )
 
 UNEVEN_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(split=Split.COLUMN)))
-"""Cuts 5 columns, 5 rows and 3 columns."""
+"""Plan that shards 5 columns, 5 rows and 3 columns."""
 
 
 def _scenario(parallelism: Parallelism, training: Training = TRAINING) -> Scenario:
@@ -81,14 +81,14 @@ def _scenario(parallelism: Parallelism, training: Training = TRAINING) -> Scenar
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[World]:
-    """Two ranks."""
+    """World with two ranks."""
     with World("sim", size=2) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[World]:
-    """Four ranks."""
+    """World with four ranks."""
     with World("sim", size=4) as world:
         yield world
 
@@ -107,7 +107,7 @@ def _pieces_and_values(scenario: Scenario) -> list[tuple[Piece, np.ndarray]]:
 
 @pytest.mark.parametrize("parallelism", FLAT_CASES, ids=str)
 def test_flat_parameters_hold_every_element_once_and_at_its_place(parallelism: FSDP1, two: World, four: World) -> None:
-    """Along the shard axis, slots cover each initial parameter exactly once with its own values; replicas hold the same."""
+    """Along the sharding axis, slots cover each initial parameter once with its values; replicas hold the same."""
     scenario = _scenario(parallelism)
     world = four if parallelism.strategy.is_hybrid else two
     ranks = world.run(_pieces_and_values, scenario).values
@@ -129,7 +129,7 @@ def test_flat_parameters_hold_every_element_once_and_at_its_place(parallelism: F
     ids=str,
 )
 def test_pieces_over_tensor_parallelism_are_runs_of_boxes(parallelism: Parallelism, four: World) -> None:
-    """Of uneven shards too, every element of each initial parameter is held, with its own value, where a piece says it lies."""
+    """Pieces over uneven tensor-parallel shards hold every element of each initial parameter at the stated place."""
     axes = (Axis(name="dp", size=2), Axis(name="tp", size=2))
     scenario = Scenario(training=TRAINING, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(UNEVEN_PLAN, parallelism)))
     ranks = four.run(_pieces_and_values, scenario).values
@@ -159,19 +159,19 @@ def _rows_taken(scenario: Scenario) -> list[tuple[int, float]]:
     ids=lambda noun: noun.tag,
 )
 def test_data_parallel_ranks_take_consecutive_rows(parallelism: Parallelism, two: World) -> None:
-    """Rank i of n computes on the i-th n-th of the rows."""
+    """Rank i among n ranks computes the i-th of n equal parts of the rows."""
     require_supported(_scenario(parallelism))
     assert two.run(_rows_taken, _scenario(parallelism)).values == ([0, 1, 2, 3], [4, 5, 6, 7])
 
 
 def test_hybrid_ranks_take_rows_row_major_over_the_mesh(four: World) -> None:
-    """The last axis of the mesh is that of neighbouring rows."""
+    """The last mesh axis has neighbouring rows."""
     scenario = _scenario(FSDP1(strategy=ShardingStrategy.HYBRID_SHARD))
     assert four.run(_rows_taken, scenario).values == ([0, 1], [2, 3], [4, 5], [6, 7])
 
 
 def test_masks_are_cut_with_the_rows() -> None:
-    """A rank's dropout masks are those of its rows."""
+    """A rank's dropout masks belong to its rows."""
     batch = material(TRAINING).steps[0][0]
     part = rows_of(batch, 1, 2)
     assert torch.equal(part.masks[0], batch.masks[0][2:])  # type: ignore[index, arg-type]
@@ -184,7 +184,7 @@ def _placements(scenario: Scenario) -> dict[str, str]:
 
 
 def test_tensor_parallelism_leaves_no_plain_parameter(two: World) -> None:
-    """Parameters of replicated layers and of norms are DTensors like those that are split."""
+    """Replicated layers and norms have DTensor parameters, just as split layers do."""
     placements = two.run(_placements, _scenario(TP_PLAN)).values[0]
     assert set(placements) == set(material(TRAINING).parameters)
     assert "None" not in placements.values()
@@ -196,7 +196,7 @@ def _num_weights(scenario: Scenario) -> int:
 
 
 def test_spmd_keeps_shared_weights_shared(two: World) -> None:
-    """A weight that two layers share is distributed once."""
+    """A weight shared by two layers is distributed once."""
     scenario = _scenario(SPMD(distribution=Distribution.FULLY_SHARD), SHARED)
     assert two.run(_num_weights, scenario).values == (3, 3)
 
@@ -210,7 +210,7 @@ def _gradient_placements(scenario: Scenario) -> list[bool]:
 
 @pytest.mark.parametrize("parallelism", [TP_PLAN, SPMD(), SPMD(distribution=Distribution.FULLY_SHARD)], ids=lambda noun: noun.tag)
 def test_gradients_lie_where_their_parameters_do(parallelism: Parallelism, two: World) -> None:
-    """No gradient is left pending a sum over ranks."""
+    """No gradient stays partial."""
     require_supported(_scenario(parallelism))
     assert all(all(rank) for rank in two.run(_gradient_placements, _scenario(parallelism)).values)
 
@@ -223,7 +223,7 @@ def _mesh_objects(scenario: Scenario) -> bool:
 
 
 def test_meshes_are_kept_between_runs(two: World) -> None:
-    """A second setup makes no process groups."""
+    """A second setup creates no process groups."""
     assert all(two.run(_mesh_objects, _scenario(DDP())).values)
 
 
@@ -234,5 +234,5 @@ def _altered_last(scenario: Scenario) -> tuple[float, bool]:
 
 
 def test_a_fault_is_planted_after_the_layout_was_applied(two: World) -> None:
-    """`alter` sees the setup as the layout left it."""
+    """`alter` gets the setup after the layout has been applied."""
     assert two.run(_altered_last, _scenario(DDP())).values == ((2, True), (2, True))

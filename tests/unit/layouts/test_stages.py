@@ -1,4 +1,4 @@
-"""Which layers and stages a rank of a pipeline has."""
+"""Distribution of layers and stages in a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.strategies import models, scenarios
 
 @given(num_layers=st.integers(1, 8), data=st.data())
 def test_even_stages_share_out_the_layers_in_order(num_layers: int, data: st.DataObject) -> None:
-    """Every layer is in one stage, in order, and no stage is more than one layer longer than another; the first are."""
+    """Every layer is in one stage, in order, and the first stages are at most one layer longer than the last."""
     ranks = data.draw(st.integers(1, num_layers))
     per_rank = data.draw(st.integers(1, num_layers // ranks))
     pipeline = Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=per_rank)
@@ -42,7 +42,7 @@ def test_boundaries_are_the_first_layers_of_stages() -> None:
 def test_stages_go_round_the_ranks_or_down_and_up_again(
     schedule: PipelineSchedule, per_rank: int, expected: list[tuple[int, ...]]
 ) -> None:
-    """Each stage is on the rank that torch's schedule expects it on."""
+    """Each stage is on the rank that torch's schedule expects."""
     pipeline = Pipeline(schedule=schedule, stages_per_rank=per_rank)
     assert [stages_of_rank(pipeline, rank, 3) for rank in range(3)] == expected
 
@@ -61,7 +61,7 @@ def test_stages_go_round_the_ranks_or_down_and_up_again(
 def test_ranks_of_neighbouring_stages_meet_in_as_few_rounds_as_torch_takes(
     schedule: PipelineSchedule, per_rank: int, ranks: int, expected: int
 ) -> None:
-    """One for a pair, two for a line, a V or an even ring, three for an odd ring: counted on torch 2.15, which does it so."""
+    """Connecting takes one round for a pair, two for a line, V or even ring, three for an odd ring (as on torch 2.15)."""
     assert _num_rounds(Pipeline(schedule=schedule, stages_per_rank=per_rank), ranks) == expected
 
 
@@ -79,19 +79,19 @@ def test_ranks_of_neighbouring_stages_meet_in_as_few_rounds_as_torch_takes(
     ],
 )
 def test_a_layer_is_trained_by_what_takes_part(layer: Layer, expected: bool) -> None:
-    """A layer counts as trained for any trained parameter of its own that runs; here the weight that is shared is frozen."""
+    """A layer is trained if it owns a trained parameter that runs; here its shared weight is frozen."""
     model = Model(features=2, layers=(Layer(width=2, frozen=True), Layer(width=2), layer))
     assert trained_layers(model)[2] is expected
 
 
 def test_a_frozen_layer_that_shares_a_trained_weight_is_trained() -> None:
-    """A shared weight belongs to the layer that first has it."""
+    """A frozen layer is trained if it uses another layer's trained weight."""
     assert trained_layers(Model(features=2, layers=(Layer(width=2), Layer(width=2, frozen=True, shares=0)))) == (True, True)
 
 
 @given(scenarios(layouts=("pipeline",)))
 def test_generated_pipelines_have_a_layer_in_each_stage(scenario: Scenario) -> None:
-    """Whatever is drawn, every stage of every rank has layers, and every layer a stage."""
+    """Every generated stage has layers, and every layer has a stage."""
     (pipeline,) = scenario.layout.parallelisms
     ranks, num_layers = scenario.layout.mesh.num_ranks, len(scenario.training.model.layers)
     spans = layers_of_stages(pipeline, ranks, num_layers)
@@ -102,5 +102,5 @@ def test_generated_pipelines_have_a_layer_in_each_stage(scenario: Scenario) -> N
 
 @given(models())
 def test_some_layer_is_trained(model: Model) -> None:
-    """Every model trains something."""
+    """Every model has a trained layer."""
     assert any(trained_layers(model))

@@ -1,4 +1,4 @@
-"""Token models that tensor parallelism cannot run, with the reason and the nearest that it can."""
+"""Limits of tensor parallelism for token models, and their repairs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ LAYERS_ALONE = TensorParallel(plan=(WITHIN, WITHIN))
 
 
 def a_training(model: Model) -> Training:
-    """Two sequences."""
+    """A training on two sequences."""
     return Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy())
 
 
 def over(tp: int, parallelism: TensorParallel, *around: Parallelism) -> Layout:
-    """A layout on so many ranks, with one data rank around them."""
+    """Layout with a number of tensor-parallel ranks and one data rank around them."""
     axes = (Axis(name="dp", size=1),) * bool(around) + (Axis(name="tp", size=tp),)
     return Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism, *around))
 
@@ -60,7 +60,7 @@ def with_layers(*layers: Attention | GatedMLP | Layer) -> Model:
 
 
 def test_a_decoder_is_shared_out_whole() -> None:
-    """Attention by heads, the gated perceptron by what is between, embedding and head by tokens, all between by positions."""
+    """A decoder runs with heads, hidden features, tokens and positions sharded."""
     for parallelism in (BY_ALL, BY_POSITIONS):
         assert unsupported(a_training(DECODER), over(2, parallelism)) is None
 
@@ -95,7 +95,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("model", "layout", "words"), LIMITS)
 def test_what_cannot_run_says_why_and_what_can(model: Model, layout: Layout, words: str) -> None:
-    """The reason names what is in the way, and the repaired training runs."""
+    """The reason names the feature, and the repaired training runs."""
     training = a_training(model)
     reason = unsupported(training, layout)
     assert reason is not None
@@ -104,13 +104,13 @@ def test_what_cannot_run_says_why_and_what_can(model: Model, layout: Layout, wor
 
 
 def test_ties_last_where_dtensors_are_trained() -> None:
-    """FSDP2 keeps one DTensor in both places."""
+    """With FSDP2 outside, embedding and head stay tied, because one DTensor serves both."""
     assert unsupported(a_training(replace(DECODER, head=Head(tied=True))), over(2, BY_ALL, FSDP2())) is None
 
 
 @given(trainings(tokens=st.just(True)), st.integers(1, 8), st.sampled_from(Split), st.data())
 def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: int, split: Split, data: st.DataObject) -> None:
-    """Repairs end, whatever plan is given for whatever layers."""
+    """Repairs end for any layers and any plan."""
     outputs = st.sampled_from([ActivationSharding.WHOLE, ROWS])
     entries = [LayerPlan(split=split, output=data.draw(outputs)) for _ in training.model.layers if split is not Split.OUTSIDE]
     entries = entries or [LayerPlan(split=Split.OUTSIDE)] * len(training.model.layers)
@@ -136,6 +136,6 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
     ],
 )
 def test_what_no_model_has_is_refused(fields: dict[str, object], words: str) -> None:
-    """The error says what is allowed."""
+    """The error states the allowed values."""
     with pytest.raises(InvalidScenario, match=words):
         TensorParallel(**fields)  # type: ignore[arg-type]

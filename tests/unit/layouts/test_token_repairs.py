@@ -1,4 +1,4 @@
-"""Repairs of models over sequences end, whatever layouts ask of them."""
+"""Repairs of sequence models end for all layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGEST = Model(
 
 @given(layer=attentions(), ranks=st.integers(1, 8))
 def test_heads_are_made_a_multiple(layer: Attention, ranks: int) -> None:
-    """Heads times their width are a multiple of the ranks at once, by as many heads of that width or more."""
+    """Heads times width become a multiple of the ranks in one repair that only adds heads."""
     once = layer.rounded(ranks)
     assert once.heads * once.head_width % ranks == once.kv_heads * once.head_width % ranks == 0
     assert once.heads >= layer.heads
@@ -37,7 +37,7 @@ def test_heads_are_made_a_multiple(layer: Attention, ranks: int) -> None:
 @pytest.mark.parametrize("other", [COLUMNS, PROPAGATED])
 @pytest.mark.parametrize("ranks", [(4, 3), (4, 5), (4, 7), (5, 5)])
 def test_the_largest_model_is_repaired_for_two_layouts(one: Parallelism, other: Parallelism, ranks: tuple[int, int]) -> None:
-    """Also where the least common multiple of two numbers of ranks is more than are drawn of most sizes."""
+    """Repairs end even if the least common multiple of two rank counts exceeds most drawn sizes."""
     training = replace(PLAIN, model=LARGEST, data=Data(microbatches=(2,)))
     layouts = (layout_of(one, ranks[0]), layout_of(other, ranks[1]))
     nearest = resumable_training(training, *layouts)

@@ -1,4 +1,4 @@
-"""Steps as graphs: what a graph holds, and when another one is traced."""
+"""Steps traced to graphs: their operations, and when they are traced again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FUSED = Adam(implementation=Implementation.FUSED)
 
 
 def scenario(training: Training = TRAINING, parallelism: Parallelism = REPLICATED, size: int = 2) -> Scenario:
-    """A training whose steps are traced."""
+    """A training with traced steps."""
     mesh = Mesh(axes=(Axis(name=parallelism.axes[0][0], size=size),))
     return Scenario(
         training=training, layout=Layout(mesh=mesh, parallelisms=(parallelism,), execution=Execution(whole_step=True))
@@ -59,7 +59,7 @@ def scenario(training: Training = TRAINING, parallelism: Parallelism = REPLICATE
 
 
 def graphs(example: Scenario) -> Sequence[GraphModule]:
-    """The graphs that the first rank has traced, once the scenario has been found equivalent."""
+    """Graphs that the first rank traced, after the scenario was found equivalent."""
     setups: list[Setup] = []
     verdict = check(example, alter=setups.append)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
@@ -73,7 +73,7 @@ def ops(graph: GraphModule) -> list[str]:
 
 @pytest.mark.parametrize("parallelism", [SPMD(), SPMD(distribution=Distribution.FULLY_SHARD), TensorParallel(plan=SPLIT)])
 def test_a_graph_holds_the_whole_step(parallelism: Parallelism) -> None:
-    """Forward, backward, collectives and the update are operations of one graph, on local tensors."""
+    """Forward, backward, collectives and update are operations in one graph on local tensors."""
     (graph,) = graphs(scenario(parallelism=parallelism))
     called = " ".join(ops(graph))
     for part in ("addmm", "mm", "_c10d_functional", "wait_tensor", "add_"):
@@ -94,12 +94,12 @@ def test_a_graph_holds_the_whole_step(parallelism: Parallelism) -> None:
     ],
 )
 def test_a_graph_serves_every_step_that_is_alike(changes: dict[str, object], count: int) -> None:
-    """Another is traced only for another learning rate, other gradients, other state, or other parts of the model."""
+    """A new graph is traced only for another learning rate, other gradients, other state, or other parts of the model."""
     assert len(graphs(scenario(replace(TRAINING, **changes)))) == count  # type: ignore[arg-type]
 
 
 def test_a_wrong_operation_in_the_graph_is_noticed() -> None:
-    """What the graph computes is what is compared: without its collectives, a training diverges."""
+    """Without collectives in the graph, a training diverges."""
     example = scenario(replace(TRAINING, model=Model(features=3, layers=(Layer(width=4), Layer(width=2)))))
     assert check(example, alter=_without_reductions).outcome is Outcome.DIVERGED
 

@@ -1,4 +1,4 @@
-"""Repairing a scenario until its layout supports it."""
+"""Repairs of a scenario until its layout supports it."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ PLAIN = Training(model=Model(features=2, layers=(Layer(width=2),) * 2), data=Dat
 
 
 def layout(*parallelisms: Parallelism) -> Layout:
-    """Two ranks along each axis."""
+    """Layout with two ranks along each axis."""
     axes = tuple(Axis(name=parallelism.axes[0][0], size=2) for parallelism in reversed(parallelisms))
     return Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms)
 
 
 @pytest.mark.parametrize(("rows", "scaled"), [((4, 2), (4, 2)), ((2, 1), (4, 2)), ((3, 60), (6, 64))])
 def test_rows_are_scaled_together(rows: tuple[int, ...], scaled: tuple[int, ...]) -> None:
-    """Multiples are left alone; else every microbatch grows as much, up to the largest multiple that is generated."""
+    """Rows grow by one factor in all microbatches, up to the largest multiple that is generated; multiples stay."""
     assert with_scaled_rows(replace(PLAIN, data=Data(microbatches=rows)), 2).data.microbatches == scaled
 
 
 def test_rows_are_a_multiple_of_data_ranks_times_chunks() -> None:
-    """Tensor parallelism cuts no rows unless asked for, and each data rank of a pipeline has chunks."""
+    """Tensor parallelism shards no rows unless asked to, and each data rank in a pipeline gets its chunks."""
     over_tp = layout(TensorParallel(plan=(LayerPlan(),) * 2), DDP())
     assert (row_multiple(over_tp), row_multiple(over_tp, over_all_ranks=True)) == (2, 4)
     assert row_multiple(layout(Pipeline(num_chunks=3))) == 3
 
 
 def test_widths_are_fitted_to_two_layouts_that_cut_them_by_different_numbers() -> None:
-    """Near the largest width too, where no rounding by one of them suits the other."""
+    """Widths fit both layouts even near the largest width, although rounding for one alone does not suit the other."""
 
     def by_columns(num_ranks: int) -> Layout:
         return Layout(mesh=Mesh(axes=(Axis(name="dp", size=num_ranks),)), parallelisms=(FSDP2(shard_last_dim=True),))
@@ -64,7 +64,7 @@ def test_widths_are_fitted_to_two_layouts_that_cut_them_by_different_numbers() -
 
 
 def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:
-    """Options, rows and what a checkpoint cannot take are repaired together; what fits already stays as it is."""
+    """Options, rows and features that a checkpoint does not support are repaired together; a supported scenario stays."""
     resume = Resume(layout=layout(DDP()), flatten_optimizer_state_dict=True)
     training = replace(PLAIN, optimizer=ASGD(), data=Data(microbatches=(3,)))
     found = fitted(Scenario(training=training, layout=layout(DDP(compression=Compression.BF16)), resume=None))
@@ -80,6 +80,6 @@ def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:
 
 
 def test_a_layout_that_cannot_be_resumed_under_is_fitted_to_nothing() -> None:
-    """A first layout is never changed, so that a scenario whose first layout has no checkpoint is given up."""
+    """The first layout is never changed, so a scenario whose first layout cannot save a checkpoint is given up."""
     first = layout(DDP(compression=Compression.FP16))
     assert fitted(Scenario(training=PLAIN, layout=layout(DDP()), resume=Resume(layout=first))) is None
