@@ -67,11 +67,11 @@ class BenchRow:
     """Median milliseconds per scenario for one layout on `ranks` ranks; None if nothing was measured."""
 
     layout: str
-    """Tag of the parallelism."""
+    """The parallelism's tag."""
     ranks: int
-    """Number of ranks."""
+    """Rank count."""
     scenarios: int
-    """Number of measured scenarios."""
+    """Measured scenarios."""
     sim_ms: float | None
     """A full check in simulation."""
     gloo_ms: float | None
@@ -93,7 +93,7 @@ class BenchRow:
 
     @property
     def oracle_share(self) -> float | None:
-        """Share of a simulated check that is spent outside the rank programs, 0 to 1."""
+        """Share of a simulated check outside the rank programs, 0 to 1."""
         share = _ratio(self.ranks_only_ms, self.sim_ms)
         return None if share is None else 1.0 - share
 
@@ -163,7 +163,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
-    """Draw scenarios of one layout on exactly `size` ranks; the same ones each time."""
+    """Draw scenarios with one layout on exactly `size` ranks; the same ones each time."""
     drawn: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:

@@ -1,1 +1,1 @@
-"""Campaigns that measure the CPU time to the first catch of each mutant."""
+"""Campaigns that measure the CPU time to each mutant's first catch."""

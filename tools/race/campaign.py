@@ -61,7 +61,7 @@ def run_campaign(seed: int, distance: Distance, tell: Callable[[CampaignRun], No
 
 
 class _Course:
-    """Check and supervisor of the campaign's worker: it looks for mutants after each check of the campaign."""
+    """Check and supervisor for the campaign's worker: it looks for mutants after each check of the campaign."""
 
     def __init__(self, run: CampaignRun, distance: Distance, tell: Callable[[CampaignRun], None]) -> None:
         self.run, self._distance, self._tell = run, distance, tell

@@ -1,4 +1,4 @@
-"""Results of a race: campaigns, and the first catch of each mutant."""
+"""Race results: campaigns, and each mutant's first catch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from equivcheck.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """Length of each campaign. Raises `UsageError` if `seconds` is not above 0."""
+    """Length per campaign. Raises `UsageError` if `seconds` is not above 0."""
 
     seconds: float = 300.0
-    """CPU time of each campaign. A mutant without a catch by then counts as not caught."""
+    """CPU time per campaign. A mutant without a catch by then counts as not caught."""
     mutants: tuple[str, ...]
-    """Names of the mutants in the race."""
+    """Mutant names."""
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -24,12 +24,12 @@ class Distance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catch:
-    """First catch of a mutant in a campaign."""
+    """A mutant's first catch in a campaign."""
 
     seconds: float
-    """CPU time of the campaign up to the catch, without its start."""
+    """The campaign's CPU time up to the catch, without its start."""
     checks: int
-    """Number of checks up to the catch, including the one that caught it."""
+    """Checks up to and including the catch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,56 +37,56 @@ class CampaignRun:
     """One campaign, checked with every mutant."""
 
     seed: int
-    """Seed of the generated scenarios."""
+    """Seed for generated scenarios."""
     seconds: float = 0.0
     """CPU time that it spent."""
     checks: int = 0
-    """Number of checks."""
+    """Checks done."""
     catches: tuple[tuple[str, Catch], ...] = ()
-    """Mutants with their first catches, in the order of the catches."""
+    """Mutants with their first catches, in order."""
     broken: str = ""
     """Reason why it ended early; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Results of all campaigns."""
+    """Results from all campaigns."""
 
     campaigns: tuple[CampaignRun, ...]
     """One for each seed."""
     distance: Distance
-    """Planned length of the campaigns."""
+    """Planned length."""
     interrupted: bool = False
     """Whether a signal ended the race early."""
 
     def catches(self, name: str) -> tuple[Catch, ...]:
-        """First catches of one mutant, at most one for each campaign."""
+        """One mutant's first catches, at most one per campaign."""
         return tuple(catch for campaign in self.campaigns for other, catch in campaign.catches if other == name)
 
     def seconds(self, name: str) -> float:
-        """Mean CPU time to the first catch of a mutant. A campaign without a catch counts with all its time."""
+        """Mean CPU time to a mutant's first catch. A campaign without a catch counts with all its time."""
         caught = [catch.seconds for catch in self.catches(name)]
         missed = [campaign.seconds for campaign in self.campaigns if name not in dict(campaign.catches)]
         return statistics.fmean((*caught, *missed)) if self.campaigns else 0.0
 
     @property
     def all_seconds(self) -> list[float]:
-        """Mean CPU times of all mutants, sorted."""
+        """Mean CPU time per mutant, sorted."""
         return sorted(map(self.seconds, self.distance.mutants))
 
     @property
     def median(self) -> float:
-        """CPU seconds in which half of the mutants are caught."""
+        """CPU seconds in which half the mutants are caught."""
         return statistics.median(self.all_seconds)
 
     @property
     def p90(self) -> float:
-        """CPU seconds in which nine of ten mutants are caught."""
+        """CPU seconds in which 90 % of the mutants are caught."""
         return self.all_seconds[max(0, -(-9 * len(self.all_seconds) // 10) - 1)]
 
     @property
     def total(self) -> float:
-        """Sum of the mean CPU times of all mutants."""
+        """Sum over all mutants' mean CPU times."""
         return sum(self.all_seconds)
 
     @property
