@@ -109,11 +109,11 @@ class AnyLayer:
         """Whether the output comes directly from the last linear."""
         return not self.residual and not self.dropout and self.shape_op is None
 
-    def outputs(self, inputs: int) -> int:
+    def outputs(self, in_features: int) -> int:
         """Output features for a number of input features."""
-        return inputs
+        return in_features
 
-    def refusal(self, inputs: int) -> tuple[str, str] | None:  # noqa: ARG002 - for those that refuse some
+    def refusal(self, in_features: int) -> tuple[str, str] | None:  # noqa: ARG002 - for those that refuse some
         """Name of a field that does not allow this many input features, and the allowed values; None if all fields do."""
         return None
 

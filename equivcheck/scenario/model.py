@@ -54,14 +54,14 @@ class Layer(AnyLayer):
         plain = not (self.residual or self.dropout or self.shape_op)
         return plain and self.activation is Activation.IDENTITY
 
-    def outputs(self, inputs: int) -> int:  # noqa: ARG002 - of the base class
+    def outputs(self, in_features: int) -> int:  # noqa: ARG002 - of the base class
         """Same as `width`, for any input."""
         return self.width
 
-    def refusal(self, inputs: int) -> tuple[str, str] | None:
+    def refusal(self, in_features: int) -> tuple[str, str] | None:
         """Refuses a residual if input and output features differ."""
-        if self.residual and self.width != inputs:
-            return "residual", f"False, or equal input ({inputs}) and output ({self.width}) features"
+        if self.residual and self.width != in_features:
+            return "residual", f"False, or equal input ({in_features}) and output ({self.width}) features"
         return None
 
 

@@ -7,7 +7,7 @@ has sparse gradients.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
 from equivcheck.system.choice import Choice
@@ -75,10 +75,6 @@ class Optimizer:
         """Implementations that torch has on CPU, simplest first."""
         there = {Implementation.FOREACH: cls.foreachable, Implementation.FUSED: cls.fusable}
         return tuple(implementation for implementation in Implementation if there.get(implementation, True))
-
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print as code, because Hypothesis would print class variables like arguments."""
-        printer.text(repr(self))
 
 
 @noun

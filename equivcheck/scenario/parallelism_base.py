@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from equivcheck.scenario.noun import noun
 from equivcheck.system.choice import Choice
@@ -83,7 +83,3 @@ class Parallelism:
 
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` if it cannot use this number of ranks. By default any number is allowed."""
-
-    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
-        """Print as code, because Hypothesis would print class variables like arguments."""
-        printer.text(repr(self))

@@ -16,6 +16,8 @@ MAX_HEADS = 32
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
+ROTARY_BASE = 100.0
+"""Ratio between the first and last rotation frequency in a head. It is small because sequences are short."""
 
 
 @noun

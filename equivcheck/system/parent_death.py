@@ -19,9 +19,9 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
             os.kill(os.getpid(), number)
 
 
-def tie() -> str:
+def tie(number: int = signal.SIGKILL) -> str:
     """Python code that makes a new interpreter end when the current thread ends, until it calls `outlive_parent`."""
-    return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()})"
+    return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
 
 def outlive_parent() -> None:
@@ -32,10 +32,6 @@ def outlive_parent() -> None:
 
 def tied(command: Sequence[str]) -> list[str]:
     """Wrap a command so that it gets SIGTERM when the current thread ends. An interpreter starts it."""
-    call = f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(signal.SIGTERM)})"
-    code = f"import os, sys; sys.path.insert(0, {_ROOT!r}); {call}; "
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = f"import os, sys; sys.path.insert(0, {root!r}); {tie(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]
-
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Folder that contains the package."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-_KEPT = "\n\t"
-
 
 def printable(text: str) -> str:
     """Escape all unprintable characters except line breaks and tabs."""
-    return "".join(each if each.isprintable() or each in _KEPT else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def in_short(text: str, most: int) -> str:

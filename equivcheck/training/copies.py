@@ -34,7 +34,10 @@ def train_copies(
     copies = len(next(iter(parameters.values())))
     runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
     found = stacked([trace for trace, _ in runs])
-    alike = [_are_alike(choices) for choices in zip(*(choices for _, choices in runs), strict=True)]
+    alike = [
+        all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
+        for copies in zip(*(choices for _, choices in runs), strict=True)
+    ]
     kept = (replace(step, chosen_alike=same) for step, same in zip(found.steps, alike, strict=True))
     return replace(found, steps=tuple(kept))
 
@@ -49,15 +52,8 @@ def _train_copy(
     setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
     recorded, choices = RecordedChoices(setup.model), list[Choices]()
     setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.taken()))
-    return train(setup, [[_batch(batch, copy) for batch in step] for step in steps]), choices
-
-
-def _are_alike(copies: Sequence[Choices]) -> bool:
-    return all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
-
-
-def _batch(batch: Batch, copy: int) -> Batch:
-    return replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy])
+    own = [[replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy]) for batch in step] for step in steps]
+    return train(setup, own), choices
 
 
 def stacked(traces: Sequence[Trace]) -> EnsembleTrace:

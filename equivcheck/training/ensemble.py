@@ -164,6 +164,7 @@ def _uses(model: nn.Module) -> dict[str, list[Use]]:
     found: dict[str, list[Use]] = {name: [] for name in names.values()}
     for module in model.modules():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            # Assigning to the dict skips `nn.Module.__setattr__`, which refuses tensors that are not parameters.
             found[names[parameter]].append((module._parameters, attribute))
     return found
 

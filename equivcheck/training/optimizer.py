@@ -33,18 +33,14 @@ def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Te
     for name, parameter in parameters:
         chosen[group_of(training, name)].append(parameter)
     groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
-    return OptimizerParts(kind=_class_of(training.optimizer), groups=groups, arguments=_arguments(training.optimizer))
+    kind = getattr(torch.optim, type(training.optimizer).__name__)
+    return OptimizerParts(kind=kind, groups=groups, arguments=_arguments(training.optimizer))
 
 
 def build_optimizer(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
     """Build a training's optimizer from (canonical name, parameter) pairs."""
     parts = optimizer_parts(training, parameters)
     return parts.kind(parts.groups, **parts.arguments)
-
-
-def _class_of(optimizer: Optimizer) -> type[torch.optim.Optimizer]:
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, type(optimizer).__name__)
-    return kind
 
 
 def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler | None:

@@ -65,6 +65,7 @@ def _packing(tensor: torch.Tensor) -> tuple[int, int]:
     """Dim and number of packed parts. A strided shard has packed parts unless later mesh axes explain its split factor."""
     placements: Sequence[Any] = tensor.placements if isinstance(tensor, DTensor) else ()
     for axis, placement in enumerate(placements):
+        # The class is private to torch, so it is recognized by name.
         if type(placement).__name__ == "_StridedShard":
             mesh: DeviceMesh = tensor.device_mesh  # type: ignore[attr-defined]
             same = [other for other in range(axis + 1, mesh.ndim) if getattr(placements[other], "dim", None) == placement.dim]
@@ -144,7 +145,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
         fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
         present += [local is not None] * count
         fits += [fit] * count
-        dtypes += [_dtype_name(local)] * count
+        dtypes += ["" if local is None else str(local.dtype).removeprefix("torch.")] * count
         if placed is not None and local is not None and fit:
             flat.append(local.reshape(-1) if count == 1 else _in_order(placed, local))
     values = torch.cat(flat) if flat else torch.empty(0)
@@ -181,19 +182,16 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
 
     A rank without elements of a parameter contributes nothing for it.
     """
-    found = state_slots(_placed(state), slots)
-    named = [slot for slot, _ in found]
-    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), [tensor for _, tensor in found])
-
-
-def _placed(state: State) -> State:
-    """Redistribute state like the parameters, on all ranks: those without elements must join the collectives too."""
-    return {
+    # All ranks redistribute, because those without elements must join the collectives too.
+    placed = {
         parameter: {
             key: placed_as(parameter, value) if isinstance(value, torch.Tensor) else value for key, value in values.items()
         }
         for parameter, values in state.items()
     }
+    found = state_slots(placed, slots)
+    named = [slot for slot, _ in found]
+    return snapshot(named, tuple(piece for slot in named for piece in slot.pieces), [tensor for _, tensor in found])
 
 
 def state_slots(state: State, slots: Sequence[Slot]) -> list[tuple[Slot, torch.Tensor]]:
@@ -219,7 +217,3 @@ def buffer_snapshot(model: nn.Module) -> Snapshot:
     named = [(canonical_name(name), buffer) for name, buffer in model.named_buffers()]
     slots = [Slot(parameter=buffer, pieces=(piece_of(name, buffer),)) for name, buffer in named]
     return snapshot(slots, tuple(piece for slot in slots for piece in slot.pieces), [buffer for _, buffer in named])
-
-
-def _dtype_name(tensor: torch.Tensor | None) -> str:
-    return "" if tensor is None else str(tensor.dtype).removeprefix("torch.")

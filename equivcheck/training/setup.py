@@ -88,7 +88,7 @@ class Setup:
     release: Callable[[], None] = lambda: None
     """Called at the end, even after an error, to free memory."""
     announce: Callable[[Stage, int], None] = lambda _stage, _step: None
-    """Called at the start of each stage with the step index."""
+    """Called with stage and step index when a stage starts."""
     before_step: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)
     """Hooks with optimizer and step index before gradients are zeroed."""
     before_update: list[Callable[[torch.optim.Optimizer, int], None]] = field(default_factory=list)

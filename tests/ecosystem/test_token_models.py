@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, Ignored, Model, Norm, Tokens, Training
-from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.scenario.token_layers import ROTARY_BASE
 from equivcheck.training.loop import train
 from equivcheck.training.material import Batch, material
 from equivcheck.training.single_device import single_device

@@ -61,7 +61,10 @@ def from_json(text: str, *, where: str = "scenario") -> Scenario:
     found = _format(data, where)
     data = {name: value for name, value in data.items() if name != "format"}
     if found == FORMAT:
-        _check_kind(data.pop(KIND, None), where)
+        kind = data.pop(KIND, None)
+        if kind != CASE:
+            problem = "missing field" if kind is None else f"{quote(kind)} is not valid"
+            raise InvalidScenario(f"{where}: {KIND}: {problem}. Expected {CASE}.")
     else:
         data = upgraded(data)
     return decode(Scenario, data, where=where)
@@ -138,12 +141,6 @@ def _format(data: dict[str, Any], where: str) -> int:
         newer = ": it is newer than this version of equivcheck reads" if found > FORMAT else ""
         raise InvalidScenario(f"{where}: format: {quote(found)} is not valid{newer}. Expected {_FORMATS}.")
     return found
-
-
-def _check_kind(found: object, where: str) -> None:
-    if found != CASE:
-        problem = "missing field" if found is None else f"{quote(found)} is not valid"
-        raise InvalidScenario(f"{where}: {KIND}: {problem}. Expected {CASE}.")
 
 
 def _first_problem(error: BaseException) -> tuple[str, str]:

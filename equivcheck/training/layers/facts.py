@@ -111,16 +111,16 @@ def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
-def linear_parameters_of(name: str, inputs: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
+def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
     """Parameters in a linear that can be sharded colwise or rowwise."""
-    weight = ParameterOf(name=f"{name}.weight", shape=(outputs, inputs), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
+    weight = ParameterOf(name=f"{name}.weight", shape=(outputs, in_features), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
     offset = ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET, column_dim=0)
     return (weight, offset) if bias else (weight,)
 
 
-def part_parameters(part: Part, inputs: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
+def part_parameters(part: Part, in_features: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
     """Parameters in a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
-    found = linear_parameters_of(part.name, inputs, outputs, bias=bias)
+    found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
         replace(each, column_dim=None, row_dim=None, within_dim=each.column_dim if part.reads_input else each.row_dim)
         for each in found

@@ -25,11 +25,11 @@ class LayerKind(ABC):
     """Scenario class that it implements."""
 
     @abstractmethod
-    def parameters(self, layer: Any, inputs: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Any, in_features: int) -> tuple[ParameterOf, ...]:
         """Parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
 
     @abstractmethod
-    def build(self, layer: Any, inputs: int) -> LayerModule:
+    def build(self, layer: Any, in_features: int) -> LayerModule:
         """Build the module.
 
         It maps (rows, length, inputs) or (rows, inputs) to the same shape with the layer's output features.
@@ -64,22 +64,22 @@ class LayerKind(ABC):
         """Routing to units that ranks can share out; None if the layer routes nothing."""
         return None
 
-    def script(self, layer: Any, inputs: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
+    def script(self, layer: Any, in_features: int) -> LayerScript | None:  # noqa: ARG002 - for those that can be exported
         """Code for exported scripts; None if the layer cannot be exported."""
         return None
 
-    def ready(self, layer: Any, inputs: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
+    def ready(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
         """Parameter names in the order in which backward produces gradients; None if it is not known.
 
         The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
         """
         return None
 
-    def mask(self, layer: Any, inputs: int, length: int | None) -> Shape | None:
+    def mask(self, layer: Any, in_features: int, length: int | None) -> Shape | None:
         """Shape of the dropout mask for one row; None without dropout."""
         if not layer.dropout:
             return None
-        return (layer.outputs(inputs),) if length is None else (length, layer.outputs(inputs))
+        return (layer.outputs(in_features),) if length is None else (length, layer.outputs(in_features))
 
     def propagated(self, layer: Any) -> AnyLayer:
         """Closest layer whose operations all have DTensor sharding strategies; the layer itself if that holds already."""
@@ -96,6 +96,6 @@ class LayerKind(ABC):
         found: AnyLayer = layer
         return found
 
-    def strategy(self, inputs: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - for those that are drawn by themselves
+    def strategy(self, in_features: int) -> SearchStrategy[Any] | None:  # noqa: ARG002 - for those that are drawn by themselves
         """Hypothesis strategy for layers with this many input features; None to keep the kind out of generated models."""
         return None

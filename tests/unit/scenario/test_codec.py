@@ -1,4 +1,4 @@
-"""Rules of the JSON codec."""
+"""Tests for the JSON codec."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_repr_evaluates_to_an_equal_scenario(scenario: Scenario) -> None:
 
 @given(scenarios())
 def test_repr_leaves_out_what_has_its_default(scenario: Scenario) -> None:
-    """A noun prints its name and the fields that are not as they would be anyway."""
+    """The repr contains the class name and the fields that differ from their defaults."""
     for value in (scenario, scenario.training, scenario.training.optimizer, scenario.layout, *scenario.layout.parallelisms):
         for each in fields(value):
             is_default = each.default is not MISSING and getattr(value, each.name) == each.default
@@ -173,7 +173,7 @@ def test_repr_leaves_out_what_has_its_default(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize(("path", "value", "problem"), MISFITS)
 def test_data_that_does_not_fit_is_one_line_that_names_the_place(path: tuple[str | int, ...], value: Any, problem: str) -> None:
-    """Every misfit says where it is, what is there and what is allowed."""
+    """Every error names the path, the value and the expected values."""
     data = json.loads(to_json(SCENARIO))
     place = data
     for key in path[:-1]:
@@ -187,7 +187,7 @@ def test_data_that_does_not_fit_is_one_line_that_names_the_place(path: tuple[str
 
 @pytest.mark.parametrize(("text", "problem"), NOT_JSON)
 def test_text_that_is_no_scenario_is_refused(text: str, problem: str) -> None:
-    """What is not strict JSON, or not an object with a format, is refused by name."""
+    """Text that is not strict JSON, or not an object with a format, is refused."""
     with pytest.raises(InvalidScenario) as raised:
         from_json(text)
     assert str(raised.value).startswith(f"scenario: {problem}")
@@ -196,7 +196,7 @@ def test_text_that_is_no_scenario_is_refused(text: str, problem: str) -> None:
 
 @pytest.mark.parametrize("path", [("training",), ("training", "model"), (*LAYER, "width"), ("layout", "mesh", "axes", 0, "size")])
 def test_a_missing_field_without_default_is_named(path: tuple[str | int, ...]) -> None:
-    """What has no default must be there."""
+    """A field without default must be present."""
     data = encode(SCENARIO)
     place = data
     for key in path[:-1]:
@@ -207,7 +207,7 @@ def test_a_missing_field_without_default_is_named(path: tuple[str | int, ...]) -
 
 
 def test_fields_with_a_default_may_be_left_out() -> None:
-    """A person writes only what matters."""
+    """Only fields without default are required."""
     text = """{"kind": "scenario", "format": 2,
                "training": {"model": {"source": {"kind": "features", "features": 2}, "layers": [{"kind": "linear", "width": 3}]},
                             "data": {"kind": "rows", "microbatches": [2]}},
@@ -217,7 +217,7 @@ def test_fields_with_a_default_may_be_left_out() -> None:
 
 
 def test_a_resume_is_part_of_a_scenario() -> None:
-    """First steps under another layout survive JSON and repr; a scenario written without them has none."""
+    """A checkpoint survives JSON and repr; a scenario without it decodes to none."""
     resume = Resume(layout=SCENARIO.layout, flatten_optimizer_state_dict=True)
     scenario = replace(SCENARIO, training=replace(SCENARIO.training, steps=2), resume=resume)
     assert from_json(to_json(scenario)) == scenario
@@ -226,7 +226,7 @@ def test_a_resume_is_part_of_a_scenario() -> None:
 
 
 def test_an_integer_is_accepted_for_a_float() -> None:
-    """A number is written as people write it."""
+    """An integer is accepted for a float."""
     assert repr(decode(Adam, {"kind": "Adam", "lr": 1}).lr) == "1.0"
 
 
@@ -242,7 +242,7 @@ def test_a_verdict_with_infinite_error_survives_strict_json() -> None:
 
 @pytest.fixture
 def known_tags(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type[Parallelism]]]:
-    """The table of tags, restored afterwards."""
+    """Known tags, restored afterwards."""
     before = dict(converter.PARALLELISM_TAGS)
     codec._ask_entry_points.cache_clear()
     yield converter.PARALLELISM_TAGS
@@ -253,7 +253,7 @@ def known_tags(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type[Paral
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local(Parallelism):
-    """A third party's."""
+    """Third-party parallelism."""
 
     tag: ClassVar[str] = "local"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = (("dp",),)
@@ -261,19 +261,19 @@ class Local(Parallelism):
 
 
 class LocalKind:
-    """What its entry point names."""
+    """Target of its entry point."""
 
     parallelism = Local
 
 
 class EntryPoint:
-    """Stands for one of `importlib.metadata`."""
+    """Replacement for an `importlib.metadata.EntryPoint`."""
 
     def __init__(self, loaded: type | None) -> None:
         self.loaded = loaded
 
     def load(self) -> type:
-        """The class, or an import that fails."""
+        """Return the class, or fail like a broken import."""
         if self.loaded is None:
             raise ImportError("broken")
         return self.loaded
@@ -282,7 +282,7 @@ class EntryPoint:
 def test_a_third_partys_parallelism_is_found_when_its_tag_is_met(
     known_tags: dict[str, type[Parallelism]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tags are asked for when one is unknown; a broken entry point hides no other."""
+    """Entry points are loaded when a tag is unknown; a broken one does not hide the others."""
     monkeypatch.setattr(codec, "entry_points", lambda group: [EntryPoint(None), EntryPoint(LocalKind)])
     scenario = Scenario(training=SCENARIO.training, layout=Layout(mesh=SCENARIO.layout.mesh, parallelisms=(Local(every=2),)))
     assert "local" not in known_tags
@@ -290,7 +290,7 @@ def test_a_third_partys_parallelism_is_found_when_its_tag_is_met(
 
 
 def test_registering_refuses_a_taken_tag_and_a_field_named_kind(known_tags: dict[str, type[Parallelism]]) -> None:
-    """One tag means one parallelism, and `kind` is the codec's own."""
+    """A tag belongs to one parallelism, and the codec reserves `kind`."""
 
     @dataclass(frozen=True, kw_only=True)
     class Taken(Parallelism):
@@ -310,7 +310,7 @@ def test_registering_refuses_a_taken_tag_and_a_field_named_kind(known_tags: dict
 
 
 def test_coding_a_scenario_costs_a_few_copies_of_it() -> None:
-    """Findings, workers and replays code scenarios by the thousand; half a millisecond each, where a copy takes a quarter."""
+    """Coding must stay fast because findings, workers and replays code scenarios by the thousand."""
     text = to_json(SCENARIO)
     coded, copied = (
         min(timeit.repeat(call, number=1, repeat=50))

@@ -1,4 +1,4 @@
-"""Rules of how a layout is run."""
+"""Tests for compilation and checkpointing in a layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCENARIO = Scenario(
 
 
 def test_a_layout_written_before_executions_is_run_plainly() -> None:
-    """JSON without the field reads as a layout with nothing compiled and nothing recomputed."""
+    """JSON without the field decodes to a layout without compilation or checkpointing."""
     data = json.loads(to_json(SCENARIO))
     del data["layout"]["execution"]
     assert from_json(json.dumps(data)) == SCENARIO
@@ -34,5 +34,5 @@ def test_a_layout_written_before_executions_is_run_plainly() -> None:
     ],
 )
 def test_forward_or_backward_makes_an_execution_compiled(execution: Execution, compiled: bool) -> None:
-    """Checkpointing alone compiles nothing."""
+    """Checkpointing does not count as compilation."""
     assert execution.is_compiled is compiled

@@ -1,4 +1,4 @@
-"""Rules of the nouns: a value outside its range is refused with the field, the value and what is allowed."""
+"""Tests for the ranges of scenario fields. Errors name the field, the value and the expected values."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ OF_TOKEN_MODELS: list[Invalid] = [
         "Data.batch_dim 1 is not valid. Expected 0 with CrossEntropy if rows are not sequences.",
     ),
 ]
-"""A noun, or a maker of one, the fields that it gets, and what the refusal says."""
+"""Class or factory, its arguments, and a part of the error."""
 
 OF_MODELS: list[Invalid] = [
     (Layer, {"width": 0}, "Layer.width 0 is not valid. Expected 1 to 32"),
@@ -410,7 +410,7 @@ INVALID = OF_TOKEN_MODELS + OF_MODELS + OF_OPTIMIZERS + OF_TRAININGS + OF_LAYOUT
 
 @pytest.mark.parametrize(("noun", "fields", "words"), INVALID)
 def test_what_is_outside_its_range_is_refused(noun: Noun, fields: dict[str, Any], words: str) -> None:
-    """The error is one line that says the noun, the field, the value and what is allowed."""
+    """The error is one line with class, field, value and expected values."""
     with pytest.raises(InvalidScenario) as refused:
         noun(**fields)
     assert words in str(refused.value)
@@ -420,7 +420,7 @@ def test_what_is_outside_its_range_is_refused(noun: Noun, fields: dict[str, Any]
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("field", "value", "words"), [("lr", 0.0, POSITIVE), ("weight_decay", -0.1, NOT_NEGATIVE)])
 def test_every_optimizer_checks_what_all_have(kind: type[Optimizer], field: str, value: float, words: str) -> None:
-    """An optimizer with checks of its own makes the common ones too."""
+    """An optimizer with its own checks also runs the common ones."""
     with pytest.raises(InvalidScenario) as refused:
         kind(**{field: value})
     assert str(refused.value) == f"{kind.__name__}.{field} {value} {words}"
@@ -429,7 +429,7 @@ def test_every_optimizer_checks_what_all_have(kind: type[Optimizer], field: str,
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("implementation", Implementation)
 def test_only_what_torch_has_on_cpu_is_taken(kind: type[Optimizer], implementation: Implementation) -> None:
-    """An optimizer refuses an implementation that torch lacks, and lists what it has."""
+    """An optimizer refuses an implementation that torch lacks, and lists the others."""
     if implementation in kind.implementations():
         assert kind(implementation=implementation).implementation is implementation
     else:
@@ -448,13 +448,13 @@ def test_only_what_torch_has_on_cpu_is_taken(kind: type[Optimizer], implementati
     ],
 )
 def test_what_goes_together_is_taken(noun: Noun, fields: dict[str, Any]) -> None:
-    """A value that is refused only beside another one is taken without it."""
+    """A value that is only refused in combination with another one is valid without it."""
     taken = noun(**fields)
     assert {name: getattr(taken, name) for name in fields} == fields
 
 
 def test_every_check_is_tried() -> None:
-    """Every noun with a check has an invalid value in the tables above."""
+    """Every class with a check has an invalid value in the tables above."""
     checked = {
         name
         for name, noun in vars(nouns).items()
@@ -466,13 +466,13 @@ def test_every_check_is_tried() -> None:
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (2, 3), (3, 1, 2)])
 def test_a_coordinate_is_row_major(shape: tuple[int, ...]) -> None:
-    """The last axis is that of neighbours, as in an array of that shape."""
+    """Ranks along the last axis are consecutive, as in a C-ordered array."""
     mesh = Mesh(axes=tuple(Axis(name=f"axis{index}", size=size) for index, size in enumerate(shape)))
     assert [mesh.coordinate(rank) for rank in range(mesh.num_ranks)] == list(np.ndindex(*shape))
 
 
 def test_a_layout_is_asked_for_its_parallelisms() -> None:
-    """By kind, innermost first; several kinds at once."""
+    """`of` filters by class, innermost first, and accepts several classes."""
     parallelisms = (nouns.TensorParallel(), nouns.FSDP2())
     layout = nouns.Layout(mesh=Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=1))), parallelisms=parallelisms)
     assert layout.of(nouns.FSDP2) == parallelisms[1:]

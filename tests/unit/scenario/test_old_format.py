@@ -1,4 +1,4 @@
-"""Scenarios that were written in format 1 are read as what they were."""
+"""Tests that scenarios in format 1 keep their meaning."""
 
 from __future__ import annotations
 
@@ -95,23 +95,24 @@ EVERYTHING = Scenario(
         flatten_optimizer_state_dict=True,
     ),
 )
-"""What `format_1/everything.json` describes: each field that was renamed, or has a kind now, set to something else."""
+"""Scenario in `format_1/everything.json`: every renamed field, and every object without ``kind``, has another value than its
+default."""
 
 
 def everything() -> dict[str, Any]:
-    """The file as it was written."""
+    """Content of the file."""
     data: dict[str, Any] = json.loads((Path(__file__).parent / "format_1" / "everything.json").read_text())
     return data
 
 
 def test_a_scenario_of_format_1_is_read_with_every_field() -> None:
-    """Each renamed field and each kind that was taken for granted means what it meant."""
+    """Renamed fields and objects without ``kind`` keep their meaning."""
     assert from_json(json.dumps(everything())) == EVERYTHING
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_is_read_from_format_1_is_written_in_the_current_one(file: Path) -> None:
-    """Findings and scripts kept since then are rewritten without a loss."""
+    """Old findings and scripts are rewritten without loss."""
     scenario = from_json(file.read_text())
     written = to_json(scenario)
     assert json.loads(written)["format"] == 2
@@ -135,7 +136,7 @@ def test_what_is_read_from_format_1_is_written_in_the_current_one(file: Path) ->
     ],
 )
 def test_what_does_not_fit_format_1_is_refused_by_its_place(path: tuple[str | int, ...], value: Any, problem: str) -> None:
-    """An old file gets the same one line as a new one."""
+    """Errors in old files have the same form."""
     data = everything()
     place: Any = data
     for key in path[:-1]:

@@ -1,4 +1,4 @@
-"""Rules of the Hypothesis profiles."""
+"""Tests for the Hypothesis profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.system.profiles import EXAMPLES, register_profiles
 
 @pytest.fixture(autouse=True)
 def _profiles_as_they_were() -> Iterator[None]:
-    """Restore what a test registers."""
+    """Restore the profiles."""
     before = dict(settings._profiles)
     yield
     settings._profiles.clear()
@@ -21,7 +21,7 @@ def _profiles_as_they_were() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_profiles_have_no_deadline_and_their_number_of_examples(name: str) -> None:
-    """A check takes as long as its ranks need."""
+    """No profile has a deadline because a check takes as long as its ranks need."""
     register_profiles()
     profile = settings.get_profile(f"equivcheck-{name}")
     assert profile.deadline is None
@@ -31,7 +31,7 @@ def test_profiles_have_no_deadline_and_their_number_of_examples(name: str) -> No
 
 
 def test_installed_profiles_leave_others_alone() -> None:
-    """Only prefixed names are registered."""
+    """Only prefixed profiles are registered."""
     before = dict(settings._profiles)
     register_profiles()
     assert {name: profile for name, profile in settings._profiles.items() if not name.startswith("equivcheck-")} == {
@@ -40,7 +40,7 @@ def test_installed_profiles_leave_others_alone() -> None:
 
 
 def test_what_is_set_in_a_profile_holds_when_it_is_registered_again() -> None:
-    """`ci` has itself as parent."""
+    """Settings made in `ci` hold if `ci` is registered again on top of it."""
     settings.register_profile("ci", settings.get_profile("ci"), stateful_step_count=7)
     register_profiles(prefix="")
     assert settings.get_profile("ci").stateful_step_count == 7

@@ -1,4 +1,4 @@
-"""Rules of the tally."""
+"""Tests for counting checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from equivcheck.system.tally import record, take
 
 
 def test_a_check_is_counted_once() -> None:
-    """What was taken is not counted again."""
+    """A check is not counted again after `take`."""
     take()
     for layout in ("ddp", "fsdp2", "ddp"):
         record(layout, "sim", "equivalent")

@@ -1,4 +1,4 @@
-"""Folders for a while."""
+"""Tests for temporary folders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ os._exit(0)
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where temporary files are kept, of this process and of those that it starts."""
+    """Folder for temporary files in this process and its children."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     module._clear_at_first_use.cache_clear()
@@ -60,14 +60,14 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder() -> Iterator[subprocess.Popen[str]]:
-    """A process that holds a folder with a file in it."""
+    """Process that holds a temporary folder with a file."""
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
 
 
 def folder_of(process: subprocess.Popen[str]) -> Path:
-    """The folder that it holds."""
+    """Folder that the process holds."""
     assert process.stdout is not None
     folder = Path(process.stdout.readline().strip())
     assert folder.is_dir()
@@ -75,13 +75,13 @@ def folder_of(process: subprocess.Popen[str]) -> Path:
 
 
 def killed(process: subprocess.Popen[str]) -> None:
-    """End it so that it cannot clear up."""
+    """Kill the process so that it cannot clean up."""
     process.kill()
     process.wait()
 
 
 def test_a_folder_is_gone_after_its_context_however_that_ends(place: Path) -> None:
-    """Nothing stays after an error either."""
+    """The folder is removed, even after an error."""
     with temporary_folder() as folder:
         Path(folder, "file").touch()
     with pytest.raises(ZeroDivisionError), temporary_folder():
@@ -92,7 +92,7 @@ def test_a_folder_is_gone_after_its_context_however_that_ends(place: Path) -> No
 def test_what_a_killed_process_left_is_cleared_by_the_next_that_makes_a_folder(
     place: Path, holder: subprocess.Popen[str]
 ) -> None:
-    """No folder stays for good."""
+    """The next process removes the folder."""
     folder = folder_of(holder)
     killed(holder)
     assert folder.is_dir()
@@ -101,7 +101,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next_that_makes_a_folder(
 
 
 def test_the_folder_of_a_process_that_runs_stays(holder: subprocess.Popen[str]) -> None:
-    """Neither another process's nor one's own is cleared while it is in use."""
+    """Folders in use stay, in this and in other processes."""
     folder = folder_of(holder)
     with temporary_folder() as mine:
         clear_abandoned()
@@ -110,7 +110,7 @@ def test_the_folder_of_a_process_that_runs_stays(holder: subprocess.Popen[str]) 
 
 
 def test_a_process_that_ends_while_it_makes_a_folder_leaves_none(place: Path) -> None:
-    """One that was made a moment ago by another thread goes too, and no other is made."""
+    """A folder that another thread has just created is removed too, and no other is created."""
     command = [sys.executable, "-c", ENDS_WHILE_ONE_IS_MADE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -122,14 +122,14 @@ def test_a_process_that_ends_while_it_makes_a_folder_leaves_none(place: Path) ->
 
 @pytest.mark.parametrize("name", ["equivcheck-temporary-", "equivcheck-temporary-mine", "equivcheck-abcdefgh", "findings"])
 def test_other_folders_stay(place: Path, name: str) -> None:
-    """Only names that are given here are cleared."""
+    """Only folders with matching names are removed."""
     (place / name).mkdir()
     clear_abandoned()
     assert (place / name).is_dir()
 
 
 def test_a_file_of_that_name_and_a_link_are_let_be(place: Path) -> None:
-    """What is no folder is not one of ours."""
+    """Files and links with a matching name stay."""
     (place / "equivcheck-temporary-abcdefgh").touch()
     (place / "precious").mkdir()
     (place / "equivcheck-temporary-abcdefgi").symlink_to(place / "precious")
@@ -138,7 +138,7 @@ def test_a_file_of_that_name_and_a_link_are_let_be(place: Path) -> None:
 
 
 def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    """The text says where and why; where there is space nothing is raised, and nothing is left."""
+    """The message names place and reason. With free space nothing is raised and no file stays."""
     require_space()
     assert list(place.iterdir()) == []
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
@@ -147,7 +147,7 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> N
 
 
 def test_a_place_that_takes_no_folder_is_named(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    """The same for a folder that cannot be made."""
+    """The message is the same if a folder cannot be created."""
     monkeypatch.setattr(tempfile, "tempdir", str(place / "nowhere"))
     with pytest.raises(NoSpace, match="nowhere"), temporary_folder():
         pass

@@ -1,4 +1,4 @@
-"""Copies one after the other leave what copies in one pass leave."""
+"""Tests that copies trained one by one equal copies trained in one pass."""
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ TRAINING = Training(
 
 
 def scaled(values: torch.Tensor) -> torch.Tensor:
-    """Three copies that differ."""
+    """Three different copies."""
     return torch.stack([values, values * 1.5, values * 0.5])
 
 
 def test_copies_in_turn_equal_copies_at_once() -> None:
-    """Both ways to train several copies lay out the same numbers in the same way."""
+    """Both functions return the same numbers in the same layout."""
     drawn = material(TRAINING)
     parameters = {name: scaled(values) for name, values in drawn.parameters.items()}
     steps = [[Batch(inputs=scaled(b.inputs), targets=scaled(b.targets), masks=b.masks) for b in step] for step in drawn.steps]

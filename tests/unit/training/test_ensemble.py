@@ -1,4 +1,4 @@
-"""Tests for training several copies at once."""
+"""Tests for training several copies in one pass."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from equivcheck.worlds.trace.trace import Step, Trace
 ELEMENTWISE = [kind for kind in OPTIMIZERS if kind.elementwise]
 COPIES = 3
 RELATIVE = {Precision.FLOAT64: 1e-10, Precision.FLOAT32: 1e-4}
-"""Accepted error over the norm of all that is compared; products are summed in another order than one by one."""
+"""Accepted error relative to the norm of all compared values, because batched matmuls sum in another order."""
 ABSOLUTE = {Precision.FLOAT64: 1e-13, Precision.FLOAT32: 1e-6}
-"""Accepted besides: where tanh or sigmoid saturates, torch computes a slope near 0 as a difference of numbers near 1."""
+"""Accepted absolute error. Near saturation torch computes the slope of tanh and sigmoid as a difference of numbers near 1."""
 MARGIN = 50.0
-"""Accepted error over what rounding may do to a generated training that is compared."""
+"""Accepted error relative to the rounding error of a generated training."""
 
 PLAIN = Training(
     model=Model(
@@ -58,7 +58,7 @@ PLAIN = Training(
 
 
 def perturbed(training: Training, amount: float) -> list[Material]:
-    """Materials of copies that differ: every number multiplied by up to 1 +- amount, masks alike."""
+    """Copies with every number multiplied by up to 1 +- amount, and equal masks."""
     generator = torch.Generator().manual_seed(training.seed)
 
     def move(values: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def perturbed(training: Training, amount: float) -> list[Material]:
 
 
 def together(training: Training, copies: list[Material]) -> EnsembleTrace:
-    """The copies trained at once."""
+    """Train the copies in one pass."""
     parameters = {name: torch.stack([copy.parameters[name] for copy in copies]) for name in copies[0].parameters}
     steps = [
         [
@@ -97,27 +97,27 @@ def together(training: Training, copies: list[Material]) -> EnsembleTrace:
 
 
 def alone(training: Training, copy: Material) -> Trace:
-    """One copy by the train loop."""
+    """Train one copy with the train loop."""
     model = build_model(training.model, copy.parameters, training.data.batch_dim)
     with patch("equivcheck.training.loop.material", return_value=copy):
         return train(Setup(training=training, model=model, module=model, compute=accumulate))
 
 
 def error_of(found: npt.ArrayLike, expected: npt.ArrayLike, precision: Precision) -> float:
-    """Norm of the error in units of tolerance; NaN if anything is not finite."""
+    """Norm of the error in units of tolerance; NaN if a value is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         error, scale = np.linalg.norm(np.subtract(found, expected)), np.linalg.norm(expected)
     return float(error / (RELATIVE[precision] * scale + ABSOLUTE[precision]))
 
 
 def assert_close(found: npt.ArrayLike, expected: npt.ArrayLike, precision: Precision, where: str) -> None:
-    """Equal but for rounding, normwise."""
+    """Assert equality up to rounding, by norm."""
     assert np.shape(found) == np.shape(expected), where
     assert error_of(found, expected, precision) <= 1.0, where
 
 
 def numbers(trace: Trace) -> list[npt.ArrayLike]:
-    """Everything in a trace that is a number."""
+    """All numbers in a trace."""
     found: list[npt.ArrayLike] = [trace.state.values]
     for step in trace.steps:
         found += [step.loss, step.gradients.values, step.parameters.values]
@@ -127,19 +127,19 @@ def numbers(trace: Trace) -> list[npt.ArrayLike]:
 
 
 def are_alike(traces: list[Trace], precision: Precision) -> bool:
-    """Whether traces differ by no more than a small part of the tolerance."""
+    """Whether traces differ by less than a small part of the tolerance."""
     first, *others = (numbers(trace) for trace in traces)
     return all(error_of(*pair, precision) <= 1.0 / MARGIN for other in others for pair in zip(other, first, strict=True))
 
 
 def assert_each_copy_trains_alone(training: Training, amount: float = 1e-3) -> None:
-    """Every copy of an ensemble leaves what it leaves by itself."""
+    """Assert that every copy equals a separate run."""
     copies = perturbed(training, amount)
     assert_rows_are(together(training, copies), [alone(training, copy) for copy in copies], training)
 
 
 def assert_rows_are(ensemble: EnsembleTrace, traces: list[Trace], training: Training) -> None:
-    """Each row of an ensemble is a trace."""
+    """Assert that each row of an ensemble is a trace."""
     for row, trace in enumerate(traces):
         for index, (step, expected) in enumerate(zip(ensemble.steps, trace.steps, strict=True)):
             assert_steps_agree(step, row, expected, training.precision, f"copy {row} step {index}")
@@ -148,7 +148,7 @@ def assert_rows_are(ensemble: EnsembleTrace, traces: list[Trace], training: Trai
 
 
 def assert_steps_agree(step: EnsembleStep, row: int, expected: Step, precision: Precision, where: str) -> None:
-    """A row of an ensemble's step is the step of a single run."""
+    """Assert that a row of an ensemble's step equals the step of a single run."""
     assert step.present == expected.gradients.present
     assert_close(step.loss[row], expected.loss, precision, f"{where} loss")
     assert_close(step.gradients[row], expected.gradients.values, precision, f"{where} gradients")
@@ -164,7 +164,7 @@ def assert_steps_agree(step: EnsembleStep, row: int, expected: Step, precision: 
 @pytest.mark.parametrize("kind", ELEMENTWISE)
 @pytest.mark.parametrize("zero_grad", ZeroGrad)
 def test_every_optimizer_keeps_copies_apart(kind: type[Optimizer], zero_grad: ZeroGrad) -> None:
-    """Copies that clearly differ each train as they would alone, whatever the optimizer."""
+    """Different copies train as in separate runs, with every optimizer."""
     assert_each_copy_trains_alone(replace(PLAIN, optimizer=kind(), zero_grad=zero_grad))
 
 
@@ -172,14 +172,14 @@ def test_every_optimizer_keeps_copies_apart(kind: type[Optimizer], zero_grad: Ze
     "clipping", [*(ClipNorm(max_norm=0.01, norm_type=kind) for kind in NormType), ClipValue(clip_value=0.01)]
 )
 def test_copies_are_clipped_by_themselves(clipping: Clipping) -> None:
-    """The norm of a copy is not that of all copies."""
+    """Each copy is clipped by its own norm."""
     assert_each_copy_trains_alone(replace(PLAIN, clipping=clipping, optimizer=Adam()), amount=0.5)
 
 
 @settings(max_examples=max(30, settings().max_examples // 4), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trainings(precisions=st.just(Precision.FLOAT64), optimizers=optimizers(kinds=st.sampled_from(ELEMENTWISE))))
 def test_generated_trainings_keep_copies_apart(training: Training) -> None:
-    """Whatever can be trained gives the same at once as one by one, where rounding is not magnified."""
+    """Generated trainings give the same in one pass and one by one, unless rounding is magnified."""
     copies = perturbed(training, 1e-15)
     with one_thread():
         traces = [alone(training, copy) for copy in copies]
@@ -188,7 +188,7 @@ def test_generated_trainings_keep_copies_apart(training: Training) -> None:
 
 
 def test_float32_copies_are_kept_apart() -> None:
-    """Losses, norms and state of float32 copies are their own as well."""
+    """Losses, norms and state stay separate in float32 too."""
     assert_each_copy_trains_alone(replace(PLAIN, precision=Precision.FLOAT32, optimizer=Adam(), clipping=ClipNorm()), amount=0.1)
 
 

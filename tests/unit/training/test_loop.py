@@ -1,4 +1,4 @@
-"""Tests for the train loop on one device and the trace that it leaves."""
+"""Tests for the train loop on one device and its trace."""
 
 from __future__ import annotations
 
@@ -50,30 +50,33 @@ EVEN = {"layers.0.auxiliary.weight"}
 
 
 def run(training: Training) -> Trace:
-    """The trace of one device."""
+    """Trace of the single-device run."""
     return train(single_device(training))
 
 
 def absent(snapshot: Snapshot) -> set[str]:
-    """Names of the tensors that are None."""
+    """Names of tensors that are None."""
     return {piece.name for piece, there in zip(snapshot.pieces, snapshot.present, strict=True) if not there}
 
 
 def test_none_gradients_are_reported() -> None:
-    """Frozen parameters and auxiliary linears that do not run have no gradient; every parameter is there."""
+    """Frozen parameters and idle auxiliary linears have no gradient; all parameters are recorded."""
     steps = run(TRAINING).steps
     assert [absent(step.gradients) for step in steps] == [FROZEN | NEVER, FROZEN | NEVER | EVEN, FROZEN | NEVER]
     assert [absent(step.parameters) for step in steps] == [set()] * 3
 
 
 def test_gradients_zeroed_to_zero_stay_there() -> None:
-    """Zeroed to zero, what had a gradient once keeps having one, of zeros."""
+    """With `ZeroGrad.ZERO`, a gradient stays zero instead of None."""
     steps = run(replace(TRAINING, zero_grad=ZeroGrad.ZERO)).steps
     assert [absent(step.gradients) for step in steps] == [FROZEN | NEVER] * 3
 
 
 def test_snapshots_hold_what_their_pieces_say() -> None:
-    """As many values as the pieces present have elements, pieces whole, named once, and the same object at every step."""
+    """A snapshot has one value per element of its pieces.
+
+    Pieces are full tensors, named once, and the same object at every step.
+    """
     steps = run(replace(TRAINING, clipping=ClipNorm())).steps
     for step in steps:
         for snapshot in (step.gradients, step.clipped, step.parameters):
@@ -86,7 +89,7 @@ def test_snapshots_hold_what_their_pieces_say() -> None:
 
 
 def test_snapshots_are_copies() -> None:
-    """A step's values are not overwritten by the next, not even with a single parameter, where nothing need be joined."""
+    """The next step does not overwrite a snapshot, even if there is only one parameter."""
     model = Model(features=1, layers=(Layer(width=1, bias=False),))
     training = Training(model=model, data=Data(microbatches=(1,)), steps=3, zero_grad=ZeroGrad.ZERO)
     steps = run(training).steps
@@ -99,7 +102,7 @@ def test_snapshots_are_copies() -> None:
 
 @pytest.mark.parametrize("precision", Precision)
 def test_element_types_are_the_precision(precision: Precision) -> None:
-    """Gradients, parameters and the averages of the optimizer have the training's element type."""
+    """Gradients, parameters and optimizer averages have the training's dtype."""
     trace = run(replace(TRAINING, precision=precision))
     assert set(trace.steps[0].parameters.dtypes) == {precision.value}
     assert set(trace.steps[0].gradients.dtypes) == {precision.value, ""}
@@ -110,7 +113,7 @@ def test_element_types_are_the_precision(precision: Precision) -> None:
 
 @pytest.mark.parametrize("loss", Loss)
 def test_microbatches_make_up_the_batch(loss: Loss) -> None:
-    """Uneven microbatches give the loss and gradients of the same rows in one batch."""
+    """Uneven microbatches give the same loss and gradients as one batch."""
     training = replace(TRAINING, loss=loss, steps=1)
     (parts,) = material(training).steps
     whole = replace(
@@ -125,7 +128,7 @@ def test_microbatches_make_up_the_batch(loss: Loss) -> None:
 
 @pytest.mark.parametrize("loss", Loss)
 def test_loss_is_that_of_its_name(loss: Loss) -> None:
-    """Squares or differences, summed or averaged over every element of the step's batch."""
+    """Losses are squares or differences, summed or averaged over the step's batch."""
     training = replace(TRAINING, loss=loss, steps=1)
     module = build_model(MODEL, material(training).parameters)
     (parts,) = material(training).steps
@@ -137,7 +140,7 @@ def test_loss_is_that_of_its_name(loss: Loss) -> None:
 
 @pytest.mark.parametrize("norm_type", NormType)
 def test_clipping_by_norm(norm_type: NormType) -> None:
-    """The norm is that of all gradients together before clipping, and what is left has the largest norm allowed."""
+    """The recorded norm is the total norm before clipping; afterwards it is the maximum."""
     step = run(replace(TRAINING, clipping=ClipNorm(max_norm=0.01, norm_type=norm_type))).steps[0]
     order = float(norm_type.value)
     assert step.clipped is not None
@@ -146,7 +149,7 @@ def test_clipping_by_norm(norm_type: NormType) -> None:
 
 
 def test_clipping_by_value() -> None:
-    """Every element is clamped and there is no norm."""
+    """Every element is clamped and no norm is recorded."""
     step = run(replace(TRAINING, clipping=ClipValue(clip_value=0.01))).steps[0]
     assert step.clip_norm is None
     assert step.clipped is not None
@@ -155,7 +158,7 @@ def test_clipping_by_value() -> None:
 
 @pytest.mark.parametrize(("clipping", "clipped"), [(None, False), (ClipNorm(), True), (ClipValue(), True)])
 def test_clipped_gradients_are_there_only_with_clipping(clipping: Clipping | None, clipped: bool) -> None:
-    """Without clipping there is neither a norm nor clipped gradients."""
+    """Without clipping neither norm nor clipped gradients are recorded."""
     step = run(replace(TRAINING, clipping=clipping)).steps[0]
     assert (step.clipped is not None) is clipped
     assert (step.clip_norm is not None) is isinstance(clipping, ClipNorm)
@@ -175,7 +178,7 @@ def test_update_uses_clipped_gradients_and_the_schedule() -> None:
 
 
 def test_state_is_that_of_trained_parameters() -> None:
-    """What never had a gradient has no state; the rest has Adam's, scalars with no dims."""
+    """Parameters that never had a gradient have no state; Adam's scalars have no dims."""
     state = run(TRAINING).state
     trained = [name for name in material(TRAINING).parameters if name not in FROZEN | NEVER]
     keys = ("step", "exp_avg", "exp_avg_sq")
@@ -186,7 +189,7 @@ def test_state_is_that_of_trained_parameters() -> None:
 
 
 def test_state_values_are_the_last_ones() -> None:
-    """A step count is how often the parameter was updated: every step, or every other for the auxiliary linear."""
+    """A step count equals the parameter's updates: every step, or every other step for the auxiliary linear."""
     state = run(TRAINING).state
     counts, offset = {}, 0
     for piece in state.pieces:
@@ -199,14 +202,14 @@ def test_state_values_are_the_last_ones() -> None:
 
 
 def test_sgd_without_momentum_has_no_state() -> None:
-    """Nothing is nothing, not a tensor of no elements."""
+    """The state snapshot is empty."""
     state = run(replace(TRAINING, optimizer=SGD())).state
     assert state.pieces == ()
     assert state.values.size == 0
 
 
 def test_buffers_are_read_at_the_end() -> None:
-    """The counter has counted every microbatch of every step."""
+    """The counter has counted every microbatch in every step."""
     buffers = run(TRAINING).buffers
     assert [piece.name for piece in buffers.pieces] == ["forwards"]
     assert buffers.dtypes == ("int64",)
@@ -214,14 +217,14 @@ def test_buffers_are_read_at_the_end() -> None:
 
 
 def test_training_repeats_bit_for_bit() -> None:
-    """Two runs of the same training leave the same bits."""
+    """Two runs give identical bits."""
     first, second = run(TRAINING), run(TRAINING)
     assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
     np.testing.assert_array_equal(first.steps[-1].parameters.values, second.steps[-1].parameters.values)
 
 
 def test_hooks_are_called_around_backward() -> None:
-    """Hooks see each step's index: `before_step` ahead of zeroing, `before_update` with the gradients there."""
+    """Hooks get each step's index: `before_step` before zeroing, `before_update` with gradients present."""
     setup: Setup = single_device(TRAINING)
     parameter = setup.model.get_parameter("layers.0.linear.weight")
     seen: list[tuple[str, int, bool]] = []
@@ -232,7 +235,7 @@ def test_hooks_are_called_around_backward() -> None:
 
 
 def test_accumulation_is_told_the_last_microbatch() -> None:
-    """The context around a backward knows whether it is the step's last."""
+    """The context around backward knows whether the microbatch is the step's last."""
     setup = single_device(replace(TRAINING, data=Data(microbatches=(1, 2, 1)), steps=1))
     told: list[bool] = []
     plain = setup.accumulation

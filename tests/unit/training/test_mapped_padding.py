@@ -1,4 +1,4 @@
-"""What is wrong with padding under `torch.vmap` shows with torch alone, in the folder `upstream`, and copies do without it."""
+"""Tests that torch's bug with `padding_idx` under `torch.vmap` still exists, and that copies avoid it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from equivcheck.training.material import Batch, material
 from unit.training.upstream.mapped_embedding_padding import max_difference
 
 FORGETS_PADDING = ">=2.9"
-"""Versions that do: measured on 2.9.1, 2.13.0 and 2.15.0."""
+"""Versions with the bug, measured on 2.9.1, 2.13.0 and 2.15.0."""
 
 
 def test_backward_from_outside_forgets_the_padding() -> None:
-    """The padding's row of all copies but the first has a gradient; taken inside, none has."""
+    """The padding row has a gradient in all copies except the first; inside `torch.func.grad` it has none."""
     assert (max_difference() > 0) == torch_in(FORGETS_PADDING)
     assert max_difference(inside=True) == 0
 
 
 def test_copies_honour_the_padding() -> None:
-    """Of an embedding whose padding is fed, no copy trains that row."""
+    """No copy trains the padding row."""
     model = Model(features=2, length=4, source=Tokens(vocabulary=3, padding=1), layers=(Layer(width=2),), head=Head())
     training = Training(model=model, data=Data(microbatches=(3,)), optimizer=SGD(), loss=CrossEntropy())
     drawn = material(training)

@@ -1,4 +1,4 @@
-"""Tests for the module of a model noun."""
+"""Tests for the model's module."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ INPUTS = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).reshape(2, 3)
 
 
 def built(model: Model) -> MLP:
-    """The module with its own initial parameters."""
+    """Module with its initial parameters."""
     return build_model(model, material(Training(model=model, data=Data(microbatches=(2,)))).parameters)
 
 
 @pytest.fixture
 def module() -> MLP:
-    """The module of `MODEL`."""
+    """Module of `MODEL`."""
     return built(MODEL)
 
 
 def test_names_and_shapes(module: MLP) -> None:
-    """Parameters have canonical names and shapes, a shared weight those of the layer that first has it, in the order drawn."""
+    """Parameters have canonical names and shapes in the order drawn; a shared weight has those of its owner."""
     assert [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()] == list(SHAPES.items())
 
 
 def test_shared_weight_is_one_parameter(module: MLP) -> None:
-    """A layer that shares has the other's parameter itself, not a copy."""
+    """A layer that shares a weight has the same parameter object."""
     assert module.get_submodule("layers.3.linear").weight is module.get_submodule("layers.0.linear").weight
 
 
 def test_frozen_layers_require_no_gradient(module: MLP) -> None:
-    """What a frozen layer has of its own requires no gradient; a weight that it only shares still does."""
+    """Parameters that a frozen layer owns require no gradient; a weight that it only shares does."""
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     assert frozen == {"layers.1.norm.weight", "layers.1.linear.weight", "layers.3.linear.bias"}
 
 
 def test_initial_parameters_are_copied() -> None:
-    """Training a module leaves the material that it was built from alone."""
+    """Training a module does not change the cached initial parameters."""
     drawn = material(Training(model=MODEL, data=Data(microbatches=(2,))))
     module = build_model(MODEL, drawn.parameters)
     before = drawn.parameters["layers.0.linear.weight"].clone()
@@ -78,7 +78,7 @@ def test_initial_parameters_are_copied() -> None:
 
 
 def test_building_draws_no_random_numbers() -> None:
-    """The process-wide generator is where it was: ranks may be threads."""
+    """Torch's default generator is unchanged, because ranks may be threads."""
     before = torch.get_rng_state()
     built(MODEL)
     assert torch.equal(torch.get_rng_state(), before)
@@ -86,21 +86,21 @@ def test_building_draws_no_random_numbers() -> None:
 
 @pytest.mark.parametrize(("step", "runs"), [(0, True), (1, False), (2, True)])
 def test_auxiliary_linear_runs_at_even_steps(module: MLP, step: int, runs: bool) -> None:
-    """An auxiliary linear of even steps runs at steps 0, 2 ... and has no gradient at others; one that never runs has none."""
+    """The auxiliary linear runs at steps 0, 2, 4 and has no gradient otherwise; one with NEVER has none at all."""
     module(INPUTS, NO_MASKS, step).sum().backward()
     assert (module.get_parameter("layers.0.auxiliary.weight").grad is not None) is runs
     assert module.get_parameter("layers.2.auxiliary.weight").grad is None
 
 
 def test_counter_counts_forwards(module: MLP) -> None:
-    """The buffer is one more after every forward."""
+    """The buffer increases by one with every forward."""
     for _ in range(3):
         module(INPUTS, NO_MASKS, 0)
     assert module.forwards.tolist() == 3
 
 
 def test_offset_is_added_to_the_outputs() -> None:
-    """The buffer has one number for each output, none of them zero, and is not trained."""
+    """The buffer has one nonzero number per output and is not trained."""
     model = Model(features=3, layers=(Layer(width=4),))
     plain, moved = built(model), built(replace(model, offset=True))
     assert torch.equal(moved(INPUTS, (None,), 0), plain(INPUTS, (None,), 0) + moved.offset)
@@ -111,7 +111,7 @@ def test_offset_is_added_to_the_outputs() -> None:
 
 
 def test_a_scale_multiplies_the_outputs_before_the_offset() -> None:
-    """It is a parameter of the model itself, the first, of shape [], and trained where every layer but one is frozen."""
+    """The scale is the model's first parameter, has shape [], and is trained even if layers are frozen."""
     model = Model(features=3, layers=(Layer(width=4), Layer(width=4, frozen=True)), offset=True, scale=True)
     scaled, parameters = built(model), material(Training(model=model, data=Data(microbatches=(2,)))).parameters
     plain = build_model(
@@ -123,7 +123,7 @@ def test_a_scale_multiplies_the_outputs_before_the_offset() -> None:
 
 
 def test_model_without_counter_has_no_buffers() -> None:
-    """There is nothing to synchronise unless asked for."""
+    """Without counter and offset there are no buffers."""
     assert list(built(Model(features=2, layers=(Layer(width=2),))).buffers()) == []
 
 
@@ -140,7 +140,7 @@ def test_model_without_counter_has_no_buffers() -> None:
     ],
 )
 def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Module, residual: bool) -> None:
-    """Norm, linear plus auxiliary linear, activation, mask, and only then the residual."""
+    """Norm, linear plus auxiliary linear, activation, mask, then the residual."""
     layer = Layer(
         width=3, activation=activation, residual=residual, norm=Norm.LAYER, auxiliary=AuxiliaryLinear.EVEN_STEPS, dropout=0.5
     )
@@ -157,7 +157,7 @@ def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Mod
 @pytest.mark.parametrize("shape_op", ShapeOp)
 @pytest.mark.parametrize("width", [1, 3, 4])
 def test_a_shape_op_keeps_its_input_or_adds_to_it(shape_op: ShapeOp, width: int) -> None:
-    """It comes last, gives back what it got plus what `added` says, and lets gradients through as they are."""
+    """It runs last, returns its input plus the result of `added`, and passes gradients unchanged."""
     plain, with_shape_op = (
         built(Model(features=3, layers=(Layer(width=width, shape_op=chosen),))) for chosen in (None, shape_op)
     )
@@ -173,13 +173,13 @@ def test_a_shape_op_keeps_its_input_or_adds_to_it(shape_op: ShapeOp, width: int)
 @pytest.mark.parametrize("shape_op", ShapeOp)
 @pytest.mark.parametrize("width", [1, 3, 4])
 def test_a_shape_op_takes_no_rows(shape_op: ShapeOp, width: int) -> None:
-    """A rank that has none, as where rows are cut unevenly, goes on, so that it meets the others."""
+    """A rank without rows continues, so that it joins the collectives."""
     module = built(Model(features=3, layers=(Layer(width=width, shape_op=shape_op),)))
     assert module(INPUTS[:0], (None,), 0).shape == (0, width)
 
 
 def test_rows_along_dim_1_are_transposed_in_and_out() -> None:
-    """A model for such rows maps (features, rows) to (outputs, rows)."""
+    """The model maps (features, rows) to (outputs, rows)."""
     parameters = material(Training(model=MODEL, data=Data(microbatches=(2,)))).parameters
     plain, turned = (build_model(MODEL, parameters, batch_dim) for batch_dim in (0, 1))
     assert torch.equal(plain(INPUTS, NO_MASKS, 0).T, turned(INPUTS.T, NO_MASKS, 0))

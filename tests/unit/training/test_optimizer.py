@@ -1,4 +1,4 @@
-"""Tests for the torch optimizer and schedule of their nouns."""
+"""Tests for building optimizers and schedules."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ STEPS = range(12)
 
 
 def built(training: Training) -> tuple[torch.optim.Optimizer, dict[int, str]]:
-    """The optimizer of a training over parameters of its own, and their names by identity."""
+    """Optimizer over new parameters, and their names by identity."""
     parameters = {name: values.clone().requires_grad_() for name, values in material(training).parameters.items()}
     return build_optimizer(training, parameters.items()), {id(parameter): name for name, parameter in parameters.items()}
 
 
 def training_with(noun: Optimizer, **changes: Any) -> Training:
-    """The training with another optimizer, and with a model that it takes."""
+    """Training with another optimizer, and with a model that it supports."""
     return replace(TRAINING, optimizer=noun, model=MODEL if noun.takes_vectors else MATRICES, **changes)
 
 
 def members(training: Training) -> list[set[str]]:
-    """Names in each of torch's groups, without their ``layers.``."""
+    """Parameter names in each of torch's groups, without ``layers.``."""
     optimizer, names = built(training)
     return [{names[id(parameter)].removeprefix("layers.") for parameter in group["params"]} for group in optimizer.param_groups]
 
 
 def test_one_group_by_default() -> None:
-    """Without groups, every parameter is in the optimizer's own."""
+    """Without groups, every parameter is in the default group."""
     assert members(TRAINING) == [{name.removeprefix("layers.") for name in material(TRAINING).parameters}]
 
 
@@ -76,20 +76,20 @@ def test_one_group_by_default() -> None:
     ],
 )
 def test_group_takes_what_it_selects(group: Group, taken: set[str]) -> None:
-    """A group has the parameters that it selects and the optimizer's own group the rest."""
+    """A group has the selected parameters and the default group the rest."""
     everything = {name.removeprefix("layers.") for name in material(TRAINING).parameters}
     assert members(replace(TRAINING, groups=(group,))) == [everything - taken, taken]
 
 
 @pytest.mark.parametrize("group", [VECTORS, FIRST, ODD])
 def test_no_group_takes_a_scale(group: Group) -> None:
-    """It is of no layer and no vector, and so in the optimizer's own group."""
+    """The scale belongs to no layer and is not a vector, so it is in the default group."""
     own, *_ = members(replace(TRAINING, model=replace(TRAINING.model, scale=True), groups=(group,)))
     assert "scale" in own
 
 
 def test_first_group_that_selects_takes() -> None:
-    """A parameter selected twice goes to the earlier group."""
+    """A parameter that two groups select goes to the first."""
     assert members(replace(TRAINING, groups=(ODD, VECTORS)))[1:] == [
         {"1.linear.weight", "1.linear.bias"},
         {"0.norm.weight", "0.norm.bias", "0.linear.bias", "2.linear.bias"},
@@ -97,7 +97,7 @@ def test_first_group_that_selects_takes() -> None:
 
 
 def test_empty_groups_are_left_out() -> None:
-    """A group that selects nothing, and the optimizer's own when nothing is left, do not reach torch."""
+    """Empty groups are not passed to torch."""
     single = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(2,)), groups=(ODD, FIRST))
     assert members(single) == [{"0.linear.weight", "0.linear.bias"}]
 
@@ -114,7 +114,7 @@ def test_groups_have_their_own_settings() -> None:
 
 @pytest.mark.parametrize(("kind", "implementation"), [(kind, one) for kind in OPTIMIZERS for one in kind.implementations()])
 def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementation: Implementation) -> None:
-    """Torch's class of the noun's name gets the implementation asked for and every hyperparameter."""
+    """The torch class with the same name gets the implementation and every hyperparameter."""
     noun = kind(lr=0.125, maximize=kind.maximizable, implementation=implementation)
     optimizer, _ = built(training_with(noun))
     settings: dict[str, Any] = optimizer.defaults
@@ -131,7 +131,7 @@ def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementatio
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("zero_grad", ZeroGrad)
 def test_implementations_leave_equal_state(kind: type[Optimizer], maximize: bool, zero_grad: ZeroGrad) -> None:
-    """Torch accepts every implementation with groups and maximize, and all have the same state tensors of the same types."""
+    """Torch accepts every implementation with groups and maximize, and all have the same state tensors and dtypes."""
     states = set()
     for implementation in kind.implementations():
         noun = kind(maximize=maximize and kind.maximizable, implementation=implementation)
@@ -141,7 +141,7 @@ def test_implementations_leave_equal_state(kind: type[Optimizer], maximize: bool
 
 
 def factor(schedule: Schedule, step: int) -> float:
-    """What a schedule multiplies the learning rate by, in closed form."""
+    """Closed form of the schedule's factor."""
     match schedule:
         case StepLR():
             return schedule.gamma ** (step // schedule.step_size)
@@ -180,5 +180,5 @@ def test_schedule_is_its_closed_form(schedule: Schedule) -> None:
 
 
 def test_no_schedule_is_a_constant_rate() -> None:
-    """None builds nothing."""
+    """Without a schedule nothing is built."""
     assert build_schedule(None, built(TRAINING)[0]) is None

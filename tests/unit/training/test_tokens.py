@@ -1,4 +1,4 @@
-"""Token models on one device against NumPy, and what their losses are divided by."""
+"""Tests of token models on one device against NumPy, and of loss divisors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DECODER = Model(
 
 
 def a_training(model: Model, loss: CrossEntropy, *rows: int) -> Training:
-    """One step of float64 without dropout."""
+    """One float64 step without dropout."""
     layers = tuple(layer.having(dropout=0.0, frozen=False) for layer in model.layers)
     return Training(
         model=replace(model, layers=layers), data=Data(microbatches=rows or (2, 1)), loss=loss, optimizer=SGD(), seed=3
@@ -54,7 +54,7 @@ def a_training(model: Model, loss: CrossEntropy, *rows: int) -> Training:
 
 
 def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
-    """The loss of the first step."""
+    """Loss of the first step."""
     assert isinstance(training.loss, CrossEntropy)
     batches = material(training).steps[0]
     total = sum(
@@ -71,7 +71,7 @@ def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
 @settings(max_examples=25)
 @given(token_models(), cross_entropies())
 def test_the_loss_is_that_of_numpy(model: Model, loss: CrossEntropy) -> None:
-    """Embeddings, attention, gated perceptrons, heads and losses of labels, generated."""
+    """The loss equals NumPy's for generated embeddings, attention, MLPs, heads and label losses."""
     training = a_training(model, loss) if model.outputs > 1 else a_training(DECODER, loss)
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
     assert train(single_device(training)).steps[0].loss == pytest.approx(numpy_loss(training, parameters), rel=1e-10, abs=1e-12)
@@ -95,7 +95,7 @@ SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation
     ids=["explicit", "fused", "experts", "dispatched"],
 )
 def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, ...]) -> None:
-    """Each gradient is that of the loss along its parameter; the padding has none but through a tied head."""
+    """Each gradient equals a finite difference. The padding row has none except through a tied head."""
     model = replace(DECODER, layers=layers, head=Head())
     training = a_training(model, CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
@@ -117,7 +117,7 @@ def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, 
 
 @given(st.sampled_from(Ignored), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
 def test_a_loss_is_divided_by_the_labels_of_the_whole_step(ignored: Ignored, rows: list[int], summed: bool, seed: int) -> None:
-    """All microbatches have the same divisor: how many labels count in all of them, of which there is one at least."""
+    """All microbatches have the same divisor: the labels kept in the whole step, at least one."""
     training = replace(a_training(DECODER, CrossEntropy(ignored=ignored, summed=summed), *rows), seed=seed)
     (batches,) = material(training).steps
     counted = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
@@ -127,7 +127,7 @@ def test_a_loss_is_divided_by_the_labels_of_the_whole_step(ignored: Ignored, row
 
 @pytest.mark.parametrize("precision", Precision)
 def test_labels_that_do_not_count_are_where_the_noun_says(precision: Precision) -> None:
-    """The first rows of each microbatch, or all of the first microbatch."""
+    """Labels in the first rows, or in the first microbatch, are ignored."""
     training = replace(a_training(DECODER, CrossEntropy(ignored=Ignored.FIRST_ROWS), 4, 2), precision=precision)
     ((first, second),) = material(training).steps
     assert [(batch.targets == IGNORED).all(1).tolist() for batch in (first, second)] == [

@@ -32,12 +32,12 @@ class AttentionKind(LayerKind):
 
     noun: ClassVar[type[AnyLayer]] = Attention
 
-    def parameters(self, layer: Attention, inputs: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Attention, in_features: int) -> tuple[ParameterOf, ...]:
         """Parameters in the norm and the four linears."""
         wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
-        sizes = ((inputs, wide), (inputs, narrow), (inputs, narrow), (wide, inputs))
+        sizes = ((in_features, wide), (in_features, narrow), (in_features, narrow), (wide, in_features))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.parts(layer), sizes, strict=True))
-        return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
+        return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
     def parts(self, layer: Attention) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
         """Query, key and value linears, then the output linear."""
@@ -51,19 +51,19 @@ class AttentionKind(LayerKind):
         """Head counts and head size."""
         return Looking(heads=layer.heads, kv_heads=layer.kv_heads, width=layer.head_width)
 
-    def build(self, layer: Attention, inputs: int) -> LayerModule:
+    def build(self, layer: Attention, in_features: int) -> LayerModule:
         """Build an `AttentionModule`."""
         from equivcheck.training.layers.attention.module import AttentionModule
 
-        return AttentionModule(layer, inputs)
+        return AttentionModule(layer, in_features)
 
-    def ready(self, layer: Attention, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def ready(self, layer: Attention, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Linears in reverse order, bias first, then the norm."""
-        return ready_linears(self.parameters(layer, inputs), ("output", "value", "key", "query"), autocast=autocast)
+        return ready_linears(self.parameters(layer, in_features), ("output", "value", "key", "query"), autocast=autocast)
 
-    def script(self, layer: Attention, inputs: int) -> LayerScript:
+    def script(self, layer: Attention, in_features: int) -> LayerScript:
         """Export it with the module's structure."""
-        return attention_script(layer, inputs, self.parameters(layer, inputs))
+        return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def propagated(self, layer: Attention) -> AnyLayer:
         """Attention without the fused kernel, because DTensor lacks a strategy for it."""

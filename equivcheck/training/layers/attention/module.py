@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from equivcheck.scenario import Attention
-from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.scenario.token_layers import ROTARY_BASE
 from equivcheck.training.layers.module import LayerModule, Linear, beside, norm_of
 
 
@@ -17,14 +17,14 @@ class AttentionModule(LayerModule):
 
     layer: Attention
 
-    def __init__(self, layer: Attention, inputs: int) -> None:
+    def __init__(self, layer: Attention, in_features: int) -> None:
         super().__init__(layer)
         wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
-        self.norm = norm_of(layer.norm, inputs)
-        self.query = Linear(inputs, wide, bias=layer.bias)
-        self.key = Linear(inputs, narrow, bias=layer.bias)
-        self.value = Linear(inputs, narrow, bias=layer.bias)
-        self.output = Linear(wide, inputs, bias=layer.bias)
+        self.norm = norm_of(layer.norm, in_features)
+        self.query = Linear(in_features, wide, bias=layer.bias)
+        self.key = Linear(in_features, narrow, bias=layer.bias)
+        self.value = Linear(in_features, narrow, bias=layer.bias)
+        self.output = Linear(wide, in_features, bias=layer.bias)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, length, features) to the same shape."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.scenario import Attention
-from equivcheck.training.layers.attention.rotary import ROTARY_BASE
+from equivcheck.scenario.token_layers import ROTARY_BASE
 from equivcheck.training.layers.facts import ParameterOf
 from equivcheck.training.layers.script import LayerScript, linear_lines, norm_line
 
@@ -30,7 +30,7 @@ _TURNED_BY = (
 _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 
 
-def attention_script(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+def attention_script(layer: Attention, in_features: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
     """Class for an attention layer with this many input features."""
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
@@ -41,11 +41,11 @@ def attention_script(layer: Attention, inputs: int, parameters: tuple[ParameterO
     return LayerScript(
         name="Attention",
         words="Self-attention over positions",
-        init=(*norm_line(layer.norm, inputs), *linear_lines(parameters)),
+        init=(*norm_line(layer.norm, in_features), *linear_lines(parameters)),
         compute=tuple(lines),
         functions=(_TURNED,) if layer.rotary else (),
         imports=(("torch.nn", "functional"),) if layer.fused else (),
-        of_parts=_script_of_parts(layer, inputs, parameters),
+        of_parts=_script_of_parts(layer, in_features, parameters),
     )
 
 
@@ -58,12 +58,12 @@ def _linears(layer: Attention) -> list[str]:
     ]
 
 
-def _script_of_parts(layer: Attention, inputs: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
     placed = "positions = self.sequence.positions(query.shape[-2], query.device)"
     return LayerScript(
         name="Attention",
         words="Self-attention over positions, of which some may be elsewhere",
-        init=(*norm_line(layer.norm, inputs), *linear_lines(parameters), "self.sequence = Sequence()"),
+        init=(*norm_line(layer.norm, in_features), *linear_lines(parameters), "self.sequence = Sequence()"),
         compute=(
             *_linears(layer),
             *(placed, "query, key = turned(query, positions), turned(key, positions)") * layer.rotary,

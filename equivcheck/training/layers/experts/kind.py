@@ -19,18 +19,18 @@ class ExpertsKind(LayerKind):
 
     noun: ClassVar[type[AnyLayer]] = Experts
 
-    def parameters(self, layer: Experts, inputs: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Experts, in_features: int) -> tuple[ParameterOf, ...]:
         """Parameters in norm, router, stacked experts (experts along dim 0) and shared expert."""
-        router = ParameterOf(name="router.weight", shape=(layer.num_experts, inputs), initial=Initial.WEIGHT)
-        routed = _gated_parameters("experts", layer, inputs, (layer.num_experts,))
-        shared = _gated_parameters("shared", layer, inputs) if layer.shared else ()
-        return (*norm_parameters(layer.norm, inputs), router, *routed, *shared)
+        router = ParameterOf(name="router.weight", shape=(layer.num_experts, in_features), initial=Initial.WEIGHT)
+        routed = _gated_parameters("experts", layer, in_features, (layer.num_experts,))
+        shared = _gated_parameters("shared", layer, in_features) if layer.shared else ()
+        return (*norm_parameters(layer.norm, in_features), router, *routed, *shared)
 
-    def build(self, layer: Experts, inputs: int) -> LayerModule:
+    def build(self, layer: Experts, in_features: int) -> LayerModule:
         """Build an `ExpertsModule`."""
         from equivcheck.training.layers.experts.module import ExpertsModule
 
-        return ExpertsModule(layer, inputs)
+        return ExpertsModule(layer, in_features)
 
     def dispatch(self, layer: Experts) -> Dispatch:
         """Dispatch of rows to experts. Rows need gradients if a trained norm or the router weights multiply them."""
@@ -46,15 +46,15 @@ class ExpertsKind(LayerKind):
         words = "features within each expert"
         return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
-    def ready(self, layer: Experts, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
+    def ready(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
         """Shared expert, then routed experts, from the last linear to the first, bias first; then router and norm."""
-        names = [parameter.name for parameter in self.parameters(layer, inputs)]
+        names = [parameter.name for parameter in self.parameters(layer, in_features)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
         return (*reversed(linears), "router.weight", *(name for name in names if name.startswith("norm.")))
 
-    def script(self, layer: Experts, inputs: int) -> LayerScript:
+    def script(self, layer: Experts, in_features: int) -> LayerScript:
         """Export it with the module's structure."""
-        return experts_script(layer, inputs)
+        return experts_script(layer, in_features)
 
     def propagated(self, layer: Experts) -> AnyLayer:
         """Same as `with_known_shapes`."""
@@ -65,13 +65,13 @@ class ExpertsKind(LayerKind):
         return layer.having(dispatched=False)
 
 
-def _gated_parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
+def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
     """Parameters in one gated MLP, or of several stacked along a first dim."""
     found, expert_dim = [], 0 if stacked else None
     for name, outputs, features, dim in (
-        ("gate", layer.hidden, inputs, 0),
-        ("up", layer.hidden, inputs, 0),
-        ("down", inputs, layer.hidden, 1),
+        ("gate", layer.hidden, in_features, 0),
+        ("up", layer.hidden, in_features, 0),
+        ("down", in_features, layer.hidden, 1),
     ):
         shape, within = (*stacked, outputs, features), len(stacked) + dim
         found.append(

@@ -17,8 +17,8 @@ Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 class Router(Linear):
     """Linear router: selects experts for each position and computes their weights."""
 
-    def __init__(self, layer: Experts, inputs: int) -> None:
-        super().__init__(inputs, layer.num_experts, bias=False)
+    def __init__(self, layer: Experts, in_features: int) -> None:
+        super().__init__(in_features, layer.num_experts, bias=False)
         self.layer = layer
         self.load: Load | None = None
 
@@ -51,23 +51,23 @@ class Router(Linear):
 class GatedExperts(nn.Module):
     """Gated MLP parameters, for one expert or stacked along dim 0, and the computation of each expert."""
 
-    def __init__(self, layer: Experts, inputs: int, *stacked: int) -> None:
+    def __init__(self, layer: Experts, in_features: int, *stacked: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS.get(layer.activation)
         self.region: Region = UNCUT
         for name, outputs, features in (
-            ("gate", layer.hidden, inputs),
-            ("up", layer.hidden, inputs),
-            ("down", inputs, layer.hidden),
+            ("gate", layer.hidden, in_features),
+            ("up", layer.hidden, in_features),
+            ("down", in_features, layer.hidden),
         ):
             self.register_parameter(name, nn.Parameter(torch.empty(*stacked, outputs, features)))
             bias = nn.Parameter(torch.empty(*stacked, outputs)) if layer.bias else None
             self.register_parameter(f"{name}_bias", bias)
 
     def forward(self, inputs: torch.Tensor, expert: int | None = None, counts: torch.Tensor | None = None) -> torch.Tensor:
-        """Map (..., features) with the only expert or with one of several.
+        """Compute the only expert, or the one with index `expert`, on (..., features).
 
-        With `counts`, map sorted rows with each expert in turn.
+        With `counts`, the inputs are rows sorted by expert, and each expert computes its own.
         """
         own = self._parameters_beside(inputs)
         if counts is None:
@@ -110,12 +110,12 @@ class ExpertsModule(DispatchingModule):
 
     layer: Experts
 
-    def __init__(self, layer: Experts, inputs: int) -> None:
+    def __init__(self, layer: Experts, in_features: int) -> None:
         super().__init__(layer)
-        self.norm = norm_of(layer.norm, inputs)
-        self.router = Router(layer, inputs)
-        self.experts = GatedExperts(layer, inputs, layer.num_experts)
-        self.shared = GatedExperts(layer, inputs) if layer.shared else None
+        self.norm = norm_of(layer.norm, in_features)
+        self.router = Router(layer, in_features)
+        self.experts = GatedExperts(layer, in_features, layer.num_experts)
+        self.shared = GatedExperts(layer, in_features) if layer.shared else None
         self.num_units = layer.num_experts
 
     def chooser(self) -> Router:

@@ -34,19 +34,19 @@ _METHODS = (
 _EXPERTS = "torch.arange(scores.shape[-1])"
 
 
-def experts_script(layer: Experts, inputs: int) -> LayerScript:
+def experts_script(layer: Experts, in_features: int) -> LayerScript:
     """Class for a mixture of experts with this many input features."""
     found = LayerScript(
         name="Experts",
         words="Gated perceptrons of which a router chooses for each position",
-        init=tuple(_init(layer, inputs)),
+        init=tuple(_init(layer, in_features)),
         compute=tuple(_lines(layer)),
         functions=(_chosen(), _gated(layer)),
         imports=(("torch.nn", "functional"),),
     )
     of_units = replace(
         found,
-        init=(*_init(layer, inputs, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
+        init=(*_init(layer, in_features, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
         compute=tuple(_lines(layer, shared_out=True)),
         functions=(_chosen(), _gated(layer, has_parts=True), _UNITS),
         imports=(*found.imports, ("torch.distributed.tensor", "DTensor")),
@@ -64,18 +64,18 @@ def experts_script(layer: Experts, inputs: int) -> LayerScript:
     return replace(found, of_units=of_units, of_region=of_region)
 
 
-def _init(layer: Experts, inputs: int, experts: str = "nn.Module()") -> list[str]:
-    lines = [*norm_line(layer.norm, inputs), f"self.router = nn.Linear({inputs}, {layer.num_experts}, bias=False)"]
-    lines += [f"self.experts = {experts}", *_parameters("experts", layer, inputs, (layer.num_experts,))]
-    return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, inputs, ())] if layer.shared else [])]
+def _init(layer: Experts, in_features: int, experts: str = "nn.Module()") -> list[str]:
+    lines = [*norm_line(layer.norm, in_features), f"self.router = nn.Linear({in_features}, {layer.num_experts}, bias=False)"]
+    lines += [f"self.experts = {experts}", *_parameters("experts", layer, in_features, (layer.num_experts,))]
+    return [*lines, *(["self.shared = nn.Module()", *_parameters("shared", layer, in_features, ())] if layer.shared else [])]
 
 
-def _parameters(owner: str, layer: Experts, inputs: int, stacked: tuple[int, ...]) -> list[str]:
+def _parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...]) -> list[str]:
     lines = []
     for name, outputs, features in (
-        ("gate", layer.hidden, inputs),
-        ("up", layer.hidden, inputs),
-        ("down", inputs, layer.hidden),
+        ("gate", layer.hidden, in_features),
+        ("up", layer.hidden, in_features),
+        ("down", in_features, layer.hidden),
     ):
         sizes = ", ".join(map(str, (*stacked, outputs, features)))
         lines.append(f"self.{owner}.{name} = nn.Parameter(torch.randn({sizes}) / {features} ** 0.5)")

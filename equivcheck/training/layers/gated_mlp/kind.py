@@ -21,11 +21,11 @@ class GatedMLPKind(LayerKind):
 
     noun: ClassVar[type[AnyLayer]] = GatedMLP
 
-    def parameters(self, layer: GatedMLP, inputs: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: GatedMLP, in_features: int) -> tuple[ParameterOf, ...]:
         """Parameters in the norm and the three linears."""
-        sizes = ((inputs, layer.hidden), (inputs, layer.hidden), (layer.hidden, inputs))
+        sizes = ((in_features, layer.hidden), (in_features, layer.hidden), (layer.hidden, in_features))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
-        return (*norm_parameters(layer.norm, inputs), *(parameter for linear in linears for parameter in linear))
+        return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
     def parts(self, layer: GatedMLP) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
         """Gate, up and down projections."""
@@ -35,24 +35,24 @@ class GatedMLPKind(LayerKind):
         """Sharding by hidden features."""
         return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words="features within"),)
 
-    def build(self, layer: GatedMLP, inputs: int) -> LayerModule:
+    def build(self, layer: GatedMLP, in_features: int) -> LayerModule:
         """Build a `GatedMLPModule`."""
         from equivcheck.training.layers.gated_mlp.module import GatedMLPModule
 
-        return GatedMLPModule(layer, inputs)
+        return GatedMLPModule(layer, in_features)
 
-    def ready(self, layer: GatedMLP, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def ready(self, layer: GatedMLP, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Linears in reverse order, bias first, then the norm."""
-        return ready_linears(self.parameters(layer, inputs), ("down", "up", "gate"), autocast=autocast)
+        return ready_linears(self.parameters(layer, in_features), ("down", "up", "gate"), autocast=autocast)
 
-    def script(self, layer: GatedMLP, inputs: int) -> LayerScript:
+    def script(self, layer: GatedMLP, in_features: int) -> LayerScript:
         """Export it with the module's structure."""
         function = ACTIVATIONS.get(layer.activation, ("", ""))[1]
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(
             name="GatedMLP",
             words="A gate and an upward linear, multiplied, and one back",
-            init=(*norm_line(layer.norm, inputs), *linear_lines(self.parameters(layer, inputs))),
+            init=(*norm_line(layer.norm, in_features), *linear_lines(self.parameters(layer, in_features))),
             compute=(
                 f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}",
                 f"values = self.down({gate} * self.up(normed))",

@@ -13,12 +13,12 @@ class GatedMLPModule(LayerModule):
 
     layer: GatedMLP
 
-    def __init__(self, layer: GatedMLP, inputs: int) -> None:
+    def __init__(self, layer: GatedMLP, in_features: int) -> None:
         super().__init__(layer)
-        self.norm = norm_of(layer.norm, inputs)
-        self.gate = Linear(inputs, layer.hidden, bias=layer.bias)
-        self.up = Linear(inputs, layer.hidden, bias=layer.bias)
-        self.down = Linear(layer.hidden, inputs, bias=layer.bias)
+        self.norm = norm_of(layer.norm, in_features)
+        self.gate = Linear(in_features, layer.hidden, bias=layer.bias)
+        self.up = Linear(in_features, layer.hidden, bias=layer.bias)
+        self.down = Linear(layer.hidden, in_features, bias=layer.bias)
         self.activation = ACTIVATIONS.get(layer.activation)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base

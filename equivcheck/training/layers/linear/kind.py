@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.scenario import Activation, AnyLayer, AuxiliaryLinear, Layer, Split
-from equivcheck.training.layers.facts import ParameterOf, Part, ShardingChoice
+from equivcheck.training.layers.facts import Initial, ParameterOf, Part, ShardingChoice, norm_parameters
 from equivcheck.training.layers.kind import LayerKind
-from equivcheck.training.layers.linear.facts import linear_parameters
 
 if TYPE_CHECKING:
     from equivcheck.training.layers.module import LayerModule
@@ -19,15 +18,26 @@ class LinearKind(LayerKind):
 
     noun: ClassVar[type[AnyLayer]] = Layer
 
-    def parameters(self, layer: Layer, inputs: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Layer, in_features: int) -> tuple[ParameterOf, ...]:
         """Parameters in norm, linear and auxiliary linear."""
-        return linear_parameters(layer, inputs)
+        matrix, vector = (layer.width, in_features), (layer.width,)
+        weight = ParameterOf(name="linear.weight", shape=matrix, initial=Initial.UNIT_WEIGHT, column_dim=0, row_dim=1)
+        bias = ParameterOf(name="linear.bias", shape=vector, initial=Initial.UNIT_OFFSET, column_dim=0)
+        auxiliary = ParameterOf(
+            name="auxiliary.weight", shape=matrix, initial=Initial.WEIGHT, column_dim=0, row_dim=1, runs=layer.auxiliary
+        )
+        return (
+            *norm_parameters(layer.norm, in_features),
+            *((weight,) if layer.shares is None else ()),
+            *((bias,) if layer.bias else ()),
+            *(() if layer.auxiliary is None else (auxiliary,)),
+        )
 
-    def build(self, layer: Layer, inputs: int) -> LayerModule:
+    def build(self, layer: Layer, in_features: int) -> LayerModule:
         """Build a `Block`."""
         from equivcheck.training.layers.linear.module import Block
 
-        return Block(layer, inputs)
+        return Block(layer, in_features)
 
     def parts(self, layer: Layer) -> tuple[Part, ...]:
         """The linear and the auxiliary one."""
@@ -39,9 +49,9 @@ class LinearKind(LayerKind):
         """Colwise and rowwise sharding."""
         return (ShardingChoice(split=Split.COLUMN), ShardingChoice(split=Split.ROW))
 
-    def ready(self, layer: Layer, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """Reverse order of computation. A shared weight is ready at its first use."""
+    def ready(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """Reverse order of computation. The gradient of a shared weight is complete in the layer that used it first."""
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
-        owned = {each.name for each in self.parameters(layer, inputs) if each.runs is not AuxiliaryLinear.NEVER}
+        owned = {each.name for each in self.parameters(layer, in_features) if each.runs is not AuxiliaryLinear.NEVER}
         return tuple(name for name in order if name in owned)

@@ -13,7 +13,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LayerFunctions:
-    """Linear layer as functions, for computing without a `Block`; None if the layer lacks a part."""
+    """Functions of a linear layer, for computing without a `Block`. Parts that the layer lacks are None."""
 
     layer: Layer
     norm: Function | None
@@ -43,11 +43,11 @@ class Block(LayerModule):
 
     layer: Layer
 
-    def __init__(self, layer: Layer, inputs: int) -> None:
+    def __init__(self, layer: Layer, in_features: int) -> None:
         super().__init__(layer)
-        self.norm = norm_of(layer.norm, inputs)
-        self.linear = Linear(inputs, layer.width, bias=layer.bias)
-        self.auxiliary = None if layer.auxiliary is None else Linear(inputs, layer.width, bias=False)
+        self.norm = norm_of(layer.norm, in_features)
+        self.linear = Linear(in_features, layer.width, bias=layer.bias)
+        self.auxiliary = None if layer.auxiliary is None else Linear(in_features, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
         self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
 

@@ -1,4 +1,4 @@
-"""A third party's kind of layer, found by its entry point, is drawn, run, covered and exported as those that ship."""
+"""Tests that a third-party layer kind is drawn, run, covered and exported like the built-in ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POINT = EntryPoint("low_rank", "unit.training.layers.third_party:LowRankKind", r
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if a package with this entry point were installed."""
+    """Install its entry point."""
     monkeypatch.setattr(registry, "entry_points", lambda group: (POINT,))
     monkeypatch.setattr(codec, "entry_points", lambda group: (POINT,) if group == registry.LAYER_ENTRY_POINTS else ())
     monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
@@ -63,7 +63,7 @@ def _forget() -> None:
 
 
 def a_scenario(*parallelisms: Parallelism) -> Scenario:
-    """A model of the layer alone, in its smallest mesh."""
+    """Scenario with only this layer, on the smallest mesh."""
     model = Model(features=4, source=Tokens(vocabulary=3), length=2, layers=(LowRank(rank=2), LowRank(rank=1)), head=Head())
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=parallelisms)
     return Scenario(training=Training(model=model, data=Data(microbatches=(2, 4)), optimizer=SGD(), steps=2), layout=layout)
@@ -71,7 +71,7 @@ def a_scenario(*parallelisms: Parallelism) -> Scenario:
 
 @pytest.mark.parametrize("parallelism", [DDP(bucket_cap_mb=0.0001), FSDP2(wrapping=Wrapping.PER_LAYER)])
 def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) -> None:
-    """Ranks compute what one device computes, and communicate what is expected."""
+    """Results equal the single-device run, and communication is as predicted."""
     scenario = a_scenario(parallelism)
     verdict = check(scenario)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
@@ -79,7 +79,7 @@ def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) ->
 
 
 def test_ranks_share_it_out_by_its_own_choice() -> None:
-    """Its parts say which dims tensor parallelism cuts, and so which calls there are; two ranks cannot share one feature."""
+    """Its linears determine the sharded dims and so the expected calls. Two ranks cannot share one feature."""
     model = Model(features=4, source=Tokens(vocabulary=3), length=2, layers=(LowRank(rank=2), LowRank(rank=4)), head=Head())
     plan = TensorParallel(plan=(LayerPlan(split=Split.WITHIN),) * 2)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
@@ -92,7 +92,7 @@ def test_ranks_share_it_out_by_its_own_choice() -> None:
 
 
 def test_it_is_read_counted_and_exported() -> None:
-    """JSON has it by its tag, coverage by its fields, a script by its class."""
+    """JSON uses its tag, coverage its fields, and scripts its class."""
     scenario = a_scenario(DDP())
     LAYER_TAGS.pop(LowRank.tag, None)
     assert from_json(to_json(scenario)) == scenario
@@ -101,14 +101,14 @@ def test_it_is_read_counted_and_exported() -> None:
 
 
 def test_it_is_drawn() -> None:
-    """Generated models have it among others."""
+    """Generated models contain it."""
     found = find(token_models(), lambda model: any(isinstance(layer, LowRank) for layer in model.layers))
     assert found.length is not None
 
 
 @pytest.mark.parametrize("name", layout_names())
 def test_every_layout_runs_it_or_says_why_not(name: str) -> None:
-    """What a layout cannot run is a limit with a reason, and never drawn."""
+    """A layout that cannot run it has a limit with a reason, and such scenarios are not drawn."""
     options = settings(max_examples=30, phases=(Phase.generate,), database=None, suppress_health_check=list(HealthCheck))
     tokens = trainings(tokens=st.just(True))
     drawn = find(scenarios(layouts=(name,), trainings=tokens), lambda _: True, settings=options)

@@ -1,4 +1,4 @@
-"""A kind of layer as a third party would write it; the docs show it."""
+"""Third-party layer kind; the docs show this file."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ if TYPE_CHECKING:
 
 @noun
 class LowRank(AnyLayer):
-    """A linear of low rank beside its input."""
+    """Low-rank linear with a residual."""
 
     tag: ClassVar[str] = "low_rank"
     rank: int
-    """Features between."""
+    """Features between the two linears."""
     residual: bool = True
-    """Whether the input is added."""
+    """Whether the layer adds its input to its output."""
     frozen: bool = False
-    """Whether its parameters require no gradient."""
+    """Whether its parameters have `requires_grad=False`."""
 
 
 class LowRankKind(LayerKind):
-    """Two linears, one narrow."""
+    """Two linears with few features between them."""
 
     noun: ClassVar[type[AnyLayer]] = LowRank
 
-    def parameters(self, layer: LowRank, inputs: int) -> tuple[ParameterOf, ...]:
-        """Those of both linears."""
+    def parameters(self, layer: LowRank, in_features: int) -> tuple[ParameterOf, ...]:
+        """Parameters in both linears."""
         narrow, wide = self.parts(layer)
         return (
-            *part_parameters(narrow, inputs, layer.rank, bias=False),
-            *part_parameters(wide, layer.rank, inputs, bias=False),
+            *part_parameters(narrow, in_features, layer.rank, bias=False),
+            *part_parameters(wide, layer.rank, in_features, bias=False),
         )
 
     def parts(self, layer: LowRank) -> tuple[Part, ...]:
-        """Both, as tensor parallelism has to know them."""
+        """Both linears, for tensor parallelism."""
         return Part(name="narrow", reads_input=True), Part(name="wide", gives_output=True)
 
     def choices(self, layer: LowRank) -> tuple[ShardingChoice, ...]:
-        """Ranks share out the features between."""
+        """Sharding by the features between the linears."""
         return (ShardingChoice(split=Split.WITHIN, units=layer.rank, words="features between"),)
 
-    def build(self, layer: LowRank, inputs: int) -> LayerModule:
-        """Its module."""
+    def build(self, layer: LowRank, in_features: int) -> LayerModule:
+        """Build a `LowRankModule`."""
         from unit.training.layers.third_party_module import LowRankModule
 
-        return LowRankModule(layer, inputs)
+        return LowRankModule(layer, in_features)
 
-    def script(self, layer: LowRank, inputs: int) -> LayerScript:
-        """How an exported script writes it."""
-        made = linear_lines(self.parameters(layer, inputs))
+    def script(self, layer: LowRank, in_features: int) -> LayerScript:
+        """Code for exported scripts."""
+        made = linear_lines(self.parameters(layer, in_features))
         return LayerScript(name="LowRank", words="Low rank", init=made, compute=("values = self.wide(self.narrow(inputs))",))
 
-    def ready(self, layer: LowRank, inputs: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """In which order backward has gradients ready."""
-        return ready_linears(self.parameters(layer, inputs), ("wide", "narrow"), autocast=autocast)
+    def ready(self, layer: LowRank, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+        """Order in which backward produces gradients."""
+        return ready_linears(self.parameters(layer, in_features), ("wide", "narrow"), autocast=autocast)
 
-    def strategy(self, inputs: int) -> st.SearchStrategy[LowRank]:
-        """How it is drawn."""
-        return st.builds(LowRank, rank=st.integers(1, inputs))
+    def strategy(self, in_features: int) -> st.SearchStrategy[LowRank]:
+        """Strategy for generated models."""
+        return st.builds(LowRank, rank=st.integers(1, in_features))

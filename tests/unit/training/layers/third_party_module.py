@@ -1,4 +1,4 @@
-"""The module of a third party's kind of layer."""
+"""Module for the third-party layer kind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from unit.training.layers.third_party import LowRank
 
 
 class LowRankModule(LayerModule):
-    """Two linears, one narrow."""
+    """Two linears with few features between them."""
 
-    def __init__(self, layer: LowRank, inputs: int) -> None:
+    def __init__(self, layer: LowRank, in_features: int) -> None:
         super().__init__(layer)
-        self.narrow, self.wide = Linear(inputs, layer.rank, bias=False), Linear(layer.rank, inputs, bias=False)
+        self.narrow, self.wide = Linear(in_features, layer.rank, bias=False), Linear(layer.rank, in_features, bias=False)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
-        """Map features to as many."""
+        """Map (..., features) to the same shape."""
         return self.ended(self.wide(self.narrow(inputs)), mask, inputs)

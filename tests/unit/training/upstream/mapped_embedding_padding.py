@@ -1,11 +1,11 @@
-"""Of tables that `torch.vmap` goes over with their tokens, backward from outside honours the padding in the first alone.
+"""Under `torch.vmap` over the weight, backward ignores an embedding's `padding_idx` in every copy except the first.
 
-The rule for copies looks all of them up in one long table, by tokens moved to each copy's rows, and hands the padding on as it
-is: a row of the first. Where gradients are taken inside (`torch.func.grad`), each is that of its own lookup.
+The batching rule concatenates all weights and shifts the tokens to each copy's rows, but passes `padding_idx` unchanged, so it
+names a row in the first copy. Inside `torch.func.grad` each gradient is correct.
 
     python mapped_embedding_padding.py
 
-Exit code 1 where it shows. Seen on torch 2.9.1, 2.13.0 and 2.15.0, CPU; not reported yet, as far as a search of issues tells.
+Exit code 1 if the bug shows. Seen on torch 2.9.1, 2.13.0 and 2.15.0, CPU; not reported yet.
 """
 
 import sys
@@ -17,12 +17,12 @@ COPIES, PADDING = 3, 1
 
 
 def looked_up(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The sum of the rows of tokens, that of the padding among them."""
+    """Sum of the embeddings of the tokens, including the padding token."""
     return functional.embedding(tokens, table, padding_idx=PADDING).sum()
 
 
 def max_difference(*, inside: bool = False) -> float:
-    """Of the gradients of the padding's row, which are zero, over all copies."""
+    """Largest gradient of the padding row over all copies; it should be zero."""
     tables, tokens = torch.ones(COPIES, 3, 2, requires_grad=True), torch.tensor([[0, 1, 2]] * COPIES)
     if inside:
         gradients = torch.vmap(torch.func.grad(looked_up))(tables.detach(), tokens)
