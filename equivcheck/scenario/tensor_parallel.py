@@ -22,7 +22,7 @@ class Split(Choice):
     ROW = "rowwise"
     """Rowwise: linears by input features, embeddings by vocabulary."""
     WITHIN = "heads_or_hidden"
-    """By heads or hidden features: the first linears are colwise, the last one is rowwise.
+    """Sharded by heads or hidden features: the first linears are colwise, the last one is rowwise.
 
     Experts are sharded by the hidden features in each, on plain tensors only, and their router is replicated."""
     OUTSIDE = "not_in_plan"

@@ -12,7 +12,7 @@ from equivcheck.scenario.noun import noun, refuse, require_between
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""More than generated scenarios use: a training that resumes on 7 ranks after 4 may need a multiple of 28."""
+"""Above the limit of generated scenarios: a training that resumes on 7 ranks after 4 may need a multiple of 28."""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
