@@ -1,1 +1,1 @@
-"""Operating system helpers: files, folders, standard streams, and processes that end with their parent."""
+"""Operating system helpers: files, folders, standard streams, and processes tied to their parent."""

@@ -1,4 +1,4 @@
-"""Run commands with a time limit and end all processes that they started."""
+"""Run commands with a time limit and end all their child processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 from equivcheck.system.parent_death import tied
 
 _END_SECONDS = 15.0
-"""Seconds between SIGTERM and SIGKILL. torchrun needs them to end its ranks, which run in their own sessions."""
+"""Seconds between SIGTERM and SIGKILL. torchrun needs them to end its ranks, because these run in their own sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Detect imports in progress. Interrupting one leaves a half-imported module, which breaks the process for good."""
+"""Detect imports in progress. Interrupting one leaves a half-imported module and breaks the process for good."""
 
 from __future__ import annotations
 

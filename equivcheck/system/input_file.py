@@ -1,4 +1,4 @@
-"""Read files that users name. Only regular files up to a size limit are read, and reading never blocks."""
+"""Read files named by users. Only regular files up to a size limit are read, and reading never blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from equivcheck.errors import UsageError
 
 MAX_BYTES = 16 * 2**20
-"""Largest file that is read, in bytes. Scenarios have some thousand bytes, findings with the stacks of 64 ranks less than a
+"""Limit for the file size in bytes. Scenarios have some thousand bytes, findings with the stacks of 64 ranks less than a
 million."""
 
 _KINDS = {

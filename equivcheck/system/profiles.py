@@ -6,7 +6,7 @@ The entry-point group ``hypothesis`` loads them when Hypothesis is imported, bef
 from __future__ import annotations
 
 PREFIX = "equivcheck-"
-"""Prefix that separates the installed profiles from those in the user's tests."""
+"""Prefix to separate the installed profiles from those in the user's tests."""
 
 EXAMPLES = {"ci": 100, "dev": 20, "nightly": 1000}
 """Examples per test for each profile."""

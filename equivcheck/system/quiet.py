@@ -20,7 +20,7 @@ _QUIET = {
 }
 
 _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
-"""Logger that prints a traceback for each operation with data-dependent output shapes."""
+"""Logger with a traceback for each operation with data-dependent output shapes."""
 
 
 def quiet(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Standard streams that may be closed, full, or not read by anybody."""
+"""Standard streams, which may be closed, full, or not read by anybody."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def standard_input() -> BinaryIO:
 
 
 def _reserve_numbers() -> None:
-    """Open those of the file descriptors 0, 1 and 2 that are closed.
+    """Open the file descriptors 0, 1 and 2 if they are closed.
 
     Otherwise the next file would get the number and receive the output.
     """

@@ -1,4 +1,4 @@
-"""Count the scenarios that this process has checked, by layout, world and outcome, for the pytest summary."""
+"""Count this process's checks by layout, world and outcome, for the pytest summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporary folders that are removed even if their process is interrupted or killed.
+"""Temporary folders, removed even if their process is interrupted or killed.
 
 A process locks each of its folders, and the lock ends with the process. The next process that creates a folder, or that ends a
 process, removes all unlocked ones.
@@ -70,7 +70,7 @@ def clear_own() -> None:
 
 
 def clear_abandoned() -> None:
-    """Remove folders of this user's processes that have ended."""
+    """Remove folders left by this user's ended processes."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name):

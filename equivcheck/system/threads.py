@@ -12,7 +12,7 @@ _LOOK_SECONDS = 0.0005
 
 
 def num_threads() -> int:
-    """Number of threads, including those that C++ started."""
+    """Number of threads, including threads started by C++."""
     return len(os.listdir(_TASKS))
 
 
