@@ -95,17 +95,17 @@ class Masked:
         index, number = divmod(call, cut.count) if cut.in_turn else (call, cut.number)
         if cut.count == 1:
             self._shapes.seen.setdefault((self._name, index), shape)
-        whole = self._shapes.seen.get((self._name, index), shape)
-        drawn = whole if type(self._module) is nn.Dropout else (*whole[:2], *(1 for _ in whole[2:]))
+        full = self._shapes.seen.get((self._name, index), shape)
+        drawn = full if type(self._module) is nn.Dropout else (*full[:2], *(1 for _ in full[2:]))
         mask = _draw(drawn, rate, self._seed, self._name, index)
-        if shape == whole:
+        if shape == full:
             return mask
-        dim = next((dim for dim, (all_, own) in enumerate(zip(whole, shape, strict=False)) if all_ != own), 0)
-        if len(shape) != len(whole) or (*whole[:dim], whole[dim] // cut.count, *whole[dim + 1 :]) != shape:
+        dim = next((dim for dim, (all_, own) in enumerate(zip(full, shape, strict=False)) if all_ != own), 0)
+        if len(shape) != len(full) or (*full[:dim], full[dim] // cut.count, *full[dim + 1 :]) != shape:
             name = f"{type(self._module).__name__} {self._name!r}"
-            why = f"{name} has inputs {list(shape)} on a rank and {list(whole)} on one device"
+            why = f"{name} has inputs {list(shape)} on a rank and {list(full)} on one device"
             raise invalid("dropout_masks True", why, f"1/{cut.count} of one dim, or DTensors. Otherwise use p=0 or eval()")
-        return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == whole[dim] else mask
+        return mask.chunk(cut.count, dim)[number] if mask.shape[dim] == full[dim] else mask
 
 
 def mask_dropout(model: nn.Module, seed: int, shapes: MaskShapes, cut: RowShard) -> None:

@@ -129,10 +129,10 @@ def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.
     for expected, found in zip(diverged.reference.moments, diverged.found, strict=True):
         if (expected.step, expected.phase) != (diverged.first.step, phase):
             continue
-        whole = diverged.expected_values(expected.step, phase)
+        expected_full = diverged.expected_values(expected.step, phase)
         for moment in found:
             for piece, values in parts_of(moment.snapshot):
-                right = whole.get(piece.name)
+                right = expected_full.get(piece.name)
                 if right is not None and values is not None and right.shape == piece.shape:
                     limit = float(expected.tolerances[expected.table.rows[piece.name]]) / math.sqrt(max(right.size, 1)) / 2
                     places = part_of(np.arange(right.size).reshape(right.shape), piece)

@@ -94,8 +94,8 @@ def _step_facts(diverged: DivergedTraining) -> StepFacts | None:
     """Emulate correct ranks; None if they do not reproduce one device, because then emulation proves nothing."""
     num_steps, differs, own_rows = len(diverged.task.batches), False, False
     emulated = EmulatedUserRanks(diverged, own_rows=False)
-    whole = _run(lambda: emulated.train(num_steps))
-    if whole is None or _differs(diverged, whole):
+    correct = _run(lambda: emulated.train(num_steps))
+    if correct is None or _differs(diverged, correct):
         return None
     if diverged.has_own_rows:
         parts = _run(lambda: EmulatedUserRanks(diverged, own_rows=True).train(num_steps))

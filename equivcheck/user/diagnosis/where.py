@@ -123,10 +123,10 @@ def _part_of(full: torch.Tensor | None, seen: ModuleTensor) -> torch.Tensor | No
     return full if seen.piece is None else torch.from_numpy(part_of(full.numpy(), seen.piece))
 
 
-def _rows(diverged: DivergedTraining, rank: int, whole: torch.Tensor) -> torch.Tensor | None:
+def _rows(diverged: DivergedTraining, rank: int, full: torch.Tensor) -> torch.Tensor | None:
     """The rank's rows under the default sharding; None if they are unknown."""
     task = diverged.task
     count = task.num_data_ranks
-    if task.shard is not None or not whole.dim() or whole.shape[0] % count:
+    if task.shard is not None or not full.dim() or full.shape[0] % count:
         return None
-    return whole.chunk(count)[part_number_at(task, diverged.coordinates[rank].indices)]
+    return full.chunk(count)[part_number_at(task, diverged.coordinates[rank].indices)]

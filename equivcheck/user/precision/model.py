@@ -81,8 +81,8 @@ class RoundedModel(nn.Module):
         share, factor = (1.0 / count, 1.0) if reduction == "mean" else (1.0, float(count))
 
         def by_parts(outputs: Any, targets: Any) -> Any:
-            whole, parts = self._latest
-            is_own = outputs is whole
+            full, parts = self._latest
+            is_own = outputs is full
             given = parts if is_own else [part(outputs, number, count) for number in range(count)]
             losses = [loss(each, part(targets, number, count)) for number, each in enumerate(given)]
             return Total.apply(share, factor if is_own else share, *losses)  # type: ignore[no-untyped-call]
@@ -186,10 +186,10 @@ def combine_tensors(values: Sequence[Any], combine: Callable[..., torch.Tensor])
     if isinstance(first, torch.Tensor):
         return combine(*values)
     if isinstance(first, dict):
-        whole = copy.copy(first)
+        full = copy.copy(first)
         for key in first:
-            whole[key] = combine_tensors([value[key] for value in values], combine)
-        return whole
+            full[key] = combine_tensors([value[key] for value in values], combine)
+        return full
     if isinstance(first, (tuple, list)):
         members = [combine_tensors(group, combine) for group in zip(*values, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)

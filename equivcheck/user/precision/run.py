@@ -38,12 +38,12 @@ class RoundedRun(SingleDeviceRun):
     start from these bits, and only updated parameters are perturbed by one unit in the last place.
     """
 
-    def __init__(self, task: Task, whole: SingleDeviceRun, casting: Collection[str]) -> None:
-        """`whole` is the run without rounding (`exact_task`); `casting` names modules that cast their inputs on ranks.
+    def __init__(self, task: Task, exact_run: SingleDeviceRun, casting: Collection[str]) -> None:
+        """`exact_run` is the run without rounding (`exact_task`); `casting` names modules that cast their inputs on ranks.
 
         Raises `UsageError` if two runs differ.
         """
-        self._whole, self._casting = whole, casting
+        self._exact_run, self._casting = exact_run, casting
         super().__init__(task)
         self._limit = float(np.sqrt(self.eps))
         self._begins_alike = False
@@ -82,7 +82,7 @@ class RoundedRun(SingleDeviceRun):
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
         """Compare runs without rounding, over full batches and over parts."""
-        exact, limit = self._whole.task, float(np.sqrt(self._whole.eps))
+        exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:
             model = RoundedModel(module, rounding_of(exact), (), Jitter(), torch.clone)
@@ -90,7 +90,7 @@ class RoundedRun(SingleDeviceRun):
 
         with one_thread():
             in_parts = trace_of(exact, seed=exact.seed, spread=spread)
-        return far_moment(Reference(coarse_moments(self._whole.trace, limit), None, limit), in_parts)
+        return far_moment(Reference(coarse_moments(self._exact_run.trace, limit), None, limit), in_parts)
 
     def _from_copies(self, num_copies: int, jitter: Callable[[np.random.Generator, int], Jitter], *others: Trace) -> Reference:
         generator = np.random.default_rng((self.task.seed, num_copies))

@@ -31,8 +31,8 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
     ]
     if wrong:
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
-        alone = len(ranks) < len(diverged.initial)
-        who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if alone else "every rank starts"
+        some_ranks = len(ranks) < len(diverged.initial)
+        who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
         cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
         if all(_is_permuted(diverged, name, right[name]) for name in names):
             cause = Cause.PERMUTED
@@ -53,9 +53,9 @@ def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
     for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
         for piece, values in parts_of(initial):
             if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:
-                whole = own[piece.name].detach().double().numpy().copy()
-                fill(whole, piece, values)
-                own[piece.name].data.copy_(torch.from_numpy(whole))
+                full = own[piece.name].detach().double().numpy().copy()
+                fill(full, piece, values)
+                own[piece.name].data.copy_(torch.from_numpy(full))
     ranks.held.gather([{name: value.data for name, value in own.items()} for own in ranks.parameters])
 
 
@@ -68,21 +68,21 @@ def local_statistics(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[
 
 def _update_shards(ranks: EmulatedUserRanks) -> None:
     """Cut parameters, gradients and state to the rank's shard while the optimizer runs."""
-    whole: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor | None]] = {}
+    full: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def cut(rank: int, _step: int) -> None:
         for name, value, box in _boxes(ranks, rank):
-            whole[rank, name] = value.data, value.grad
+            full[rank, name] = value.data, value.grad
             value.grad = None
             for key, kept in _shaped_alike(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = kept[box].clone()
-            grad = whole[rank, name][1]
+            grad = full[rank, name][1]
             value.data = value.data[box].clone()
             value.grad = None if grad is None else grad[box].clone()
 
     def put_back(rank: int, _step: int) -> None:
         for name, value, box in _boxes(ranks, rank):
-            data, grad = whole.pop((rank, name))
+            data, grad = full.pop((rank, name))
             data[box] = value.data
             for key, kept in _shaped_alike(ranks, rank, value):
                 ranks.optimizers[rank].state[value][key] = torch.zeros_like(data)
