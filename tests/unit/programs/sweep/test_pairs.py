@@ -89,7 +89,7 @@ def test_placements_and_dtypes_that_an_operation_has_not_met_come_first(results:
             met.add((operation, spec.kind))
         else:
             assert spec.has_kind_of_leaves or (operation, spec.kind) in met
-    assert len(met) > 9
+    assert len(met) >= 9
 
 
 def test_a_seed_says_what_is_run(results: tuple[Result, ...]) -> None:
