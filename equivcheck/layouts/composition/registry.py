@@ -72,7 +72,9 @@ def kind_of(parallelism: P) -> LayoutKind[P]:
         return shipped_kind(parallelism.tag)
     kinds = layout_kinds()
     if parallelism.tag not in kinds:
-        raise UsageError(f"no layout is registered for the parallelism {parallelism.tag!r}; registered: {', '.join(kinds)}")
+        raise UsageError(
+            f"parallelism {parallelism.tag!r} is not valid: it is not registered. Expected one of {', '.join(kinds)}"
+        )
     return kinds[parallelism.tag]
 
 
@@ -90,7 +92,8 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
     for point in entry_points(group=ENTRY_POINTS):
         kind = _load(point)
         if kind.parallelism.tag in kinds:
-            raise BrokenLayout(f"{_place(point)}: the tag {kind.parallelism.tag!r} is taken; taken: {', '.join(kinds)}")
+            taken = f"it is taken. Expected a tag other than {', '.join(kinds)}"
+            raise BrokenLayout(f"{_place(point)}: tag {kind.parallelism.tag!r} is not valid: {taken}")
         kinds[kind.parallelism.tag] = kind
     return kinds
 
@@ -104,7 +107,7 @@ def layout_names() -> tuple[str, ...]:
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
     """A named layout's kinds, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
-        raise UsageError(f"layout {name!r} does not exist; allowed: {', '.join(layout_names())}")
+        raise UsageError(f"layout {name!r} is not valid: it does not exist. Expected one of {', '.join(layout_names())}")
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
 
 
@@ -114,7 +117,7 @@ def _load(point: EntryPoint) -> LayoutKind[Any]:
     except Exception as error:
         raise BrokenLayout(f"{_place(point)}: {type(error).__name__}: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, LayoutKind) and isinstance(getattr(kind, "parallelism", None), type)):
-        raise BrokenLayout(f"{_place(point)}: {kind!r} is not a subclass of LayoutKind with a parallelism")
+        raise BrokenLayout(f"{_place(point)}: {kind!r} is not valid. Expected a subclass of LayoutKind with a parallelism")
     try:
         return kind()
     except Exception as error:

@@ -78,7 +78,7 @@ def test_every_built_in_parallelism_has_a_kind_of_its_own() -> None:
 def test_a_parallelism_that_nobody_registered_lists_those_that_are() -> None:
     """An unknown tag is a usage error that names it and every registered one."""
     registered = ", ".join(kind.tag for kind in PARALLELISMS)
-    with pytest.raises(UsageError, match=f"'gossip'; registered: {registered}$"):
+    with pytest.raises(UsageError, match=f"'gossip' is not valid: it is not registered\\. Expected one of {registered}$"):
         kind_of(Gossip())
 
 
@@ -90,7 +90,12 @@ def test_an_entry_point_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loaded", "says"), [(_raises, "is not a subclass"), (TakenKind, "the tag 'ddp' is taken"), (LayoutKind, "not a sub")]
+    ("loaded", "says"),
+    [
+        (_raises, "is not valid. Expected a subclass"),
+        (TakenKind, "tag 'ddp' is not valid: it is taken"),
+        (LayoutKind, "is not valid. Expected a subclass"),
+    ],
 )
 def test_an_entry_point_that_gives_no_kind_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, loaded: object, says: str) -> None:
     """The error names the entry point and the object that it loaded."""
