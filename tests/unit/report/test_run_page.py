@@ -47,7 +47,7 @@ def test_every_number_of_layouts_and_outcomes_is_there(tmp_path: Path) -> None:
     assert everything == ["all", *ddp[1:]]
     assert page.rows("cost")[1][:3] == ["ddp", "2.5", "100.0 %"]
     assert page.rows("known")[1][:4] == ["ddp_static_graph_no_sync", "1", "1", "0"]
-    assert "gradients_summed), planted on purpose, was caught after 3 examples" in page.said("known")
+    assert "gradients_summed), a bug planted on purpose, was caught after 3 examples" in page.said("known")
     assert "of 2 checks" in page.said("errors")
 
 
