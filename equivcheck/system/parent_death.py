@@ -1,4 +1,4 @@
-"""Tie processes to their parent, even if the parent is killed. Linux only; elsewhere these functions do nothing."""
+"""End processes with their parent, even if the parent is killed. Linux only; elsewhere these functions do nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def tie(number: int = signal.SIGKILL) -> str:
-    """Python code for a new interpreter: end it when the current thread ends, until it calls `outlive_parent`."""
+    """Python code that ends a new interpreter with the current thread, unless it calls `outlive_parent`."""
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
 
