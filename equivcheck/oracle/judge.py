@@ -90,7 +90,8 @@ def _compared(reference: Reference, result: RanksResult, otherwise: Comparison) 
 
 
 def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V:
-    divergences = _in_order(found.divergences, calls)
+    # In a step, calls come after all values.
+    divergences = sorted((*found.divergences, *calls), key=lambda each: (each.step, each.phase is Phase.COMMUNICATION))
     verdict = replace(verdict, outcome=Outcome.EQUIVALENT, worst_error=found.worst_error)
     if not divergences:
         return verdict
@@ -98,7 +99,3 @@ def _diverged(verdict: V, found: Comparison, calls: tuple[Divergence, ...]) -> V
     followers = tuple(place(other) for other in others[:MAX_FOLLOWERS])
     verdict = replace(verdict, followers=followers, num_unnamed=len(others) - len(followers))
     return replace(verdict, outcome=Outcome.DIVERGED, reason=sentence(first), divergence=first)
-
-
-def _in_order(values: tuple[Divergence, ...], calls: tuple[Divergence, ...]) -> tuple[Divergence, ...]:
-    return tuple(sorted((*values, *calls), key=lambda found: (found.step, found.phase is Phase.COMMUNICATION)))

@@ -14,7 +14,7 @@ from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment, moments, moments_of_steps
-from equivcheck.worlds.trace.tensors import Flags, Vector, norms
+from equivcheck.worlds.trace.tensors import Flags, Table, Vector, norms
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
@@ -129,7 +129,11 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     distance = np.abs(assembled.values[start:end] - expected.values[start:end])
     position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
     actual = float(assembled.values[position])
-    holders = _holders(expected, row, position, snapshots)
+    # The loss is a mean over ranks, so no rank holds it.
+    has_holders = expected.phase is not Phase.LOSS
+    holders = tuple(
+        rank for rank, each in enumerate(snapshots) if has_holders and _holds(table, table.names[row], position, each)
+    )
     return Divergence(
         step=expected.step,
         phase=expected.phase,
@@ -144,13 +148,6 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     )
 
 
-def _holders(expected: Expected, row: int, position: int, snapshots: Sequence[Snapshot]) -> tuple[int, ...]:
-    if expected.phase is Phase.LOSS:
-        return ()
-    name = expected.table.names[row]
-    return tuple(rank for rank, snapshot in enumerate(snapshots) if _holds(expected, name, position, snapshot))
-
-
-def _holds(expected: Expected, name: str, position: int, snapshot: Snapshot) -> bool:
-    found = (expected.table.positions(piece) for piece in snapshot.pieces if piece.name == name)
+def _holds(table: Table, name: str, position: int, snapshot: Snapshot) -> bool:
+    found = (table.positions(piece) for piece in snapshot.pieces if piece.name == name)
     return any(where is not None and position in where for where in found)

@@ -86,7 +86,11 @@ def read_table(text: str) -> Table:
 
 def written_table(table: Mapping[str, Mapping[str, Showing]]) -> str:
     """Write the text of a file such as shows.toml: one line for each issue, versions from oldest to newest."""
-    return _HEAD + "\n" + "".join(f"{issue} = {{ {_row(table[issue])} }}\n" for issue in sorted(table))
+    lines = []
+    for issue, row in sorted(table.items()):
+        cells = (f"{json.dumps(version)} = {json.dumps(str(row[version]))}" for version in sorted(row, key=Version))
+        lines.append(f"{issue} = {{ {', '.join(cells)} }}\n")
+    return _HEAD + "\n" + "".join(lines)
 
 
 @cache
@@ -117,7 +121,3 @@ def table_path() -> Path:
 def _parsed(cell: str) -> Showing:
     shows, _, reason = cell.partition(": ")
     return Showing(shows=Shows(shows), reason=reason)
-
-
-def _row(row: Mapping[str, Showing]) -> str:
-    return ", ".join(f"{json.dumps(version)} = {json.dumps(str(row[version]))}" for version in sorted(row, key=Version))

@@ -77,13 +77,12 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 @_workaround
 def no_inductor_cache(scenario: Scenario) -> Scenario:
     """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
-    return _in_layouts(scenario, _without_inductor)
 
+    def changed(layout: Layout) -> Layout:
+        is_changed = layout.execution.compile is Compile.INDUCTOR
+        return with_execution(layout, compile=Compile.AOT_EAGER) if is_changed else layout
 
-def _without_inductor(layout: Layout) -> Layout:
-    if layout.execution.compile is not Compile.INDUCTOR:
-        return layout
-    return with_execution(layout, compile=Compile.AOT_EAGER)
+    return _in_layouts(scenario, changed)
 
 
 @_workaround
@@ -188,28 +187,22 @@ def no_size_of_one(scenario: Scenario) -> Scenario:
     """No feature, width or number of rows is one."""
 
     def changed(training: Training) -> Training:
-        training = with_model(training, **_wider(training))
+        model = training.model
+        layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
+        training = with_model(training, features=max(model.features, 2), layers=layers)
         rows = tuple(max(rows, 2) for rows in training.data.microbatches)
         return replace(training, data=replace(training.data, microbatches=rows))
 
     return _in_training(scenario, changed)
 
 
-def _wider(training: Training) -> dict[str, object]:
-    model = training.model
-    layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
-    return {"features": max(model.features, 2), "layers": layers}
-
-
 @_workaround
 def even_shards(scenario: Scenario) -> Scenario:
     """Features and widths are multiples of the ranks that split them."""
-    parts = math.lcm(*map(_parts, scenario.layouts))
+    # FSDP2 shards the parts of tensor parallelism once more.
+    sizes = (each.mesh.size(TP) * (each.mesh.size(DP, SHARD) if each.has(FSDP2) else 1) for each in scenario.layouts)
+    parts = math.lcm(*sizes)
     return _in_training(scenario, lambda training: with_widths(training, parts))
-
-
-def _parts(layout: Layout) -> int:
-    return layout.mesh.size(TP) * (layout.mesh.size(DP, SHARD) if layout.has(FSDP2) else 1)
 
 
 @_workaround

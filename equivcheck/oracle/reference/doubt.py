@@ -34,8 +34,12 @@ def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace
     gradients = [moment.step for moment in found if moment.phase is Phase.GRADIENT and moment.norms.any()]
     if not gradients:
         return Doubt(reason=NO_GRADIENT, step=0)
-    lost = next((Doubt(reason=reason, step=moment.step) for moment in found if (reason := _why_lost(moment, limit))), None)
-    lost = earlier(None if copies is None else _doubt_about_choices(copies), lost)
+    reasons = ((_not_finite(moment) or _noise(moment, limit) or _disagreement(moment), moment.step) for moment in found)
+    lost = next((Doubt(reason=reason, step=step) for reason, step in reasons if reason), None)
+    if copies is not None:
+        chosen = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
+        changes = f"rounding changes the chosen experts at step {chosen}"
+        lost = lost if chosen is None else earlier(Doubt(reason=changes, step=chosen), lost)
     if lost is not None and lost.step <= gradients[0]:
         return Doubt(reason=lost.reason, step=0)
     return lost
@@ -80,15 +84,6 @@ def _turning(moment: Expected) -> Iterator[str]:
         sizes = np.abs(moment.values[start:end])
         if ((sizes > 0) & (sizes <= tolerance)).any():
             yield name
-
-
-def _doubt_about_choices(copies: EnsembleTrace) -> Doubt | None:
-    step = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
-    return None if step is None else Doubt(reason=f"rounding changes the chosen experts at step {step}", step=step)
-
-
-def _why_lost(moment: Expected, limit: float) -> str:
-    return _not_finite(moment) or _noise(moment, limit) or _disagreement(moment)
 
 
 def _not_finite(moment: Expected) -> str:

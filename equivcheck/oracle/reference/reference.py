@@ -111,7 +111,7 @@ class ReferenceRun:
             _num_partial_sums(scenario),
             _rounds_parts(scenario),
             rounds_scores=any(_has_rounded_scores(layout, scenario.training.model) for layout in scenario.layouts),
-            shards_classes=any(map(_shards_classes, scenario.layouts)),
+            shards_classes=any(each.loss_parallel for layout in scenario.layouts for each in layout.of(PlannedParallelism)),
         )
 
     def reference(self) -> Reference:
@@ -140,10 +140,6 @@ def _has_rounded_scores(layout: Layout, model: Model) -> bool:
         return True
     is_fused = any(isinstance(layer, Attention) and layer.fused for layer in model.layers)
     return is_fused and layout.mesh.size(CP) * layout.mesh.size(TP) > 1
-
-
-def _shards_classes(layout: Layout) -> bool:
-    return any(each.loss_parallel for each in layout.of(PlannedParallelism))
 
 
 def _rounds_parts(scenario: Scenario) -> bool:

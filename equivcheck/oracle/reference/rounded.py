@@ -7,8 +7,7 @@ that sum's order and by arithmetic in the training's own precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -37,12 +36,8 @@ def rounded_setup(
     setup.module, setup.compute = twin, twin.compute
     setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
     if rounding.autocast is not None:
-        setup.around_forward = _autocast(rounding.autocast)
+        setup.around_forward = partial(torch.autocast, "cpu", dtype=_dtype(rounding.autocast))
     return setup
-
-
-def _autocast(kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: torch.autocast("cpu", dtype=_dtype(kind))
 
 
 class MixedPrecisionModel(nn.Module):

@@ -19,7 +19,6 @@ from equivcheck.scenario import ElementType, Training
 from equivcheck.training.copies import stacked
 from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.training.loop import train
-from equivcheck.training.material import Batch
 from equivcheck.worlds.trace.trace import Trace
 
 
@@ -44,12 +43,18 @@ def rounded_copies(
     generator = np.random.default_rng((training.seed, num_copies))
     traces = [trace]
     for copy in range(1, 1 + num_copies):
-        jitter = _shaken(training, rounding, generator, copy) if flips else Shuffled(generator, copy)
+        jitter = Shuffled(generator, copy)
+        if flips:
+            kind = rounding.compute or rounding.autocast or training.precision
+            jitter = PerturbedRounding(generator, copy, training.precision.value, kind.value)
         moved = {name: values[copy] for name, values in parameters.items()}
         setup = rounded_setup(training, rounding, moved, jitter)
         if flips:
             round_in_optimizer(setup, generator)
-        traces.append(train(setup, [[_copy(batch, copy) for batch in step] for step in steps]))
+        moved_steps = [
+            [replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy]) for batch in step] for step in steps
+        ]
+        traces.append(train(setup, moved_steps))
     return stacked(traces)
 
 
@@ -60,13 +65,3 @@ def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Tra
     with_wide_norm = rounded_setup(training, rounding)
     with_wide_norm.clip_norm = clip_by_wide_norm
     return train(reordered), train(with_wide_norm)
-
-
-def _shaken(training: Training, rounding: Rounding, generator: np.random.Generator, copy: int) -> PerturbedRounding:
-    kind = rounding.compute or rounding.autocast or training.precision
-    return PerturbedRounding(generator, copy, training.precision.value, kind.value)
-
-
-def _copy(batch: Batch, copy: int) -> Batch:
-    inputs, targets = (values[copy] for values in (batch.inputs, batch.targets))
-    return replace(batch, inputs=inputs, targets=targets)
