@@ -1,1 +1,1 @@
-"""Worlds: N ranks that can run a function, as threads in simulation or as real processes."""
+"""Worlds run one function on N ranks, as threads of one process or as real processes."""

@@ -1,10 +1,9 @@
-"""What DTensor keeps between operations, and how it is dropped; private, tried on torch 2.9, 2.13 and 2.15.
+"""Clears the caches that DTensor keeps between operations. Private torch API, tested with torch 2.9, 2.13 and 2.15.
 
-For each operation it keeps the sharding of the result, by the placements and the mesh of the arguments, and for each
-redistribution its plan. Meshes of the same names and ranks are equal, be they parts of different ones or made by another run,
-with process groups of their own: an answer that was found on one is given for the other, and the result then lies on a mesh that
-it was not computed on. Ranks of which one has such an answer and another has none communicate over different groups, and wait for
-ever.
+DTensor caches the sharding of each operation's result, keyed by placements and mesh of the arguments, and a plan for each
+redistribution. Two meshes with the same names and ranks compare equal, even if they belong to different runs with different
+process groups. A cached result can therefore refer to the wrong mesh. If only some ranks have such an entry, ranks communicate
+over different groups and hang.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ import torch
 from equivcheck.system.torch_version import torch_in
 
 MAX_SHARDINGS = 500
-"""Operations whose sharding one rank keeps before it drops them (about 5 kilobytes each)."""
+"""Cached shardings per rank before the cache is cleared; one takes about 5 kilobytes."""
 
 REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
-"""Versions of torch in which the gradient of an embedding has as many rows as that of one before it had, with equal results."""
+"""Versions of torch whose cached embedding gradient keeps the row count of an earlier embedding, although results are equal."""
 
 PROPAGATION = "torch.distributed.tensor._sharding_prop"
-"""The module of DTensor that finds shardings; imported only where DTensor is in use."""
+"""DTensor's module for sharding propagation; looked up in `sys.modules` to avoid importing it."""
 _forgotten = threading.local()
 
 
 def bound_shardings() -> None:
-    """Drop what is kept for the calling thread when it has become much, or would be taken for what comes next."""
+    """Clear this thread's sharding cache if it is large, or if this torch version would reuse wrong entries."""
     are_many = num_worked_out() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
     if are_many or torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
         forget_shardings()
 
 
 def forget_shardings() -> None:
-    """Drop what is kept for the calling thread, and plans, which are quick to make again, of all threads."""
+    """Clear this thread's sharding cache, and the redistribution plans of all threads."""
     if PROPAGATION not in sys.modules:
         return
     _forgotten.num_worked_out = num_worked_out()
@@ -51,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_worked_out() -> int:
-    """How many operations DTensor has worked out for the calling thread."""
+    """Number of operations that DTensor has propagated in this thread."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():
@@ -61,7 +60,10 @@ def num_worked_out() -> int:
 
 @contextlib.contextmanager
 def looked_up_anew() -> Iterator[None]:
-    """While entered, the method of DTensor that finds shardings can be replaced: torch 2.9 keeps the one that it began with."""
+    """Context in which patches of DTensor's propagation method take effect.
+
+    Torch 2.9 binds the method once and ignores later patches.
+    """
     if PROPAGATION not in sys.modules or _is_kept_in_cpp():
         yield
         return
@@ -76,7 +78,6 @@ def looked_up_anew() -> Iterator[None]:
 
 @cache
 def _late(propagator: Any) -> Any:
-    """A cache as the propagator's own, of the method that its class has when something is worked out."""
 
     def propagate(schema: Any) -> Any:
         return propagator.propagate_op_sharding_non_cached(schema)
@@ -85,12 +86,10 @@ def _late(propagator: Any) -> Any:
 
 
 def _is_kept_in_cpp() -> bool:
-    """Whether shardings are kept outside Python, as from torch 2.10 on."""
     return hasattr(torch._C, "_get_DTensor_sharding_propagator_cache_stats")
 
 
 def _shardings() -> Any:
-    """What Python keeps of shardings for the calling thread."""
     return _propagator().propagate_op_sharding.cache
 
 

@@ -1,4 +1,4 @@
-"""The sharding rules of DTensor: what is registered for a check ends with it. Private torch API, tried on torch 2.13 and 2.15."""
+"""Restores DTensor's sharding rules after a check. Private torch API, tested with torch 2.13 and 2.15."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from equivcheck.worlds.sim.dtensor_private import forget_shared
 
 @contextmanager
 def kept_rules() -> Iterator[None]:
-    """On leaving, every operation has the rule that it had; what was found out by others is forgotten, before and afterwards.
+    """Context that restores every sharding rule on exit, and clears cached shardings on entry and exit.
 
-    DTensor keeps what it found out even where a rule is replaced.
+    DTensor keeps cached shardings even if a rule is replaced.
     """
     from torch.distributed.tensor import DTensor
 

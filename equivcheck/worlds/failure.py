@@ -1,4 +1,4 @@
-"""What went wrong when ranks did not all finish: data, so that it can cross processes and be kept in a verdict."""
+"""Failure of a run as plain data, so that it can be pickled and stored in a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.worlds.call import Call
 
 
 class RankState(Choice):
-    """Where one rank was when its world gave up."""
+    """State of one rank when the run was given up."""
 
     FINISHED = "finished"
     RAISED = "raised"
@@ -20,7 +20,7 @@ class RankState(Choice):
 
 
 class FailureKind(Choice):
-    """Why a world gave up."""
+    """Reason why a run was given up."""
 
     RAISED = "raised"
     DIED = "died"
@@ -36,54 +36,57 @@ class RankReport:
     rank: int
     """Global rank, from 0."""
     state: RankState
-    """Where the rank was when the world gave up."""
+    """State of the rank when the run was given up."""
     error: str = ""
-    """``Type: message`` of what it raised and of what caused that, or how it died (``killed by SIGKILL``, ``exited with
-    code 3``); else empty."""
+    """``Type: message`` of the exception and its causes, or the end of the process (``killed by SIGKILL``, ``exited with code
+    3``); empty for other ranks."""
     pending: str = ""
-    """The collective that it waits in, as `Call.describe` writes it; else empty."""
+    """Collective in which the rank waits, as written by `Call.describe`; empty for other ranks."""
     stack: str = ""
-    """Its Python stack (or traceback), innermost frame last; empty when it could not be had."""
+    """Python stack or traceback, innermost frame last; empty if none could be read."""
 
     @property
     def failed(self) -> bool:
-        """Whether the rank failed by itself."""
+        """Whether the rank raised or died."""
         return self.state in (RankState.RAISED, RankState.DIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a run of N ranks gave no result."""
+    """Reason why a run of N ranks gave no result."""
 
     kind: FailureKind
-    """The first cause: a rank that raised or died comes before the hang that it caused in the others."""
+    """First cause; a rank that raised or died counts before the hang that it caused on other ranks."""
     summary: str
-    """One line for people: which rank, what."""
+    """One line for the user that names the rank and the problem."""
     reports: tuple[RankReport, ...]
-    """One report a rank, in rank order."""
+    """One report for each rank, in rank order."""
     first: int | None = None
-    """The rank that failed first, which others may have failed for; None where ranks waited in vain."""
+    """Rank that failed first and may have made others fail; None if ranks only waited in vain."""
 
     @property
     def culprit(self) -> RankReport | None:
-        """The report of the rank that failed first; where that is not known, of the lowest that failed; None if none did."""
+        """Report of the rank that failed first, or of the lowest failed rank if the order is unknown; None if no rank failed."""
         failed = [report for report in self.reports if report.failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
     @property
     def hung(self) -> bool:
-        """Whether ranks waited for each other in vain, rather than one of them failing by itself."""
+        """Whether ranks waited for each other in vain, and no rank failed by itself."""
         return self.kind in (FailureKind.DEADLOCK, FailureKind.MISMATCH, FailureKind.TIMEOUT)
 
 
 def causes(error: BaseException) -> str:
-    """``, caused by Type: message`` for each error that another was raised from; empty where there is none."""
+    """``, caused by Type: message`` for each exception in the cause chain; empty without a cause."""
     cause = error.__cause__
     return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 
 
 class RanksFailed(EquivCheckError):
-    """At least one rank did not finish; `failure` says which and why, `calls` what each issued, where the world sees that."""
+    """At least one rank did not finish.
+
+    `failure` says why; `calls` holds each rank's communication calls if the world records them.
+    """
 
     def __init__(self, failure: Failure, calls: tuple[tuple[Call, ...], ...] = ()) -> None:
         super().__init__(failure.summary)
@@ -95,14 +98,14 @@ class RanksFailed(EquivCheckError):
 
 
 class RanksDidNotStart(EquivCheckError):
-    """The ranks could not make their world, which says nothing about the program."""
+    """The ranks could not form their world, so the run says nothing about the program."""
 
 
 class RanksLost(RanksDidNotStart):
-    """A process ended before they had made it: perhaps killed by somebody, and then not again."""
+    """A process ended before the world was formed. It may have been killed from outside, so a retry can succeed."""
 
 
 def last_line(printed: str) -> str:
-    """What an error that was printed says, without its traceback."""
+    """Last line of a printed error, without its traceback."""
     lines = printed.strip().splitlines()
     return lines[-1].strip() if lines else ""

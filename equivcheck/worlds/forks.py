@@ -1,7 +1,8 @@
-"""Copies of a rank that its program makes by `os.fork`: none may come out of the program as if it were the rank, or outlive it.
+"""Detects copies of a rank that its program makes with `os.fork`.
 
-A copy has one thread and the rank's open sockets: what it communicates is lost or goes wrong, and what it waits for never comes.
-Processes of `multiprocessing` and `subprocess` are no such copies.
+A copy must neither return from the program as if it were the rank nor outlive the program. It has one thread and shares the
+rank's open sockets, so its messages get lost or corrupt others, and it waits forever. Processes of `multiprocessing` and
+`subprocess` are not affected.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.worlds.patience import Patience, cpu_seconds, is_runnable
 
 _GRACE = 1.0
-"""Seconds without any work after which a copy that outlives the program is left running, as `Patience` counts them."""
+"""Seconds without CPU work, measured by `Patience`, after which a surviving copy counts as left running."""
 _MESSAGE = struct.Struct("<?i")
-"""What a copy tells: whether it has come out of the program (else that it exists), and its process id."""
+"""Message of a copy: whether it returned from the program (otherwise that it exists), and its process id."""
 
 _here = threading.local()
 _one_copies = threading.RLock()
-"""Held while a process is copied: a copy made meanwhile by another rank's thread would keep the pipe of the first open."""
+"""Held during a fork; otherwise a copy made by another rank's thread would inherit this pipe and keep it open."""
 
 
 class ProgramForked(EquivCheckError):
-    """A copy of the rank came out of the program, or was left running."""
+    """A forked copy of the rank returned from the program or was left running."""
 
 
 class WatchedForks:
-    """Around a rank's program, in the thread that runs it. Raises `ProgramForked` when a copy is no good."""
+    """Context around a rank's program, in the rank's thread.
+
+    Raises `ProgramForked` if a copy returns from the program or outlives it.
+    """
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -43,7 +47,7 @@ class WatchedForks:
         self._left: list[_Copy] = []
         self._runnable = 0
         self._ways_out: list[int] = []
-        """In a copy: pipes to the rank, and to copies that this is a copy of."""
+        """Pipes from a copy to the rank and to the copies in between."""
 
     def __enter__(self) -> Self:
         _here.watch = self
@@ -65,16 +69,16 @@ class WatchedForks:
             raise ProgramForked(text)
 
     def before(self) -> None:
-        """Before this process is copied."""
+        """Open a pipe before this process forks."""
         self._made = os.pipe()
 
     def in_owner(self) -> None:
-        """After it has been."""
+        """Keep the reading end in the process that forked."""
         os.close(self._made[1])
         self._copies.append(_Copy(self._made[0]))
 
     def in_copy(self) -> None:
-        """The same, in the copy, which says that it exists."""
+        """Announce the copy through the writing end."""
         os.close(self._made[0])
         self._ways_out.append(self._made[1])
         self._tell(is_out=False)
@@ -85,7 +89,10 @@ class WatchedForks:
                 os.write(way, _MESSAGE.pack(is_out, os.getpid()))
 
     def _ended(self, *, wait: bool) -> str:
-        """End the copies that are left, after a wait if there is one, and say what is wrong with them; empty for nothing."""
+        """Wait for remaining copies, kill survivors, and return an error text; empty if all copies ended properly.
+
+        `wait=False` kills at once.
+        """
         patience = Patience(_GRACE, self._cpu_seconds, self._num_runnable)
         while left := [copy for copy in self._copies if copy.is_left()]:
             self._left = left
@@ -111,13 +118,13 @@ class WatchedForks:
         return {pid: cpu_seconds(pid) for pid in self._pids()}
 
     def _num_runnable(self) -> int:
-        """Grows with each look at which a copy could run, on a machine that may be too busy to let it."""
+        """Count of observations at which a copy was runnable, even if a busy machine gave it no CPU time."""
         self._runnable += sum(is_runnable(pid) for pid in self._pids())
         return self._runnable
 
 
 class _Copy:
-    """A copy, with its own copies, at the other end of a pipe that is closed when all of them have ended or run exec."""
+    """One copy with its own copies. The pipe closes when all of them have ended or called exec."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -125,7 +132,7 @@ class _Copy:
         self.out: set[int] = set()
 
     def is_left(self) -> bool:
-        """Read what it has told; whether any of it may still be there, processes of multiprocessing aside."""
+        """Read new messages, and return whether a copy may still run, apart from processes of `multiprocessing`."""
         while select.select([self.pipe], [], [], 0)[0]:
             message = os.read(self.pipe, _MESSAGE.size)
             if not message:

@@ -1,4 +1,4 @@
-"""How a program tells its world where in a training it is, so that recorded calls know; nothing where nobody listens."""
+"""Lets a program announce its stage and step, so that recorded calls carry them. Has no effect if no world listens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _listeners = threading.local()
 
 
 def listen(listener: Listener) -> None:
-    """Let a world hear the marks of the calling rank: of its thread in sim, of its process elsewhere."""
+    """Register a listener for the calling rank: its thread in sim, its process in other worlds."""
     _listeners.listener = listener
 
 
 def mark(stage: Stage, step: int) -> None:
-    """Say that the calling rank enters a stage of a step, counted from 0."""
+    """Announce that the calling rank enters a stage of a step, counted from 0."""
     listener: Listener | None = getattr(_listeners, "listener", None)
     if listener is not None:
         listener(stage, step)

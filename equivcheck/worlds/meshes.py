@@ -1,6 +1,6 @@
-"""Device meshes and groups of ranks, kept: building one makes process groups, which costs more than a whole check.
+"""Caches device meshes and process groups, because creating them costs more than a whole check.
 
-Private torch API: the groups that a rank has made, and their number; tried on torch 2.13 and 2.15.
+Private torch API: the table of process groups and the group counter; tested with torch 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _kept = threading.local()
 
 
 def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """The CPU mesh of this rank's world with that shape and those axis names, built at most once a rank.
+    """CPU mesh with this shape and these axis names, created once for each rank.
 
-    A rank is a thread in sim and a process elsewhere, so what is kept per thread is kept per rank. What DTensor has found out on
-    another mesh is forgotten: it takes equal parts of the two for one.
+    The cache is per thread, because a rank is a thread in sim and a process in other worlds. A change of mesh clears DTensor's
+    sharding cache, because DTensor treats equal submeshes of different meshes as one.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -41,10 +41,10 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """The group of some ranks of the world, in rising order, or on other ranks that of the others; built at most once a rank.
+    """Process group of these global ranks, in rising order, created once for each rank.
 
-    Every rank calls it. As each then is in one group more, all have as many, by which worlds tell whether a program has made any
-    for itself.
+    Every rank calls this; a rank outside `ranks` gets the group of the remaining ranks. All ranks then have the same number of
+    groups, so a world can tell whether a program created its own.
     """
     kept: dict[tuple[int, ...], dist.ProcessGroup] = _kept.__dict__.setdefault("groups", {})
     if ranks not in kept:
@@ -58,7 +58,10 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def groups_made() -> Iterator[list[dist.ProcessGroup]]:
-    """A list that has, once the context is left, the groups that this rank has made within it: each holds threads and sockets."""
+    """Context that gives a list, to which it adds on exit the groups that this rank created.
+
+    Each group holds threads and sockets.
+    """
     found: list[dist.ProcessGroup] = []
     before = set(c10d._world.pg_map)
     yield found
@@ -66,27 +69,29 @@ def groups_made() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
-    """The groups that the calling rank has."""
+    """Process groups of the calling rank."""
     return tuple(c10d._world.pg_map)
 
 
 def has_lost(groups: tuple[dist.ProcessGroup, ...]) -> bool:
-    """Whether a program has destroyed any of the groups that the calling rank had before it."""
+    """Whether a program has destroyed one of these groups of the calling rank."""
     return not all(group in c10d._world.pg_map for group in groups)
 
 
 def numbers_of_groups() -> tuple[int, int]:
-    """How many groups the calling rank has helped to make, and how many it has: torch names the next one by either."""
+    """Number of groups that the calling rank has helped to create, and number that still exist.
+
+    Torch names the next group by one of them.
+    """
     return _num_groups(), len(c10d._world.pg_names)
 
 
 def end_run(*, finished: bool = True) -> None:
-    """Drop what DTensor has found out on meshes that this run's program made itself: those of the next run may equal them.
+    """Clear DTensor's caches if this run's program created its own groups, because meshes of the next run may compare equal.
 
-    To be called by each rank when it has joined its world, and after each program. Meshes have groups of their own, so no other
-    program needs this unless it did not finish: if an embedding sharded by rows gave something that was not read, DTensor keeps
-    the mask of its indices with the sharding, and the next such embedding raises. What was found out on kept meshes is dropped
-    when it has become much.
+    Each rank calls this after joining its world and after each program. A program that did not finish also clears them: if the
+    output of a row-sharded embedding was never read, DTensor keeps its index mask with the sharding, and the next such embedding
+    raises. Entries of cached meshes are cleared only when there are many.
     """
     if not finished or _num_groups() != _kept.__dict__.get("num_groups", 0):
         _kept.num_groups = _num_groups()
@@ -96,5 +101,4 @@ def end_run(*, finished: bool = True) -> None:
 
 
 def _num_groups() -> int:
-    """How many groups the calling rank has made so far."""
     return int(c10d._world.group_count)

@@ -1,4 +1,4 @@
-"""When ranks that have not finished count as hung: by what they do, as a busy machine makes everything slow."""
+"""Decides when unfinished ranks count as hung. It measures their work, because wall time depends on how busy the machine is."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Callable, Mapping
 import psutil
 
 TICKS = 20
-"""Looks in a row without any work between them, after which ranks count as idle."""
+"""Consecutive observations without work after which ranks count as idle."""
 SHORTEST_TICK = 0.05
-"""Seconds between two looks, at least: what looking costs itself must not pass for work."""
+"""Minimum seconds between two observations, so that the cost of observing is not mistaken for work."""
 IDLE_SHARE = 0.02
-"""The share of a tick's CPU time below which nothing was done; a machine with 50 runnable threads a core leaves each as much."""
+"""Share of a tick's CPU time below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this
+much."""
 MOST_LIMITS = 10
-"""CPU time that ranks which go on making calls may take altogether, as a multiple of the limit."""
+"""Limit of total CPU time for ranks that keep issuing calls, as a multiple of the normal limit."""
 
 
 class Patience:
-    """Watches ranks for one run.
+    """Watches the ranks of one run.
 
-    They count as hung when they have been idle for `limit` seconds, or have computed for `limit` seconds of CPU time without a
-    move, such as a call to communicate, or for a multiple of it with moves. Time on the wall alone says nothing. They are first
-    looked at after a tick, as reading CPU times costs more than most runs take.
+    Ranks count as hung after `limit` seconds idle, after `limit` seconds of CPU time without a move such as a communication call,
+    or after a multiple of `limit` with moves. Wall time alone proves nothing. The first observation comes after one tick, because
+    reading CPU times takes longer than most runs.
     """
 
     def __init__(
         self, limit: float, cpu_seconds: Callable[[], Mapping[int, float]], num_moves: Callable[[], int] = lambda: 0
     ) -> None:
-        """`cpu_seconds` is what each process has used so far, by any number for it; `num_moves` how often ranks have got on."""
+        """`cpu_seconds` returns the CPU time of each process, keyed by any number; `num_moves` counts the progress of ranks."""
         self.limit, self.tick = limit, max(limit / TICKS, SHORTEST_TICK)
         self._cpu_seconds, self._num_moves = cpu_seconds, num_moves
         self._looked, self._moves, self._idle_ticks = time.monotonic(), num_moves(), 0
@@ -38,7 +39,10 @@ class Patience:
         self._cpu: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Why the ranks count as hung, from then on for good; empty while they may go on. To be asked about once a tick."""
+        """Reason why the ranks count as hung, and the same reason at every later call; empty until then.
+
+        To be called once a tick.
+        """
         now = time.monotonic()
         if not self._why and now - self._looked >= self.tick:
             self._look()
@@ -67,7 +71,7 @@ class Patience:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process, and those that it has started and waited for, have computed; 0 once it has ended."""
+    """CPU seconds of a process and of its children that it has waited for; 0 after it has ended."""
     try:
         return sum(psutil.Process(pid).cpu_times()[:4])
     except psutil.Error:
@@ -75,7 +79,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def is_runnable(pid: int) -> bool:
-    """Whether a process computes, waits for a core or for a disk; not while it sleeps, nor once it has ended."""
+    """Whether a process runs, waits for a core, or waits for a disk; False if it sleeps or has ended."""
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_WAKING)
     except psutil.Error:
@@ -83,7 +87,7 @@ def is_runnable(pid: int) -> bool:
 
 
 def cpu_seconds_of_family(pid: int) -> dict[int, float]:
-    """The same of a process and all its descendants, by process id."""
+    """CPU seconds of a process and each descendant, by process id."""
     try:
         descendants = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -92,5 +96,5 @@ def cpu_seconds_of_family(pid: int) -> dict[int, float]:
 
 
 def _most(after: Mapping[int, float], before: Mapping[int, float]) -> float:
-    """What the busiest process has used in between."""
+    """Largest CPU time that one process used between two observations."""
     return max((seconds - before.get(process, 0.0) for process, seconds in after.items()), default=0.0)

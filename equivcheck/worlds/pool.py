@@ -1,4 +1,4 @@
-"""Worlds by name, and those kept open between checks."""
+"""Opens worlds by name and keeps them open between checks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def _torchrun(size: int | None) -> Ranks:
 
 
 WORLDS: dict[str, Callable[[Any], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake, "torchrun": _torchrun}
-"""How to open N ranks of each world; looked up by name only when asked, as each imports torch."""
+"""Constructor of each world's ranks by name; lazy, because each world imports torch."""
 COMPARABLE = ("sim", "gloo")
-"""Those whose numbers mean something, and that any process can open."""
+"""Worlds that compute real values and can be opened by any process."""
 STARTED = "torchrun"
-"""The world that stands already, of as many ranks as it has: every process of it opens it."""
+"""World that torchrun has already started; each of its processes opens it, with the size that it has."""
 WITH_DATA = (*COMPARABLE, STARTED)
-"""All whose numbers mean something."""
+"""All worlds that compute real values."""
 
 MAX_RUNNING = 64
-"""Ranks that run on one machine, each a thread or a process with torch in it."""
+"""Maximum number of ranks on one machine, each a thread or a process that uses torch."""
 
 T = TypeVar("T")
 
@@ -52,9 +52,9 @@ _open: dict[tuple[str, int], Ranks] = {}
 
 
 def open_ranks(world: str, size: int | None = None) -> Ranks:
-    """N new ranks of a world, or those of one that stands; the caller closes them.
+    """Open new ranks of a world, or join the world that torchrun started. The caller closes them.
 
-    Raises `UsageError` for a world that does not exist, or not so large.
+    Raises `UsageError` if the world does not exist or the size is not valid.
     """
     if world not in WORLDS:
         raise UsageError(f"world {world!r} does not exist; allowed: {', '.join(WORLDS)}")
@@ -77,7 +77,10 @@ def ranks(world: str, size: int) -> Ranks:
 
 
 def standing_ranks() -> Ranks:
-    """All ranks of the world that this process is part of, kept as others are. Raises `UsageError` where nobody started it."""
+    """All ranks of the torchrun world of this process, kept open like others.
+
+    Raises `UsageError` if torchrun did not start this process.
+    """
     if (found := next((kept for (name, _), kept in _open.items() if name == STARTED), None)) is not None:
         return found
     opened = open_ranks(STARTED)
@@ -86,14 +89,14 @@ def standing_ranks() -> Ranks:
 
 
 def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, done once for all processes of a world that has several; to be called by each of them."""
+    """Result or exception of `work`, done only by rank 0 of a multi-process world. Every process calls this."""
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
     return standing_ranks().on_first_rank(work) if world == STARTED else work()
 
 
 def close_worlds() -> None:
-    """Close every kept world: no rank, thread, process or patched torch global is left."""
+    """Close all open worlds and leave no rank, thread, process or patched torch global."""
     while _open:
         _open.popitem()[1].close()
 

@@ -1,6 +1,6 @@
-"""What is imported before there are ranks: once for all of them, and never in the middle of a run, whose limit it would use up.
+"""Imports modules before ranks exist: once for all ranks, and outside the time limit of a run.
 
-Tried on torch 2.13. A name that a torch version lacks is skipped: ranks import it when they need it.
+Tested with torch 2.13. A module that a torch version lacks is skipped; ranks import it if they need it.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ COMMON = (
     "torch.nn.parallel",
     "torch._dynamo",
 )
-"""Modules that most ranks need; all but a few come with an optimizer anyway, which imports `torch._dynamo`."""
+"""Modules that most ranks need. An optimizer imports `torch._dynamo`, which imports most of the others."""
 RARE = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental",
 )
-"""Modules that few ranks need. They take 0.25 s, most of it for `torch.distributed.optim`, which compiles TorchScript."""
+"""Modules that few ranks need. They take 0.25 s, mostly because `torch.distributed.optim` compiles TorchScript."""
 
 
 @functools.cache
 def preload() -> None:
-    """Import all of these modules that exist here."""
+    """Import all of these modules that this torch version has."""
     preload_common()
     _import(RARE)
 
 
 @functools.cache
 def preload_common() -> None:
-    """Import the common ones: enough for programs of equivcheck, whose layouts name what else they need."""
+    """Import the common modules, which are enough for equivcheck's own programs; layouts name the others that they need."""
     _import(COMMON)
 
 
 def _import(names: tuple[str, ...]) -> None:
-    """Import what exists; a warning that torch's own code causes must not be an error if the user makes warnings errors."""
     with warnings.catch_warnings(), rare_collections():
         warnings.simplefilter("ignore")
         for name in names:
@@ -54,9 +53,9 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def compile_once() -> None:
-    """Have a forward compiled: copies of this process then have nearly all that compilers import late.
+    """Compile a small forward, so that forked processes inherit the modules that compilers import late.
 
-    Without gradients: where autograd has run on threads of its own, torch refuses to differentiate in a copy of the process
+    Uses no gradients, because torch refuses backward in a forked process after autograd has used threads
     (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).
     """
     import torch

@@ -1,7 +1,7 @@
-"""Programs whose right answer is known, by which sim, gloo and plain arithmetic are held against each other.
+"""Programs with a known result, used to compare sim, gloo and plain arithmetic.
 
-They read DTensors whose dims are cut unevenly, twice or in strides: what torch works out for such a tensor depends on the rank,
-so that ranks as threads of one process go wrong here first where they share what they must not.
+They read DTensors whose dims are sharded unevenly, twice or with strides. For such tensors torch computes values that depend on
+the rank, so threads that wrongly share state fail here first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 MESHES = ((4,), (2, 2), (2, 2), (2, 2), (1, 4), (4, 1))
-"""Shapes of meshes of four ranks; those that can cut a dim twice come more often."""
+"""Mesh shapes of four ranks; meshes that can shard a dim twice appear more often."""
 NUM_RANKS = 4
-"""Ranks that the programs need."""
+"""Number of ranks that the programs need."""
 
 
 def redistributed(seed: int) -> list[bool]:
-    """Whether `full_tensor` of a random DTensor gives what it was made of, as distributed and after up to two redistributions."""
+    """Whether `full_tensor` of a random DTensor equals its source, after distribution and after up to two redistributions."""
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
     shape = [chance.randint(1, 7) for _ in range(chance.choice((1, 2, 2)))]
@@ -43,9 +43,10 @@ def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any
 
 
 def sharded_twice(kind: str, rows: int) -> list[bool]:
-    """Whether weight and gradient of a layer are read as they are: tensor parallelism and `fully_shard` cut both along dim 0.
+    """Whether weight and gradient of a layer are read correctly if tensor parallelism and `fully_shard` both shard dim 0.
 
-    `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel), `rows` its outputs or its vocabulary.
+    `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel); `rows` is the number of outputs or the
+    vocabulary size.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     alone, spread = _layer(kind, rows), nn.Sequential(_layer(kind, rows))
@@ -69,7 +70,7 @@ def _layer(kind: str, rows: int) -> Any:
 
 
 def in_loss_parallel() -> list[bool]:
-    """Whether `loss_parallel` gives loss and gradient of a plain cross-entropy, and ends for each rank when it leaves."""
+    """Whether `loss_parallel` gives the loss and gradient of a plain cross-entropy, and ends separately for each rank."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
     target = torch.tensor([0, 6, 3, 2, 5, 1])

@@ -1,4 +1,4 @@
-"""What every world offers: N ranks that can run one function."""
+"""Interface of all worlds: N ranks that run one function."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What N ranks left when all of them finished."""
+    """Result of a run in which all ranks finished."""
 
     values: tuple[Any, ...]
-    """What the program returned on each rank, in rank order."""
+    """Return value of the program on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Per rank, the communication calls in the order it issued them; empty in worlds that cannot see them."""
+    """Communication calls of each rank in the order of issue; empty if the world does not record them."""
     shardings: frozenset[str] = frozenset()
-    """Operations for which DTensor worked out a sharding, with the placements of their arguments; empty as `calls`."""
+    """Operations for which DTensor computed a sharding, with the placements of their arguments; empty if the world does not
+    record them."""
 
 
 def again_if_died(run: Callable[[], Run]) -> Run:
-    """Run, and once more, on ranks that are started afresh, if one of them dies: it may have been killed from outside."""
+    """Run, and retry once on new ranks if one dies, because it may have been killed from outside."""
     try:
         return run()
     except RanksFailed as error:
@@ -37,16 +38,16 @@ def again_if_died(run: Callable[[], Run]) -> Run:
 
 
 class Ranks(ABC):
-    """N ranks kept alive between runs; each sees an initialised `torch.distributed` of its own."""
+    """N ranks kept alive between runs, each with its own initialised `torch.distributed`."""
 
     name: ClassVar[str]
-    """The world's name, as users type it."""
+    """Name of the world, as users type it."""
     has_data: ClassVar[bool] = True
-    """Whether every rank runs, so that what they leave can be compared."""
+    """Whether every rank runs and computes real values."""
     has_copies: ClassVar[bool] = False
-    """Whether ranks are processes, each with a copy of what it is to run."""
+    """Whether ranks are processes, each with its own copy of the program."""
     spans_hosts: ClassVar[bool] = False
-    """Whether ranks may be on several hosts, which need not see the same files."""
+    """Whether ranks may run on several hosts, which need not share a file system."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -62,22 +63,22 @@ class Ranks(ABC):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
-        Ranks count as hung by `deadline`, in seconds, as `Patience` says. Raises `RanksFailed` when a rank raises, dies, or waits
-        in vain; the ranks can be used again afterwards, and find state as it was before. A program that is not foreign runs code
-        of equivcheck alone, which leaves state as it was: most of that is then not looked at, as looking would take a tenth of
-        the time of the smallest check.
+        `deadline` in seconds is the limit of `Patience` for hung ranks. Raises `RanksFailed` if a rank raises, dies, or waits in
+        vain; afterwards the ranks can be used again, with their state restored. `is_foreign=False` promises that the program runs
+        only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of the
+        time of the smallest check.
         """
 
     def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Do once what each rank would have to do before it compiles for the first time, if ranks are still to be started."""
+        """Compile once before ranks start, so that no rank has to repeat the compiler's imports."""
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; where every process of a world calls this, only that of rank 0 does the work."""
+        """Result or exception of `work`. In a multi-process world every process calls this, and only rank 0 does the work."""
         return work()
 
     @abstractmethod
     def close(self) -> None:
-        """End every rank and undo whatever was changed in this process; calling it twice is fine."""
+        """End every rank and undo all changes in this process; can be called twice."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Attributes of torch, replaced while ranks run."""
+"""Replaces attributes of torch while ranks run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Place = tuple[Any, str, Callable[[Any], Any]]
-"""An owner, the name of its attribute, and what makes the stand-in of the original: once for each, as runs come often."""
+"""Owner, name of the attribute, and a function from the original to its replacement.
+
+The function should cache, because runs are frequent.
+"""
 
 
 @contextlib.contextmanager
 def replaced(places: Sequence[Place]) -> Iterator[None]:
-    """While entered, the stand-ins are in place."""
+    """Context in which the attributes are replaced."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, make in places:
         setattr(owner, name, make(getattr(owner, name)))

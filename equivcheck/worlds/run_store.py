@@ -1,6 +1,6 @@
-"""What ranks that are kept write to the store of their world: apart for each run.
+"""Gives each run its own key prefix in the store of a world that is kept open.
 
-Private torch API: where `torch.distributed` keeps the default group's store; tried on torch 2.9, 2.13 and 2.15.
+Private torch API: the default group's store; tested with torch 2.9, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _numbers = itertools.count()
-"""Of runs: the same on all ranks, as each run is on all of them."""
+"""Run number, equal on all ranks because every run uses all of them."""
 
 
 @contextmanager
 def own_keys() -> Iterator[None]:
-    """While entered, what the calling process writes to the store of its default group has a prefix that no other run has.
+    """Context in which the default group's store prefixes keys with the run's number.
 
-    torch finds the members of a new group by the group's name, and gives a name that is free again once more: without a prefix of
-    their own, they would look for each other where those of a run before were, which have left, and wait there for ever.
+    torch finds the members of a new group by the group's name, and reuses the name of a destroyed group. Without a prefix,
+    members of a new group would look for members of an earlier run, which have left, and hang.
     """
     number, group = next(_numbers), c10d.GroupMember.WORLD
     if group is None:  # this run makes it

@@ -1,7 +1,7 @@
-"""What ranks did, told by the world rather than by options: which communication call follows which, and what DTensor works out.
+"""Summary of a run: which communication call follows which, and which shardings DTensor computes.
 
-Two scenarios without an option in common may do the same, and two that differ in a size alone may not. As of the branches of a
-program, what is counted are steps from one call to the next, without sizes: there are few enough of them to be met again.
+Scenarios with different options may do the same, and scenarios that differ only in size may not. Like branch coverage, the
+summary counts transitions between calls, without sizes, so that their number stays small.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from equivcheck.worlds.ranks import Run
 
 START, END = "start", "end"
 AFTER = " > "
-"""Between two calls."""
+"""Separator between two calls."""
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """All that some ranks did: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``."""
+    """All transitions and shardings of any rank.
+
+    Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
+    """
     return tuple(sorted(run.shardings.union(*map(_transitions, run.calls))))
 
 

@@ -1,4 +1,4 @@
-"""One run on fresh processes, as PyTorch's own multi-process tests do it: the yardstick of the benchmark."""
+"""Runs a program once on new processes, as PyTorch's multi-process tests do. The benchmark compares with it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from equivcheck.worlds.gloo.request import import_path, packed, request
 from equivcheck.worlds.ranks import Run
 
 _EXIT_SECONDS = 30.0
-"""How long a process may take to leave its world and exit."""
+"""Seconds for a process to leave its world and exit."""
 
 
 def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadline: float = 60.0) -> Run:
-    """Start `size` interpreters, call ``program(*arguments)`` on every rank, let them exit.
+    """Start `size` interpreters, call ``program(*arguments)`` on every rank, and let them exit.
 
-    `deadline` is in seconds, from when all ranks have joined. Raises `RanksFailed` as other worlds do.
+    `deadline` is in seconds and begins when all ranks have joined. Raises `RanksFailed` as other worlds do.
     """
     task = packed(program, arguments)
     with contextlib.ExitStack() as undo:
@@ -39,7 +39,7 @@ def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadlin
 
 
 def serve_once(fd: int) -> None:
-    """In a fresh process: be a rank until the owner hangs up, then leave properly."""
+    """Serve as a rank in a new process until the owner closes the channel, then leave the group."""
     serve_rank(Channel.of(fd))
     leave()
 

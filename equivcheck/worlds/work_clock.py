@@ -1,4 +1,4 @@
-"""How long something has worked: CPU time, as time on the wall tells more of the machine than of the work."""
+"""Measures work as CPU time, because wall time depends more on the machine than on the work."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import time
 from equivcheck.worlds.patience import cpu_seconds_of_family
 
 _LOOK_SECONDS = 1.0
-"""Between two looks at other processes, which cost milliseconds, and more where a machine has thousands."""
+"""Seconds between two reads of other processes' CPU time. A read takes milliseconds, and more on a machine with thousands of
+processes."""
 
 
 class WorkClock:
-    """Counts seconds of CPU time of this process and its descendants from its making on, and what they are said to have waited.
+    """Counts CPU seconds of this process and its descendants since its creation, plus reported waiting time.
 
-    What a descendant used is lost with its end when nobody has waited for it, but the clock never goes back.
+    The time of a descendant is lost if nobody waits for it, but the clock never goes back.
     """
 
     def __init__(self) -> None:
@@ -25,11 +26,11 @@ class WorkClock:
 
     @property
     def seconds(self) -> float:
-        """Worked and waited so far."""
+        """CPU seconds plus waiting seconds so far."""
         return self._cpu() - self._start + self._waited
 
     def wait(self, seconds: float) -> None:
-        """Count time on the wall in which nothing could be computed, as that of ranks that hung."""
+        """Add wall time in which nothing could compute, such as time of hung ranks."""
         self._waited += seconds
 
     def _cpu(self) -> float:

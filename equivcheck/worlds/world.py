@@ -1,4 +1,4 @@
-"""The public world: any function on N ranks."""
+"""The public world: runs any function on N ranks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class World:
     """
 
     def __init__(self, name: str = "sim", *, size: int | None = None) -> None:
-        """`size` may be left out for ``torchrun``, whose ranks are there already."""
+        """`size` may be omitted for ``torchrun``, whose ranks already exist."""
         self.ranks: Ranks = open_ranks(name, size)
-        """What runs programs."""
+        """Ranks that run the programs."""
 
     @property
     def size(self) -> int:
@@ -33,29 +33,30 @@ class World:
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:
         """Call ``program(*arguments)`` on every rank.
 
-        After each run state is as it was before: what torch keeps for a process or a thread, its functions and methods, random
-        generators, environment variables, the working directory. ``docs/explanation/reliability.md`` says what is not seen.
+        State is restored after each run: torch's per-process and per-thread state, functions and methods of torch, random
+        generators, environment variables and the working directory. ``docs/explanation/reliability.md`` lists the exceptions.
 
         In ``sim`` and ``fake`` ranks are threads of this process. A program that ends its process (`os._exit`, a fatal error in
-        native code) ends this one; in ``gloo`` it ends a rank, and `RanksFailed` says how. In ``sim`` a rank that hangs in native
-        code cannot be stopped: the error says so, and later runs warn, as its thread may still change what they share.
+        native code) ends your process too; in ``gloo`` it ends only a rank, and `RanksFailed` says how. In ``sim`` a rank that
+        hangs in native code cannot be stopped: the error says so, and later runs warn, because its thread may still change shared
+        state.
 
-        Ranks that are idle, or compute without communicating, for `deadline` seconds count as hung.
+        Ranks count as hung if they are idle, or compute without communicating, for `deadline` seconds.
 
-        In ``gloo`` and ``torchrun`` the program and its arguments must be picklable. In ``torchrun`` every process of the world
-        calls this: what rank 0 passes runs on all, and each gets the same `Run`, or error; a run that fails is the last. In
-        ``fake`` the first rank runs alone, of as many as one likes: what it receives has the right shape and no meaning, and
-        `Run` has its value only.
+        In ``gloo`` and ``torchrun`` the program and its arguments must be picklable. In ``torchrun`` every process calls this
+        method; all of them run the program of rank 0 and get the same `Run` or error, and a failed run is the last one. In
+        ``fake`` only the first rank runs: tensors that it receives have the right shape but no meaningful values, and `Run` holds
+        only its value.
 
-        Raises `equivcheck.worlds.failure.RanksFailed` when a rank raises, dies (in ``gloo`` also by a kill from outside), or
-        waits in vain, and when a copy that it made by `os.fork` comes out of the program or is left running; the world can be
-        used again afterwards. Raises `equivcheck.worlds.failure.RanksDidNotStart` when ranks are lost again and again before they
-        have made their world.
+        Raises `equivcheck.worlds.failure.RanksFailed` if a rank raises, dies (in ``gloo`` also if it is killed from outside) or
+        waits in vain, and if a copy that it made by `os.fork` returns from the program or is left running. The world can be used
+        again afterwards. Raises `equivcheck.worlds.failure.RanksDidNotStart` if ranks repeatedly end before they have formed
+        their world.
         """
         return self.ranks.run(program, *arguments, schedule_seed=schedule_seed, deadline=deadline)
 
     def close(self) -> None:
-        """End every rank and undo whatever was changed in this process."""
+        """End every rank and undo all changes in this process."""
         self.ranks.close()
 
     def __enter__(self) -> Self:
@@ -66,5 +67,5 @@ class World:
 
 
 def without_cover(world: str | Ranks | World) -> str | Ranks:
-    """A world as checks take it: its name, or its ranks."""
+    """Name or ranks of a world, as checks accept it."""
     return world.ranks if isinstance(world, World) else world

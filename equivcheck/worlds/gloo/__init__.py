@@ -1,1 +1,1 @@
-"""Ranks as real processes that talk over gloo, kept alive between runs."""
+"""Ranks as real processes that communicate over gloo and are kept alive between runs."""

@@ -1,4 +1,4 @@
-"""What a rank that is a process says of a program that it has run: the value, or what was raised, as bytes."""
+"""Runs a program in a rank's process and encodes its result or exception as bytes."""
 
 from __future__ import annotations
 
@@ -19,40 +19,39 @@ if TYPE_CHECKING:
     from equivcheck.worlds.state.keeper import StateKeeper
 
 VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
-"""First byte of an answer: what is pickled at its end, a value or `Raised`. After `CHANGED_TAG` it is a value, too, of a program
-that has left its process so that no other can run there."""
+"""First byte of an answer: a value, a value of a program that left its process unusable for others, or a `Raised`."""
 
 NUMBERS_OF_GROUPS = struct.Struct(">II")
-"""What follows the first byte of an answer other than `RAISED_TAG`: the rank's `numbers_of_groups`."""
+"""Follows the first byte unless that is `RAISED_TAG`: the rank's `numbers_of_groups`."""
 
 Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
-"""Whether a program is foreign, the program, and its arguments."""
+"""Whether the program is the user's, the program, and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """What a rank sends instead of a value."""
+    """Exception of a program, sent instead of a value."""
 
     error: str
     """``Type: message``."""
     stack: str
-    """The traceback, innermost frame last."""
+    """Traceback, innermost frame last."""
     when: float
-    """On `time.monotonic`, which all processes of one machine share."""
+    """Time on `time.monotonic`, which all processes of a machine share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What an answer says."""
+    """Decoded answer of a rank."""
 
     value: Any = None
-    """What the program returned."""
+    """Return value of the program."""
     raised: Raised | None = None
-    """What it raised instead; None if it returned."""
+    """Exception of the program; None if it returned."""
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:
-    """Run what `load` gives; the pickled value or `Raised`, each after the byte that tells them apart."""
+    """Run the task that `load` returns, and pickle its value or `Raised` after a tag byte."""
     import torch
 
     from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost, numbers_of_groups
@@ -74,7 +73,7 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
 
 
 def content(answered: bytes) -> Content:
-    """What an answer says; a value that cannot be read here counts as raised by its rank."""
+    """Decode an answer. A value that cannot be unpickled here counts as an exception of its rank."""
     has_raised = answered[:1] == RAISED_TAG
     try:
         read = pickle.loads(memoryview(answered)[1 if has_raised else 1 + NUMBERS_OF_GROUPS.size :])
@@ -85,9 +84,9 @@ def content(answered: bytes) -> Content:
 
 
 def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
-    """Whether no other program can run on the ranks that have given these answers.
+    """Whether these answers show that the ranks cannot run another program.
 
-    Ranks with unequal numbers of groups would name the next one differently, and each wait in its own for ever.
+    Ranks with unequal numbers of groups would name the next group differently, and each would wait in its own forever.
     """
     values = [answered for answered in answers if answered[:1] != RAISED_TAG]
     numbers = {NUMBERS_OF_GROUPS.unpack_from(answered, 1) for answered in values}
@@ -96,7 +95,6 @@ def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
 
 @functools.cache
 def _state_keeper() -> StateKeeper:
-    """What keeps the state of this process."""
     from equivcheck.worlds.state.keeper import StateKeeper
 
     return StateKeeper()

@@ -1,4 +1,4 @@
-"""Whole messages over a Unix socket, with open files attached and a time limit where one is wanted."""
+"""Sends whole messages over a Unix socket, optionally with file descriptors and a time limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 
 _HEADER = struct.Struct("!QB")
 _NO_TIME_LEFT = 1e-4
-"""Seconds that a socket operation gets when its limit has passed; zero would mean non-blocking."""
+"""Timeout in seconds after the limit has passed; zero would make the socket non-blocking."""
 
 
 class Channel:
-    """One end of a socket pair. Every operation raises `EOFError` or `OSError` when the other end is gone."""
+    """One end of a socket pair. Every operation raises `EOFError` or `OSError` if the other end is closed."""
 
     __slots__ = ("_socket",)
 
@@ -27,19 +27,19 @@ class Channel:
 
     @classmethod
     def of(cls, fd: int) -> Channel:
-        """The end behind an open file descriptor, which it takes over."""
+        """Channel for an open file descriptor, which it takes over."""
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
-        """Its file descriptor, for selectors and for passing it on; -1 once closed."""
+        """File descriptor for selectors and for passing on; -1 after closing."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end; closing twice is fine."""
+        """Close this end; can be called twice."""
         self._socket.close()
 
     def send(self, payload: bytes, fds: tuple[int, ...] = (), *, until: float | None = None) -> None:
-        """Send one message; raises `TimeoutError` when `until` (of `time.monotonic`) passes first."""
+        """Send one message. Raises `TimeoutError` if `until` (on `time.monotonic`) passes first."""
         self._limit(until)
         header = _HEADER.pack(len(payload), len(fds))
         if fds:
@@ -49,11 +49,11 @@ class Channel:
             self._socket.sendall(header + payload)
 
     def receive(self, *, until: float | None = None) -> bytes:
-        """Wait for one message that carries no files; raises `TimeoutError` when `until` passes first."""
+        """Wait for one message without file descriptors. Raises `TimeoutError` if `until` passes first."""
         return self.receive_with_fds(until=until)[0]
 
     def receive_with_fds(self, *, until: float | None = None) -> tuple[bytes, tuple[int, ...]]:
-        """Wait for one message and the file descriptors that came with it, which the caller closes."""
+        """Wait for one message with its file descriptors, which the caller closes."""
         self._limit(until)
         header, fds, _, _ = socket.recv_fds(self._socket, _HEADER.size, 8)
         header += self._exactly(_HEADER.size - len(header))

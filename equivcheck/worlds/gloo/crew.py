@@ -1,4 +1,7 @@
-"""Processes that have joined one world, and one run on them: send, gather, and on trouble find out what each was doing."""
+"""Processes that have formed one world, and runs on them.
+
+A run sends a request, gathers answers, and reports what each rank did if it fails.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,21 @@ from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.patience import Patience
 
 _GRACE = 1.0
-"""Seconds that the others get to finish or raise after a rank has failed."""
+"""Seconds for other ranks to finish or raise after a rank has failed."""
 
 Answers = dict[int, bytes | None]
-"""What each rank sent, None when its process ended instead; a rank that is still busy is missing."""
+"""Answer of each rank, None if its process ended; a busy rank is missing."""
 
 
 class Crew:
-    """Ranks 0 to N-1. After a failed run it is of no use any more: whoever made the processes kills them."""
+    """Processes of ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
 
     def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
-        """`processes` are ids and channels in rank order; `exit_code` says how one ended, minus the signal that killed it."""
+        """`processes` are process ids and channels in rank order; `exit_code` returns an exit code, negative for a signal."""
         self._exit_code = exit_code
         self._members = tuple(Member.of(rank, pid, channel) for rank, (pid, channel) in enumerate(processes))
         self.is_changed = False
-        """Whether the last program has left ranks in a state in which no other can run."""
+        """Whether the last program left the ranks unusable for another program."""
         self._threads: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
         for member in self._members:
@@ -49,7 +52,7 @@ class Crew:
         return tuple(member.pid for member in self._members)
 
     def form(self) -> None:
-        """Make them join one world; raises `RanksDidNotStart`, or `RanksLost` when one ends meanwhile."""
+        """Make all ranks join one world. Raises `RanksDidNotStart`, or `RanksLost` if a process ends meanwhile."""
         until = time.monotonic() + START_SECONDS
         try:
             with socket.create_server(("127.0.0.1", 0)) as store, table_file() as table:
@@ -62,7 +65,7 @@ class Crew:
         self._threads = tuple(threads[member.rank] for member in self._members)
 
     def _joined(self, until: float) -> dict[int, int]:
-        """Wait for every rank to say which is its main thread."""
+        """Wait until every rank has sent the id of its main thread."""
         threads: dict[int, int] = {}
         while len(threads) < len(self._members):
             ready = self._selector.select(max(0.0, until - time.monotonic()))
@@ -83,11 +86,11 @@ class Crew:
             raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
 
     def disturbed(self) -> bool:
-        """Whether a rank has died without being asked anything."""
+        """Whether a rank has died between runs."""
         return bool(self._selector.select(0))
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """Send every rank the request; their values in rank order. Raises `RanksFailed`."""
+        """Values of all ranks for a request, in rank order. Raises `RanksFailed`."""
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=time.monotonic() + deadline)
@@ -101,7 +104,7 @@ class Crew:
         raise RanksFailed(self._failure(answers, contents, why))
 
     def _gather(self, patience: Patience) -> tuple[Answers, str | Mismatch]:
-        """Wait for every rank, until they hang or do not match (then why), or for a short while after the first failure."""
+        """Wait for all answers, until ranks hang or mismatch (second value: why), or shortly after the first failure."""
         answers: Answers = {}
         hung, until = "", math.inf
         while len(answers) < len(self._members) and not hung and (left := until - time.monotonic()) > 0:
@@ -138,7 +141,7 @@ class Crew:
         return failure_of([reports[member.rank] for member in self._members], times, why)
 
     def close(self) -> None:
-        """Let go of channels and files."""
+        """Close channels and files."""
         self._selector.close()
         for member in self._members:
             member.close()

@@ -1,4 +1,4 @@
-"""Makes a `Failure` of what ranks said, and of where those were that said nothing."""
+"""Builds a `Failure` from the answers of ranks and the stacks of busy ranks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_stack, sleeps
 
 _SUMMARY_WIDTH = 300
-"""Characters of an error that go into the summary."""
+"""Maximum characters of an error in the summary."""
 
 _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
-"""A frame of a stack as text; the group is the function's name."""
+"""One frame of a printed stack; the group is the function's name."""
 
 
 def died(member: Member, exit_code: int | None) -> RankReport:
-    """The report of a rank whose process has ended; the end of what it printed stands in for a stack."""
+    """Report of a rank whose process has ended, with the end of its output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
 def raised(rank: int, what: Raised) -> RankReport:
-    """The report of a rank whose program raised."""
+    """Report of a rank whose program raised."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
 def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Reports of ranks that are still busy, `threads` being their main threads."""
+    """Reports of busy ranks; `threads` are the ids of their main threads."""
     asleep = [sleeps(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -39,7 +39,7 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """The verdict over all ranks, in rank order; `times` says when ranks raised, `why` is what others were given up for."""
+    """Failure of the whole run. `times` says when ranks raised; `why` is the reason for which busy ranks were given up."""
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
         kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
@@ -54,7 +54,7 @@ def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: s
 
 
 def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankReport]:
-    """With the calls that do not match as what their ranks wait in, unless they have gone on."""
+    """Reports in which mismatched calls are pending, unless their ranks have gone on."""
     calls = dict(mismatch.calls)
     return [
         replace(report, state=RankState.WAITING, pending=calls[report.rank])
@@ -65,7 +65,7 @@ def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankRepo
 
 
 def _first(reports: Sequence[RankReport], times: Mapping[int, float]) -> RankReport:
-    """The first to raise; among ranks that raised the same, the lowest, so that a repetition says the same."""
+    """Report of the first rank to raise; of ranks with equal errors the lowest, so that a repeated run names the same rank."""
     earliest = min(reports, key=lambda report: times[report.rank])
     return next(report for report in reports if report.error == earliest.error)
 
@@ -82,7 +82,7 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
-    """The report of a rank that is still at work, or waits."""
+    """Report of a rank that still computes or waits."""
     pending = awaited(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

@@ -1,4 +1,4 @@
-"""The owner's side of the fork server: one a process, started with its first user and ended with its last."""
+"""The owner's side of the fork server, which starts with its first user and ends with its last."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
 
 START_SECONDS = 120.0
-"""Limit for importing torch in the server, or for joining in the ranks: generous, as disks can be cold."""
+"""Limit for importing torch in the server or for joining in the ranks. It is generous, because disks can be cold."""
 _RUN_BY_RANKS = tuple(
     f"equivcheck.{room}."
     for room in ("composition", "layers", "layouts", "parallelisms", "program_run", "train", "user", "worlds.state")
 )
-"""Packages with code that ranks run: ranks need what their owner has imported from them."""
+"""Packages with code that ranks run. The server imports those that its owner has imported."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""A process is safe to fork only as long as it has one thread; ranks want one each anyway."""
+"""Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
-"""Name of the thread that starts it in the background."""
+"""Name of the thread that starts the server in the background."""
 _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
-"""What may go wrong while a process is made ready; it can be left, because whoever forks meets it again."""
+"""Errors of an early start; ignored, because a later fork meets them again."""
 
 
 class ForkServer:
@@ -50,7 +50,7 @@ class ForkServer:
             self._num_users += 1
 
     def leave(self) -> None:
-        """Count one less; the last one ends the process."""
+        """Count one user less; the last one ends the process."""
         with self._lock:
             self._num_users -= 1
             if not self._num_users:
@@ -58,7 +58,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Count one more user while entered, and start the process in the background, because it imports for seconds."""
+        """Context that counts one more user and starts the server in the background, because its imports take seconds."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:
@@ -72,7 +72,10 @@ class ForkServer:
                 self._ensure_running()
 
     def fork(self, fd: int) -> int:
-        """Start a rank that serves the channel behind `fd`; its process id. Raises `RanksDidNotStart` or `RanksLost`."""
+        """Start a rank that serves the channel behind `fd`, and return its process id.
+
+        Raises `RanksDidNotStart` or `RanksLost`.
+        """
         with self._lock:
             self._ensure_running()
             try:
@@ -82,7 +85,7 @@ class ForkServer:
                 raise RanksLost(f"the fork server of the gloo ranks has gone: {error}") from error
 
     def prepare_to_compile(self) -> None:
-        """Have it compile something, so that ranks that are forked from now on need a sixth of the time for their first time."""
+        """Compile once in the server, so that the first compilation of a rank forked later takes a sixth of the time."""
         with self._lock, contextlib.suppress(*_TROUBLE):
             self._ensure_running()
             if not self._has_compiled:
@@ -90,19 +93,19 @@ class ForkServer:
                 self._has_compiled = True
 
     def exit_code(self, pid: int) -> int | None:
-        """How a rank ended (minus the signal that killed it); None when it has not, or nobody knows."""
+        """Exit code of a rank, negative for a signal; None if it has not ended or the server is gone."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             code: int | None = self._ask("exit_code", (pid,))
             return code
         return None
 
     def stop(self, pids: tuple[int, ...]) -> None:
-        """Kill ranks, and what they started, and wait until they are gone."""
+        """Kill ranks and their children, and wait until they are gone."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             self._ask("stop", pids)
 
     def forget(self) -> None:
-        """In a forked copy of this process: let go without ending what belongs to the parent."""
+        """Let go of the server in a forked copy of this process, without ending it for the parent."""
         self._lock = threading.RLock()
         self._num_users = 0
         if self._control:
@@ -112,7 +115,7 @@ class ForkServer:
         self._process, self._control, self._has_compiled, self._imported = None, None, False, frozenset()
 
     def _share_imports(self) -> None:
-        """Make the server import the code for ranks that this process has imported, so that no rank has to."""
+        """Import in the server all modules for ranks that this process has imported, so that no rank has to."""
         names = frozenset(name for name in tuple(sys.modules) if name.startswith(_RUN_BY_RANKS))
         if not names <= self._imported:
             self._ask("import", tuple(sorted(names - self._imported)))
@@ -170,7 +173,10 @@ class ForkServer:
             raise RanksDidNotStart(f"the fork server of the gloo ranks cannot start: {last_line(trouble)}")
 
     def _end(self) -> None:
-        """Closing the channel makes it kill every rank and exit; one that does not is killed, and its ranks with it."""
+        """End the server.
+
+        Closing its channel makes it kill all ranks and exit; otherwise it is killed, and its ranks end with it.
+        """
         if self._control is not None:
             self._control.close()
         if self._process is not None:

@@ -15,31 +15,31 @@ from equivcheck.worlds.gloo.rank import RankAddress
 from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
-"""Bytes of a rank's output worth showing."""
+"""Bytes at the end of a rank's output that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One process with what its owner holds of it."""
+    """One process with its channel and files."""
 
     rank: int
     """Global rank, from 0."""
     pid: int
     """Process id."""
     channel: Channel
-    """Programs go in, values come out."""
+    """Channel for programs and values."""
     output: IO[bytes]
-    """What it printed last."""
+    """File with the rank's output."""
     stacks: IO[bytes]
-    """Where it writes its stacks when asked."""
+    """File to which the rank writes its stacks on request."""
 
     @classmethod
     def of(cls, rank: int, pid: int, channel: Channel) -> Member:
-        """With files that have no name, so that none is left behind however this process ends."""
+        """Member with unnamed files, so that none is left behind if this process ends."""
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
-        """Tell it where it belongs; rank 0 gets the listening socket of the store."""
+        """Send the rank its address; rank 0 also gets the listening socket of the store."""
         fds = [self.output.fileno(), self.stacks.fileno(), table.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())
@@ -47,17 +47,17 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """The end of what it printed."""
+        """End of the rank's output."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """What it and those that it has waited for have computed; 0 once it has ended."""
+        """CPU seconds of the process and of its children that it has waited for; 0 after it has ended."""
         return cpu_seconds(self.pid)
 
     def close(self) -> None:
-        """Let go of the channel and the files."""
+        """Close the channel and the files."""
         self.channel.close()
         self.output.close()
         self.stacks.close()

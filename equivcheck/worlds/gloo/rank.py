@@ -1,4 +1,4 @@
-"""One rank's process: joins the gloo world, then runs the programs that its owner sends."""
+"""Process of one rank: joins the gloo world and runs the programs that its owner sends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Makes a rank write its stacks: a real-time signal that nothing else uses, or SIGUSR1 where the system has none."""
+"""Signal that makes a rank write its stacks: an unused real-time signal, or SIGUSR1 if the system has none."""
 _KEPT_OUTPUT = 1 << 16
-"""Bytes that a rank's output file may hold before it starts afresh."""
+"""Bytes of a rank's output file at which it is truncated."""
 _NEVER = timedelta(days=1)
-"""Gloo's own time limit: out of the way, as the owner's deadline decides."""
+"""Gloo's own time limit, long because the owner's deadline decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddress:
-    """Where a rank belongs: the first message it gets.
+    """Address of a rank in its world; its first message.
 
     Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
     """
@@ -39,11 +39,11 @@ class RankAddress:
     size: int
     """Number of ranks."""
     port: int
-    """Of the store, on the loopback address."""
+    """Port of the store on the loopback address."""
 
 
 def serve_rank(channel: Channel) -> None:
-    """Join, then run program after program until the owner closes the channel."""
+    """Join the world, then run programs until the owner closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message, (output, stacks, table, *listener) = channel.receive_with_fds()
     place: RankAddress = pickle.loads(message)
@@ -63,14 +63,14 @@ def serve_rank(channel: Channel) -> None:
 
 
 def leave() -> None:
-    """Undo the joining; for processes that end by themselves."""
+    """Destroy the process group, for processes that exit by themselves."""
     import torch.distributed as dist
 
     dist.destroy_process_group()
 
 
 def _redirect(output: int) -> None:
-    """No input, and everything that is printed, by C++ as well, into the file."""
+    """Close standard input, and write all output, including that of C++, to the file."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -104,7 +104,7 @@ def _join(place: RankAddress, listener: int | None = None) -> None:
 
 @functools.cache
 def _own_variables(place: RankAddress) -> dict[str, str]:
-    """The environment of one rank, as `torchrun` sets it: accelerate and Lightning look there for a world."""
+    """Environment of one rank as `torchrun` sets it, because accelerate and Lightning read their world from it."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.rank),
@@ -117,13 +117,13 @@ def _own_variables(place: RankAddress) -> dict[str, str]:
 
 
 def _loopback() -> str:
-    """The loopback interface: gloo's default is to look up the host's name, which need not resolve."""
+    """Loopback interface. Gloo would look up the host's name by default, and that lookup can fail."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), names[0])
 
 
 def _loaded(request: bytes, place: RankAddress) -> Task:
-    """Whether the program is foreign, the program, and its arguments."""
+    """Task of a request; also applies the owner's changed import path and environment."""
     surroundings, is_foreign, task = pickle.loads(request)
     if surroundings is not None:
         sys.path[:] = surroundings.path

@@ -1,4 +1,4 @@
-"""What the owner sends to ranks: the task, pickled once for all of them, and its own surroundings when they have changed."""
+"""Requests from the owner to its ranks: the task, pickled once for all ranks, and the owner's environment if it changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from equivcheck.errors import UsageError
 
 
 def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_foreign: bool = True) -> bytes:
-    """The task as bytes; raises `UsageError` when it cannot be sent.
+    """Pickled task; raises `UsageError` if it cannot be pickled.
 
-    What users write may be a closure, or lie in the main script, which ranks never run again: such code is sent itself.
+    A user's program may be a closure or defined in the main script, which ranks never import, so its code is pickled by value.
     """
     try:
         return copied((program, arguments)) if is_foreign else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
@@ -30,9 +30,9 @@ def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_foreig
 
 
 def copied(value: object) -> bytes:
-    """What `pickle.loads` makes a copy from in another process; code that no module has by name goes with it.
+    """Bytes from which `pickle.loads` makes a copy in another process; code that cannot be imported there is pickled by value.
 
-    Raises what pickling raises.
+    Raises the exception of pickling.
     """
     file = io.BytesIO()
     _pickler()(file, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -41,10 +41,10 @@ def copied(value: object) -> bytes:
 
 @functools.cache
 def _pickler() -> Any:
-    """That of cloudpickle, imported for programs of users alone.
+    """Subclass of cloudpickle's pickler, imported only for users' programs.
 
-    With modules of types of their own (torch's configurations), and with code of modules that ranks could not import, as those
-    of tests that pytest has imported from a file.
+    It also handles modules of special types (torch's configurations), and pickles by value the code of modules that ranks cannot
+    import, such as tests that pytest imported from a file.
     """
     import cloudpickle
 
@@ -68,7 +68,7 @@ def _pickler() -> Any:
 
 @functools.cache
 def _is_found_elsewhere(name: str, file: str | None) -> bool:
-    """Whether another process imports the module of this name from the same file; true of what is no Python source."""
+    """Whether another process imports this module from the same file; True for modules without Python source."""
     if file is None or not file.endswith(".py"):
         return True
     path: Sequence[str] | None = None
@@ -84,24 +84,24 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a program finds in a rank as its owner has it."""
+    """Import path and environment of the owner, which a program finds in its rank."""
 
     path: tuple[str, ...]
-    """`sys.path`, as another process can use it."""
+    """`sys.path` with absolute entries."""
     environment: Mapping[str, str]
-    """`os.environ`."""
+    """Copy of `os.environ`."""
 
     @classmethod
     def of_owner(cls) -> Surroundings:
-        """As they are now."""
+        """Current values of this process."""
         return cls(path=import_path(), environment=dict(os.environ))
 
 
 def request(task: bytes, surroundings: Surroundings | None, *, is_foreign: bool = True) -> bytes:
-    """The message that a rank gets; with surroundings where they have changed."""
+    """Message to a rank; `surroundings` is None if unchanged."""
     return pickle.dumps((surroundings, is_foreign, task), pickle.HIGHEST_PROTOCOL)
 
 
 def import_path() -> tuple[str, ...]:
-    """`sys.path` as another process can use it."""
+    """`sys.path` with absolute entries, for use in another process."""
     return tuple(entry if entry.startswith("/") else str(Path.cwd() / entry) for entry in sys.path)

@@ -1,8 +1,9 @@
-"""The fork server's own process: single-threaded, torch imported once, forks a rank whenever its owner asks.
+"""Process of the fork server: single-threaded, imports torch once, and forks a rank on request.
 
-It is not the one of `multiprocessing`: that one is shared with everybody else in the user's process, imports the user's main
-script again, ignores `sys.path` while preloading, and ends only with the process that started it.
-A rank that ended stays a zombie until the owner asks about it, so no process id is ever used for two ranks.
+`multiprocessing` has a fork server too, but the user's process shares it with everybody; it imports the user's main script again,
+ignores `sys.path` while preloading, and ends only with its owner.
+
+A rank that ended stays a zombie until the owner asks for its exit code, so no process id is used twice.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from equivcheck.system.parent_death import end_with_parent, outlive_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 _EXIT_SECONDS = 1.0
-"""How long a rank that closed its channel may take to be gone."""
+"""Seconds for a rank to exit after it closed its channel."""
 
 
 def serve(fd: int) -> None:
-    """Serve the owner at the other end of `fd` until it goes away, then kill every rank that is left.
+    """Serve the owner at the other end of `fd` until it goes away, then kill all remaining ranks.
 
-    While it imports, it is tied to its owner, which waits.
+    During imports the server ends with its owner, which waits for it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)
@@ -46,7 +47,7 @@ def serve(fd: int) -> None:
 
 
 def _preload_error() -> str:
-    """Import everything; the traceback if that fails, else nothing."""
+    """Import everything, and return the traceback if that fails; else empty."""
     try:
         from equivcheck.worlds.gloo import rank  # noqa: F401
         from equivcheck.worlds.preload import preload
@@ -59,13 +60,13 @@ def _preload_error() -> str:
 
 
 def _share_objects() -> None:
-    """What the collector never touches again stays in pages shared with every rank."""
+    """Freeze objects against garbage collection, so that their memory pages stay shared with every rank."""
     gc.collect()
     gc.freeze()
 
 
 def _import(names: tuple[str, ...]) -> None:
-    """Import modules for all ranks that are forked from now on. If an import fails here, the ranks try it themselves."""
+    """Import modules for all ranks forked later. If an import fails here, the ranks try it themselves."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in names:
@@ -75,7 +76,7 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def _compile() -> None:
-    """What does not compile here does so in the ranks, or raises there."""
+    """Compile once. If that fails here, the ranks compile themselves and report the error."""
     from equivcheck.worlds.preload import compile_once
 
     with contextlib.suppress(Exception):
@@ -89,7 +90,7 @@ class _Server:
         self._control = control
 
     def answer(self, request: bytes, fds: tuple[int, ...]) -> None:
-        """Do what the owner asks, and reply."""
+        """Execute the owner's request and reply."""
         verb, about = pickle.loads(request)
         reply: int | None = None
         if verb == "fork":
@@ -115,7 +116,7 @@ class _Server:
         return pid
 
     def _exit_code(self, pid: int) -> int | None:
-        """How a rank ended: its exit code, minus the signal that killed it, or None when it is still there."""
+        """Exit code of a rank, negative for a signal; None if it still runs."""
         limit = time.monotonic() + _EXIT_SECONDS
         while time.monotonic() < limit:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -132,14 +133,14 @@ class _Server:
             self._end(pid)
 
     def _end(self, pid: int) -> int:
-        """Kill what a rank started itself, wait for it, and forget it."""
+        """Kill the rank's children, reap the rank, and forget it."""
         _kill_group(pid)
         self.ranks.discard(pid)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _lead_group(pid: int) -> None:
-    """Give a rank a process group of its own; both sides do it, as either may come first."""
+    """Give a rank its own process group; both sides do it, because either may come first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)
 
@@ -150,7 +151,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _become_rank(fd: int, control: Channel, server: int) -> None:
-    """In the forked process: serve as a rank; never returns."""
+    """Serve as a rank in the forked process; never returns."""
     code = 1
     try:
         control.close()

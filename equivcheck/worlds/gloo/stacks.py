@@ -1,4 +1,4 @@
-"""Where a process that does not answer is: its Python stack, and whether it waits for other ranks."""
+"""Python stack of a process that does not answer, and whether it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from equivcheck.worlds.gloo import answer, matching, rank
 
 _PATIENCE = 1.0
-"""Seconds that a process gets to write its stacks; one that is stopped never does."""
+"""Seconds for a process to write its stacks; a stopped process never does."""
 _SETTLED = 0.02
-"""A dump has no end mark: it is complete when the file has not grown for so many seconds."""
+"""Seconds without growth after which a dump counts as complete, because it has no end mark."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.IGNORECASE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -22,7 +22,7 @@ _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _OURS = (rank.__file__, answer.__file__)
 _MATCHING = os.path.dirname(matching.__file__) + os.sep
 _NO_COLLECTIVES = ("wrapper", "__call__", "inner", "forward", "backward")
-"""Functions of torch.distributed that other calls pass through."""
+"""Functions of torch.distributed through which other calls pass."""
 
 Stack = traceback.StackSummary
 
@@ -35,7 +35,7 @@ def ask_for_stacks(pids: tuple[int, ...]) -> None:
 
 
 def read_stack(fd: int, thread: int) -> Stack:
-    """The stack of `thread` in a dump that is being written to `fd`, innermost frame last; empty when none came."""
+    """Stack of `thread` in a dump that is being written to `fd`, innermost frame last; empty if none came."""
     limit = time.monotonic() + _PATIENCE
     size = -1
     while time.monotonic() < limit and (size <= 0 or size != os.fstat(fd).st_size):
@@ -45,7 +45,7 @@ def read_stack(fd: int, thread: int) -> Stack:
 
 
 def parse_dump(dump: str, thread: int) -> Stack:
-    """The frames that faulthandler wrote for one thread."""
+    """Frames that faulthandler wrote for one thread."""
     frames: list[traceback.FrameSummary] = []
     inside = False
     for line in dump.splitlines():
@@ -57,7 +57,7 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """From the program on, if it has been called at all, to where its collectives are compared."""
+    """Frames of the program, if it was called, without those that compare collectives."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]
@@ -65,7 +65,7 @@ def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSumm
 
 
 def sleeps(pid: int) -> bool:
-    """Whether a process's main thread is blocked rather than computing; True where the system does not say."""
+    """Whether a process's main thread is blocked; True if the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -74,10 +74,10 @@ def sleeps(pid: int) -> bool:
 
 
 def awaited(stack: Stack) -> str:
-    """The call that a blocked rank waits in (``all_reduce``, ``wait``, ``backward``); empty when it looks like none.
+    """Name of the call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
 
-    A guess by where the stack ends: in torch.distributed (if need be, in a function of its own: DDP compares parameters in one),
-    in autograd (whose hooks wait), or at a call of a work's ``wait``.
+    This is a guess from the innermost frames: in torch.distributed (possibly a private function: DDP compares parameters in one),
+    in autograd, because its hooks wait, or at a call of ``wait``.
     """
     private = ""
     for frame in reversed(stack):

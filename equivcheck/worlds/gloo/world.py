@@ -19,14 +19,14 @@ from equivcheck.worlds.gloo.request import Surroundings, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
 
 _ATTEMPTS = 3
-"""How often ranks are started of which a process ends before all have joined."""
+"""Number of attempts to start ranks if a process ends before all have joined."""
 
 
 class GlooRanks(Ranks):
-    """N ranks as processes: started at the first run, kept while runs succeed, started afresh after one that failed.
+    """N ranks as processes, started at the first run, kept while runs succeed, and restarted after a failure.
 
-    So they are after a program that has left them with what cannot be put back, or has replaced functions of torch. Ranks get a
-    copy of the program, its arguments, and what it closes over.
+    They are also restarted after a program that replaced functions of torch or changed state that cannot be restored. Ranks get a
+    copy of the program, its arguments, and its closure.
     """
 
     name: ClassVar[str] = "gloo"
@@ -48,24 +48,27 @@ class GlooRanks(Ranks):
         deadline: float = 60.0,
         is_foreign: bool = True,
     ) -> Run:
-        """As `Ranks.run`, on processes, whose schedule nobody chooses; raises `UsageError` when the program cannot be sent."""
+        """Implement `Ranks.run` on processes; `schedule_seed` has no effect.
+
+        Raises `UsageError` if the program cannot be pickled.
+        """
         task = packed(program, arguments, is_foreign=is_foreign)
         with self._lock:
             return Run(values=self._processes.run(self.size, task, deadline, is_foreign=is_foreign))
 
     def prepare_to_compile(self) -> None:
-        """Let the process that ranks are forked from compile something, where ranks have not been started."""
+        """Compile once in the fork server, if ranks have not been started."""
         with self._lock:
             self._processes.prepare_to_compile()
 
     def close(self) -> None:
-        """End every process; a later run starts them again."""
+        """End every process; a later run starts new ones."""
         with self._lock:
             self._processes.end()
 
 
 class _Processes:
-    """The processes of one world, now or at some time."""
+    """Processes of one world, started on demand."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -103,7 +106,7 @@ class _Processes:
             FORK_SERVER.leave()
 
     def _hire_in_time(self, size: int) -> Crew:
-        """Hire, and try again where a process ended meanwhile; raises `RanksDidNotStart`."""
+        """Start the processes, and retry if one ends meanwhile. Raises `RanksDidNotStart`."""
         until = time.monotonic() + START_SECONDS
         for attempt in itertools.count(1):
             try:
@@ -140,7 +143,7 @@ class _Processes:
             crew.close()
 
     def _leave_to_parent(self) -> None:
-        """In a forked copy of the process that hired them, they are not ours."""
+        """Forget the processes in a forked copy of this process, because they belong to the parent."""
         if self._owner != os.getpid():
             self._owner, self._uses_server = os.getpid(), False
             if self._crew is not None:

@@ -1,1 +1,1 @@
-"""Collectives of gloo ranks, compared before they are issued: gloo itself adds up whatever bytes it is given."""
+"""Compares collectives of gloo ranks before they are issued, because gloo itself adds up any bytes."""

@@ -1,4 +1,4 @@
-"""Stops a rank at a collective that does not match what another rank has issued, before it takes part."""
+"""Stops a rank at a collective that does not match another rank's, before it takes part."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from equivcheck.worlds.gloo.matching.journal import Issued, Journal
 from equivcheck.worlds.gloo.matching.table import Table
 
 MISMATCH_TAG = b"m"
-"""First byte of what a rank sends instead of an answer; a pickled `Mismatch` follows."""
+"""First byte of a message that reports a mismatch; a pickled `Mismatch` follows."""
 _LONG = 3600.0
 
 
 def guard_collectives(rank: int, table: int, channel: Channel) -> Journal:
-    """Compare collectives of this process from now on in the table behind a file descriptor; the owner is told of a mismatch."""
+    """Compare all later collectives of this process in the shared table `table`, and report a mismatch to the owner."""
     from equivcheck.worlds.gloo.matching.torch_private import listen_to_collectives
 
     journal = Journal(rank, Table(table))

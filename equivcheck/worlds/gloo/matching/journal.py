@@ -1,4 +1,4 @@
-"""A rank's collectives, numbered on each group, and held against what the first member to issue them said."""
+"""Numbers a rank's collectives on each group and compares them with the first member's."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from equivcheck.worlds.call import Call
 from equivcheck.worlds.gloo.matching.table import TOLD_BYTES, Entry, Table
 
 KEPT_CALLS = 4096
-"""Calls of which the digest is kept: a training issues the same ones in each step."""
+"""Number of cached call digests; a training issues the same calls in each step."""
 
 
 class Issued(NamedTuple):
-    """A collective as its rank issues it."""
+    """One collective as its rank issues it."""
 
     op: str
-    """As in `Call.op`."""
+    """Operation as in `Call.op`."""
     shapes: tuple[tuple[int, ...], ...]
-    """As in `Call.shapes`."""
+    """Shapes as in `Call.shapes`."""
     dtypes: tuple[object, ...]
     """Element types of those tensors."""
     root: int | None = None
-    """Global rank of the root; None where the call has none."""
+    """Global rank of the root; None if the call has none."""
     sized: bool = True
-    """Whether all members must pass tensors of as many elements."""
+    """Whether all members must pass the same number of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Two ranks that have issued different collectives in the same place; what a rank sends instead of a value."""
+    """Two ranks that issued different collectives at the same position; sent by a rank instead of a value."""
 
     calls: tuple[tuple[int, str], ...]
-    """Global ranks in their order, each with its call as `Call.describe` writes it."""
+    """Global ranks in rising order, each with its call as written by `Call.describe`."""
 
     @property
     def text(self) -> str:
-        """One line."""
+        """One line that names both calls."""
         (rank, call), (other, theirs) = self.calls
         return f"rank {rank} issued {call} where rank {other} issued {theirs}"
 
 
 class Journal:
-    """One rank's; a table is shared by ranks that all begin the same runs."""
+    """Collectives of one rank. Ranks that start the same runs share the table."""
 
     def __init__(self, rank: int, table: Table) -> None:
         self._rank, self._table = rank, table
@@ -54,12 +54,15 @@ class Journal:
         self._groups: dict[tuple[str, tuple[int, ...]], tuple[bytes, list[int]]] = {}
 
     def begin(self) -> None:
-        """Number the calls of another run from 0, on groups whose names may have been used before."""
+        """Start a new run: number calls from 0, because group names may repeat."""
         self._run += 1
         self._groups.clear()
 
     def mismatch(self, issued: Issued, group: str, ranks: tuple[int, ...]) -> Mismatch | None:
-        """Note a call on a group of these global ranks; not None if another member has issued something else in its place."""
+        """Record a call on the group of these global ranks.
+
+        Not None if another member issued a different call at this position.
+        """
         digest, count = self._group(group, ranks)
         index = count[0]
         count[0] += 1
@@ -84,7 +87,7 @@ def _digest(text: str, size: int) -> bytes:
 
 @lru_cache(maxsize=KEPT_CALLS)
 def _packed(issued: Issued) -> tuple[bytes, bytes]:
-    """What members must agree on, and what others may want to read, of as many tensors as there is room for."""
+    """Digest of all that members must agree on, and a description for the error with as many shapes as fit."""
     shapes = tuple(map(tuple, issued.shapes))
     dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in issued.dtypes)
     sizes = tuple(map(math.prod, shapes)) if issued.sized else ()

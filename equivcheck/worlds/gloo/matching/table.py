@@ -1,4 +1,4 @@
-"""Memory that the ranks of a crew share: of each collective, what the first rank to come said of it."""
+"""Memory shared by the ranks of a world: for each collective, the description from the first rank to issue it."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import IO, NamedTuple
 from equivcheck.system.unnamed_file import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
-"""An `Entry`, but that of what was said there is the length; it follows."""
+"""An `Entry`, with the length of `told` in place of its text, which follows."""
 _SLOT_BYTES = 512
 _NUM_SLOTS = 4096
 _BYTES = _SLOT_BYTES * _NUM_SLOTS
 TOLD_BYTES = _SLOT_BYTES - _SLOT.size
-"""Most that a rank may say of a call."""
+"""Maximum bytes of a call's description."""
 
 
 class Entry(NamedTuple):
     """One rank's call."""
 
     group: bytes
-    """Tells groups, and runs, apart; 12 bytes."""
+    """12 bytes that identify the group and the run."""
     number: int
-    """How many calls the rank had issued on the group before."""
+    """Number of calls that the rank had already issued on the group."""
     agree: bytes
-    """What must be the same of all members; 16 bytes."""
+    """16-byte digest that must be equal on all members."""
     rank: int
     """Global rank."""
     told: bytes
-    """For people; at most `TOLD_BYTES`."""
+    """Description for the error text, at most `TOLD_BYTES`."""
 
 
 class Table:
-    """Nobody waits for another rank here, so calls on several groups may come in any order.
+    """Table of calls in shared memory. No rank waits here, so calls on several groups may come in any order.
 
-    A call has one slot; another that falls on the same slot replaces it, and members who come later are not compared with those
-    before. That takes thousands of calls that have been issued by some members of their groups and not by others.
+    Each call has one slot. Another call with the same slot replaces it, and later members are then not compared with earlier
+    ones. This takes thousands of calls that only some members of their groups have issued.
     """
 
     def __init__(self, fd: int) -> None:
@@ -47,7 +47,7 @@ class Table:
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Enter a rank's call; the first rank to have entered it and what that said if they do not agree, else None."""
+        """Enter a rank's call. Returns the first rank and its description if they disagree, else None."""
         start = (int.from_bytes(entry.group[:4], "little") + entry.number) % _NUM_SLOTS * _SLOT_BYTES
         with self._lock:  # the lock on the file is the process's
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
@@ -67,5 +67,5 @@ class Table:
 
 
 def table_file() -> IO[bytes]:
-    """An empty table, gone with the processes that have it open."""
+    """An empty table in an unnamed file, which disappears with its last process."""
     return unnamed_file(_BYTES)

@@ -1,8 +1,8 @@
-"""Sees each collective that a process issues, from Python or from C++ (DDP's reducer, functional collectives, compiled code).
+"""Observes each collective of this process, from Python or from C++ (DDP's reducer, functional collectives, compiled code).
 
-Private torch API: the dispatcher's operators ``c10d::*``, through which every call of a process group goes, and the
-methods of `ProcessGroup`, which know the reduction: up to torch 2.14 it cannot be read off an operator's arguments. Tried on
-torch 2.9, 2.13 and 2.15.
+Private torch API: the operators ``c10d::*``, because every call of a process group passes through them; and the methods of
+`ProcessGroup`, because up to torch 2.14 an operator's arguments do not reveal the reduction. Tested with torch 2.9, 2.13 and
+2.15.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch.distributed import distributed_c10d as c10d
 from equivcheck.worlds.gloo.matching.journal import Issued
 
 Listener = Callable[[Issued, str, tuple[int, ...]], None]
-"""Given a call, its group's name and the group's global ranks."""
+"""Receives a call, its group's name, and the group's global ranks."""
 
 _KEY = "BackendSelect"
-"""A dispatch key that every operator passes, below autograd and all modes: what is seen there is carried out."""
+"""Dispatch key that every operator passes, below autograd and all modes, so a call seen here is really executed."""
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 _OPS = {
@@ -45,11 +45,11 @@ _OPS = {
     "barrier": ("barrier", ""),
     "monitored_barrier_": ("monitored_barrier", ""),
 }
-"""Operators of which all members issue the same: how `Call` names them, and the argument that describes the call."""
+"""Operators that all members issue alike: name in `Call`, and the argument that describes the call."""
 _UNSIZED = ("all_to_all",)
-"""Calls whose members pass tensors of different sizes."""
+"""Calls whose members may pass tensors of different sizes."""
 _GATHERS_LISTS = "c10d::allgather_"
-"""Refuses outputs of different sizes on each rank by itself, as gloo does not gather such tensors: that says more."""
+"""Operator that gloo itself refuses for outputs of unequal sizes, with a better message than a mismatch."""
 _REDUCING_METHODS = (
     "allreduce",
     "allreduce_coalesced",
@@ -70,17 +70,17 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out",
 )
 _DEFAULT = "sum"
-"""What is reduced by where nobody says: by C++ only, as DDP's reducer does."""
+"""Reduction of calls without an explicit one, which only C++ issues (DDP's reducer)."""
 _REDUCTIONS: Any = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 _NAMES = {op: name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 _said = threading.local()
 _registered: list[Any] = []
-"""Libraries, each of which undoes what it has registered when it goes."""
+"""Libraries to keep alive, because each unregisters its kernels when it is freed."""
 
 
 def listen_to_collectives(listener: Listener) -> None:
-    """Have `listener` called with each collective over gloo before it is issued; once a process, for good."""
+    """Call `listener` before each collective over gloo; once a process, permanently."""
     library: Any = torch.library.Library
     collectives, functional = library("c10d", "IMPL"), library("_c10d_functional", "IMPL")
     _registered.extend((collectives, functional))
@@ -99,7 +99,7 @@ def _present(namespace: Any, names: Sequence[str] | dict[str, Any]) -> list[str]
 
 
 def _listening(op: Any, name: str, described: str, listener: Listener) -> Callable[..., Any]:
-    """The kernel of a collective: tells of it, and has it carried out."""
+    """Kernel of a collective: notifies the listener and redispatches."""
     places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
     group_at, tensors_at, root_at = places["process_group"], places.get(described), places.get("root_rank")
     gathered_at = places["output_tensors"] if op._schema.name == _GATHERS_LISTS else None
@@ -128,7 +128,7 @@ def _flat(tensors: Any) -> Sequence[torch.Tensor]:
 
 
 def _gloo_ranks(group: Any) -> tuple[int, ...]:
-    """Global ranks of a group that torch knows to be gloo's, by their ranks within it; empty for any other."""
+    """Global ranks of a gloo group, in group order; empty for groups of other backends."""
     backend = c10d._world.pg_map.get(group)
     if backend is None or "gloo" not in backend[0]:
         return ()
@@ -136,7 +136,7 @@ def _gloo_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _functional(op: Any) -> Callable[..., Any]:
-    """The kernel of a functional reduction, which goes on to a collective: remembers by what it reduces."""
+    """Kernel of a functional reduction: remembers the reduction for the collective that it issues."""
     place = [argument.name for argument in op._schema.arguments].index("reduce_op")
 
     def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _functional(op: Any) -> Callable[..., Any]:
 
 
 def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of a process group that remembers by what it reduces while it runs."""
+    """Method of a process group that remembers its reduction while it runs."""
 
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def _reduction(arguments: Sequence[Any]) -> str:
 
 
 class _Reduction:
-    """While entered, calls of this thread reduce by that."""
+    """Context that sets the reduction of this thread's calls."""
 
     __slots__ = ("_before", "_name")
 
