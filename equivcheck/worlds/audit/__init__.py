@@ -1,1 +1,1 @@
-"""Which state of torch sim keeps apart, shares, restores or refuses, held against what torch has."""
+"""Compares torch's actual state with a table of how sim treats it: separate per rank, shared, restored or refused."""

@@ -1,4 +1,4 @@
-"""Prints the names of what torch keeps, a line each, after simulated ranks have used it and all of it is imported."""
+"""Prints the name of each piece of torch's state, one a line, after simulated ranks have run and all modules are imported."""
 
 from __future__ import annotations
 

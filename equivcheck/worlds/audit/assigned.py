@@ -1,6 +1,7 @@
-"""What functions of a module assign that outlives them: globals, and attributes of modules, classes, functions and objects.
+"""Finds persistent variables that functions of a module assign.
 
-Read from the compiled code of the module, so that it does not matter what has run yet, or which function is wrapped in what.
+They are globals and attributes of modules, classes, functions and objects. The search reads compiled code, so it does not matter
+which functions have run or are wrapped.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ _GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
 _OPCODES = frozenset(dis.opmap[name] for name in _GLOBALS + _ATTRIBUTES)
 _BETWEEN = ("CACHE", "PUSH_NULL", "NOP", "SWAP", "EXTENDED_ARG")
-"""Instructions between those that load what stands before the dot, and the one that assigns."""
+"""Instructions that may stand between loading an attribute's owner and the assignment."""
 
 Chain = tuple[str, ...]
-"""What was loaded last: `_GLOBAL` or `_LOCAL`, a name, and the attributes that were taken of it; empty if it is anything else."""
+"""Last loaded value: `_GLOBAL` or `_LOCAL`, a name, and attributes taken from it; empty for other values."""
 _GLOBAL, _LOCAL = "global", "local"
 
 
 def assigned(module: ModuleType) -> Iterator[tuple[Any, str]]:
-    """Owner and name of each variable that some function assigns."""
+    """Owner and name of each variable that a function assigns."""
     for code in _nested(_code(module)):
         if not _OPCODES.isdisjoint(code.co_code[::2]):
             for chain, name in _assignments(code):
@@ -32,13 +33,13 @@ def assigned(module: ModuleType) -> Iterator[tuple[Any, str]]:
 
 
 def _code(module: ModuleType) -> CodeType | None:
-    """What the module runs on import; None where that is not known, as of modules in C++."""
+    """Code that the module runs on import; None if unknown, as for modules in C++."""
     read = getattr(getattr(module.__spec__, "loader", None), "get_code", None)
     return read(module.__name__) if read is not None else None
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
-    """Functions, and the bodies of classes."""
+    """Code of functions and class bodies."""
     for constant in () if code is None else code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -46,7 +47,7 @@ def _nested(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _assignments(code: CodeType) -> Iterator[tuple[Chain, str]]:
-    """What stands before the dot of each assignment, and what after it."""
+    """Owner chain and attribute name of each assignment."""
     chain: Chain = ()
     copied: Chain = ()
     for instruction in dis.get_instructions(code):
@@ -72,7 +73,7 @@ def _loaded(operation: str, argument: Any, chain: Chain) -> Chain:
 
 
 def _owner(chain: Chain, code: CodeType, module: ModuleType) -> Any:
-    """The object itself; None where it is one that the function has made or was given."""
+    """Owner object; None if the function created it or received it as an argument."""
     match chain:
         case ("global", name, *path):
             return _resolved(vars(module).get(name), path)

@@ -1,4 +1,4 @@
-"""What torch keeps here, found in a process of its own: importing all of torch would show in this one."""
+"""Searches torch's state in a separate process, because importing all of torch would change this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equivcheck.system.parent_death import tied
 
 
 class Search:
-    """A search through torch that has begun. It takes some seconds, most of them for imports; leaving it ends it."""
+    """Running search through torch's state. It takes seconds, mostly for imports; leaving the context ends it."""
 
     def __init__(self) -> None:
         command = tied([sys.executable, "-m", "equivcheck.worlds.audit"])
@@ -28,7 +28,7 @@ class Search:
         self._process.communicate()
 
     def names(self) -> tuple[str, ...]:
-        """Wait for the end, and return the full names. Raises `EquivCheckError` if torch could not be searched."""
+        """Wait for the search, and return the full names. Raises `EquivCheckError` if the search fails."""
         printed, errors = self._process.communicate()
         if self._process.returncode:
             raise EquivCheckError(f"torch could not be looked through: {errors.strip().splitlines()[-1:]}")
@@ -36,6 +36,6 @@ class Search:
 
 
 def found_here() -> tuple[str, ...]:
-    """The full names of what torch keeps here."""
+    """Full names of all pieces of torch's state in this environment."""
     with Search() as search:
         return search.names()

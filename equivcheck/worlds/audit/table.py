@@ -1,4 +1,4 @@
-"""What becomes in sim of each piece of torch's state, as declared."""
+"""Declared treatment in sim of each piece of torch's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
 class Treatment(Choice):
-    """What becomes of it."""
+    """How sim treats a piece of state."""
 
     PER_RANK = "per_rank"
     SHARED = "shared"
@@ -28,19 +28,19 @@ class Treatment(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """State that is treated alike for one reason."""
+    """Pieces of state with one treatment for one reason."""
 
     treatment: Treatment
-    """What becomes of it."""
+    """Treatment in sim."""
     reason: str
-    """By what, or why that is right; of what is refused, the error that a rank gets."""
+    """Mechanism, or reason why the treatment is correct; for refused state, the error that a rank gets."""
     names: tuple[str, ...]
-    """Full names; ``*`` stands for any text."""
+    """Full names; ``*`` matches any text."""
     torch: str = ""
-    """The versions that it is about, as a PEP 440 specifier; empty for all."""
+    """Versions of torch as a PEP 440 specifier; empty for all."""
 
     def covers(self, name: str) -> bool:
-        """Whether one of the names is this one."""
+        """Whether one of the names matches."""
         return _pattern(self.names).match(name) is not None
 
 
@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """What `states.toml` declares, after the variables and flags that are switched with the ranks."""
+    """Rows of `states.toml`, after the variables and flags that are saved for each rank."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 
@@ -64,7 +64,7 @@ def _declared(kind: str, group: Iterable[dict[str, object]]) -> Iterator[Row]:
 
 
 def _switched() -> Iterator[Row]:
-    """The tables that stand elsewhere; flags have no name but those of the functions that set them."""
+    """Rows from the tables in `worlds.state`; flags are named by their setters."""
     variables = tuple(f"{module}.{path}" for module, paths in VARIABLES.items() for path in paths)
     setters = tuple(f"torch._C.*{name}" for name in SETTERS)
     yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
@@ -74,15 +74,15 @@ def _switched() -> Iterator[Row]:
 
 
 def is_outside(module: str) -> bool:
-    """Whether a module is not looked through."""
+    """Whether a module is excluded from the search."""
     return any(row.covers(module) for row in rows() if row.treatment is Treatment.OUTSIDE)
 
 
 def row_of(name: str) -> Row | None:
-    """The first row that covers the name; None where nobody has said anything about it."""
+    """First row that covers the name; None if no row does."""
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
 def unclassified(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that no row covers, sorted."""
+    """Names that no row covers, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -1,6 +1,6 @@
-"""What torch keeps for longer than a call, by name, found by looking: in modules, classes, caches, objects and C++.
+"""Finds the names of torch's persistent state in modules, classes, caches, objects and C++.
 
-Private by nature; tried on torch 2.9 to 2.15. What torch keeps for each thread is a rank's own already, and is left out.
+Reads private parts of torch, tested with torch 2.9 to 2.15. Per-thread state is left out, because it already belongs to a rank.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ROOTS = (
     "torch._ops",
     "torch._subclasses",
 )
-"""Modules that are looked through, each with all below it."""
+"""Modules to search, each with all its submodules."""
 
 SETTERS = ("torch._C", "torch._C._autograd", "torch._C._functorch", "torch._C._profiler", "torch._C._distributed_c10d")
-"""Modules in C++ of which functions that set something are listed: what they set cannot be seen otherwise."""
+"""C++ modules whose setters are listed, because the state that they set is not visible."""
 
 _CONTAINERS = (dict, list, set, deque, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, itertools.count)
 _library: Any = torch.library
@@ -59,15 +59,15 @@ _OF_CLASSES = (
     "_value2member_map_",
     "_hashable_values_",
 )
-"""What Python notes on named tuples and enums."""
+"""Attributes that Python adds to named tuples and enums."""
 _OF_THREAD = (threading.local, contextvars.ContextVar)
 _SETTER = re.compile(r"(^|_)(set|enable|disable)(_|[A-Z])")
 _DEPTH = 3
-"""How far objects that modules and classes hold are followed."""
+"""Maximum depth at which attributes of objects are followed."""
 
 
 def import_all(skip: Callable[[str], bool]) -> None:
-    """Import what lies below the roots and is not to be skipped; what cannot be imported here is left out."""
+    """Import all modules below the roots that are not skipped; modules that cannot be imported are left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for root in ROOTS:
@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """The full name of each piece of state in the modules that are imported and not to be skipped."""
+    """Full name of each piece of state in the imported modules that are not skipped."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # of names that are out of date, which some tell at any look
         warnings.simplefilter("ignore")
@@ -99,7 +99,7 @@ def _is_below_root(name: str) -> bool:
 
 
 class _Places:
-    """Names of what modules hold; an object that several hold has the name that comes first."""
+    """Names of objects that modules hold; an object with several holders gets its first name."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self.names: set[str] = set()
@@ -122,7 +122,7 @@ class _Places:
                     self._look(f"{owner}.{name}", getattr(value, "__dict__", {}), depth - 1)
 
     def _add_assigned(self, owner: Any, name: str) -> None:
-        """A variable that a function assigns, unless its owner is no module, class, function or object on the list."""
+        """Add a variable that a function assigns, if its owner is a module, class, function or listed object."""
         if isinstance(owner, ModuleType):
             where = owner.__name__
         elif isinstance(owner, type | FunctionType):
@@ -134,7 +134,7 @@ class _Places:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether it can change: a container, or an object of a class of torch."""
+    """Whether a value can change: a container, or an object of one of torch's classes."""
     if isinstance(value, _WITHOUT_STATE + _OF_THREAD):
         return False
     return isinstance(value, _CONTAINERS) or (type(value).__module__.startswith("torch") and hasattr(value, "__dict__"))
@@ -150,7 +150,7 @@ def _classes(module: ModuleType) -> Iterator[type]:
 
 
 def _caches(skip: Callable[[str], bool]) -> Iterator[str]:
-    """The functions whose results are kept, wherever they are bound."""
+    """Functions with cached results, wherever they are bound."""
     for found in gc.get_objects():
         if isinstance(found, functools._lru_cache_wrapper):
             module = str(getattr(found, "__module__", ""))

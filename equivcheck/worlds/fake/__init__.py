@@ -1,1 +1,1 @@
-"""One rank of a world as large as one likes: no peers, no data."""
+"""One rank of a world of any size, without peers and without real data."""

@@ -1,4 +1,4 @@
-"""A group whose other members do not exist: calls are noted as in a simulated world, and complete at once."""
+"""A group without other members: calls are recorded as in a simulated world and complete at once."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Tensors = list[torch.Tensor]
 
 
 class LoneScheduler:
-    """Stands in for the scheduler of many ranks: nobody else is to run."""
+    """Scheduler of a single rank, with no other rank to run."""
 
     def check(self) -> None:
-        """Nothing can have gone wrong elsewhere."""
+        """No effect, because no other rank can fail."""
 
     progress = check
 
     def block(self, _rank: int, pending: RawCall) -> None:
-        """Nobody else can bring what a rank waits for."""
+        """Raise `EquivCheckError`, because no other rank can end the wait."""
         raise EquivCheckError(f"{pending[0]}: only one rank of a fake world runs, so nobody sets it; this runs in sim and gloo")
 
     def wake(self, _rank: int) -> None:
-        """Nobody waits."""
+        """No effect, because no rank waits."""
 
 
 class LoneBoard:
-    """What the groups of one rank share."""
+    """Shared state of the groups of one rank."""
 
     def __init__(self, rank: int) -> None:
         self.scheduler: Any = LoneScheduler()
@@ -44,7 +44,7 @@ class LoneBoard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
-        """Where a group counts its calls; nobody meets there."""
+        """Exchange that counts the calls of a group, without matching them."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(ranks, self.scheduler)
@@ -52,18 +52,18 @@ class LoneBoard:
 
 
 class LoneGroup(SimGroup):
-    """One rank's side of a group without other sides.
+    """One rank's side of a group without other members.
 
-    What comes back has the right shape. A gathered tensor is the rank's own, once for each member; a reduced one is left as it
-    is; anything else keeps what was in its memory.
+    Results have the right shape. A gathered tensor repeats the rank's own tensor for each member, a reduced tensor keeps its
+    value, and other outputs keep their memory.
     """
 
     def send(self, tensors: Tensors, receiver: int, tag: int = 0) -> SimWork:  # noqa: ARG002 - torch names them
-        """Drop tensors."""
+        """Record a send and drop the tensors."""
         return self._done(self._note("send", tensors, self.ranks[receiver]), tensors)
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int = 0) -> SimWork:  # noqa: ARG002
-        """Leave tensors as they are; a message from anybody comes from the caller."""
+        """Record a receive and leave the tensors unchanged; a receive from any rank names the caller as the sender."""
         raw = self._note("recv", tensors, None if sender is None else self.ranks[sender])
         meeting = self._met(raw)
         work = ReceiveWork(self, raw, meeting, [], tensors)
@@ -96,7 +96,7 @@ class LoneGroup(SimGroup):
 
 
 class _Anybody:
-    """Where a message came from that nobody sent."""
+    """Sender of a message that nobody sent."""
 
     def __init__(self, sender: int) -> None:
         self.sender = sender

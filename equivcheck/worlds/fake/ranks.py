@@ -27,9 +27,9 @@ from equivcheck.worlds.state.keeper import StateKeeper
 
 
 class FakeRanks(Ranks):
-    """One rank of `size`: plans and shapes are real, numbers are not.
+    """One rank of a world of `size`: plans and shapes are real, values are not.
 
-    Each run makes its world anew, in a thread of its own, and holds the calls and the value of that rank alone.
+    Each run creates a new world in a new thread, and records the calls and the value of this rank.
     """
 
     name: ClassVar[str] = "fake"
@@ -49,7 +49,10 @@ class FakeRanks(Ranks):
         deadline: float = 60.0,
         is_foreign: bool = True,
     ) -> Run:
-        """Call ``program(*arguments)`` on the one rank; raises `RanksFailed` when it raises or outlasts `deadline` seconds."""
+        """Call ``program(*arguments)`` on the rank.
+
+        Raises `RanksFailed` if it raises or takes longer than `deadline` seconds.
+        """
         if is_rank_thread():
             raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
         visit = _Visit(self.rank, self.size, lambda: program(*arguments))
@@ -64,7 +67,7 @@ class FakeRanks(Ranks):
         return Run(values=(visit.value,), calls=(tuple(map(call_of, visit.board.calls[self.rank])),))
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """No effect, because nothing is kept open."""
 
 
 class _Visit:
@@ -78,7 +81,7 @@ class _Visit:
         self.thread = threading.Thread(target=self._serve, args=(program,), daemon=True, name=f"fake-rank-{rank}")
 
     def make_group(self, options: Any, _: Any) -> LoneGroup:
-        """What `torch.distributed` calls for a group."""
+        """Create a group; `torch.distributed` calls this for the simulated backend."""
         ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
         board: Any = self.board
         return LoneGroup(board, self.rank, options.group_id, ranks, options.group_rank)

@@ -1,7 +1,7 @@
-"""What each collective computes, from the captured inputs of all members to the results of each.
+"""Computes the results of each collective from the inputs of all members.
 
-Reductions run in rank order, so that every rank gets the same bits. A combining function gets one list of tensors per member and
-returns one list of results per member; it may reuse the captured tensors and give several members the same one.
+Reductions run in rank order, so every rank gets the same bits. A combining function takes one list of tensors per member and
+returns one list of results per member. It may overwrite the given tensors and return the same tensor for several members.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 UNSET_BYTE = 0x5A
-"""Every byte of an integer result that has not been waited for."""
+"""Value of every byte of an integer result before `wait`."""
 
 
 class DisagreementError(Exception):
-    """Members passed sizes that do not fit together; the text says which."""
+    """Members passed sizes that do not fit together."""
 
 
 def withhold(output: torch.Tensor) -> None:
-    """Fill an output whose true value is not to be seen yet: NaN, or bytes of `UNSET_BYTE`, or True."""
+    """Fill an output with its unset value: NaN, bytes of `UNSET_BYTE`, or True."""
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 
 
 @cache
 def unset_value(dtype: torch.dtype) -> float | int | bool:
-    """What a result of that type holds until it is waited for."""
+    """Value of an output of this type before `wait`."""
     if dtype == torch.bool:
         return True
     if dtype.is_floating_point or dtype.is_complex:
@@ -50,7 +50,7 @@ def unset_value(dtype: torch.dtype) -> float | int | bool:
 
 
 def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Reduce in order, into the first of `tensors`."""
+    """Reduce in order, in place into the first tensor."""
     total = tensors[0]
     step = _FOLDS[op]
     for other in tensors[1:]:
@@ -63,7 +63,7 @@ def fold(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @cache
 def all_reduce(op: str) -> Combine:
-    """Every member gets, per tensor, the reduction over members."""
+    """Every member gets, for each tensor, the reduction over all members."""
 
     def combine(shares: Shares) -> Shares:
         return [[fold(op, tensors) for tensors in zip(*shares, strict=True)]] * len(shares)
@@ -81,7 +81,7 @@ def sum_sparse(shares: Shares) -> Shares:
 
 @cache
 def reduce(op: str, root: int) -> Combine:
-    """The root gets, per tensor, the reduction over members."""
+    """The root gets, for each tensor, the reduction over all members."""
 
     def combine(shares: Shares) -> Shares:
         totals = [fold(op, tensors) for tensors in zip(*shares, strict=True)]
@@ -92,7 +92,7 @@ def reduce(op: str, root: int) -> Combine:
 
 @cache
 def broadcast(root: int) -> Combine:
-    """Everybody else gets the root's tensors."""
+    """All other members get the root's tensors."""
 
     def combine(shares: Shares) -> Shares:
         return [[] if member == root else shares[root] for member in range(len(shares))]
@@ -101,20 +101,20 @@ def broadcast(root: int) -> Combine:
 
 
 def all_gather(shares: Shares) -> Shares:
-    """Everybody gets every member's tensors: all members' first, then all members' second, and so on."""
+    """All members get every member's tensors, ordered by tensor and then by member."""
     gathered = [tensor for tensors in zip(*shares, strict=True) for tensor in tensors]
     return [gathered] * len(shares)
 
 
 def all_gather_single(shares: Shares) -> Shares:
-    """Everybody gets, per tensor, the members' tensors one after another in one."""
+    """All members get, for each tensor, one concatenation of all members' tensors."""
     gathered = [torch.cat([tensor.view(-1) for tensor in tensors]) for tensors in zip(*shares, strict=True)]
     return [gathered] * len(shares)
 
 
 @cache
 def reduce_scatter(op: str) -> Combine:
-    """Member i gets the reduction of everybody's i-th tensor."""
+    """Member i gets the reduction over all members' i-th tensors."""
 
     def combine(shares: Shares) -> Shares:
         return [[fold(op, tensors)] for tensors in zip(*shares, strict=True)]
@@ -124,7 +124,7 @@ def reduce_scatter(op: str) -> Combine:
 
 @cache
 def reduce_scatter_single(op: str) -> Combine:
-    """Member i gets, per tensor, the i-th equal part of the reduction."""
+    """Member i gets, for each tensor, the i-th equal part of the reduction."""
 
     def combine(shares: Shares) -> Shares:
         parts = [fold(op, tensors).view(len(shares), -1).unbind() for tensors in zip(*shares, strict=True)]
@@ -154,7 +154,7 @@ def scatter(root: int) -> Combine:
 
 
 def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
-    """Member i gets everybody's i-th tensor; a share also says how many elements the member expects from each."""
+    """Member i gets all members' i-th tensors; each share also holds the sizes that its member expects to receive."""
     for receiver, (_, expected) in enumerate(shares):
         for sender, (tensors, _) in enumerate(shares):
             sent = tensors[receiver].numel()

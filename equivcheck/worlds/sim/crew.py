@@ -1,4 +1,4 @@
-"""The threads that are the ranks of one world, and one run on them."""
+"""Threads that are the ranks of one world, and runs on them."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ from equivcheck.worlds.state.of_thread import OF_THREAD
 from equivcheck.worlds.state.rank_variables import RankVariables
 
 JOIN_SECONDS = 120.0
-"""Limit for making a world, in which ranks only compute: generous, as machines can be busy."""
+"""Limit in seconds for forming a world. It is generous, because machines can be busy although ranks only compute."""
 IMPORT_SECONDS = 120.0
-"""Limit for the end of an import during which a run is given up, as an interrupted one breaks the module for good."""
+"""Limit in seconds for an import to end before its thread is interrupted, because an interrupted import breaks the module
+permanently."""
 UNWIND_PATIENCE = 5.0
-"""Seconds that a rank gets to unwind after its run was given up, before its thread is abandoned."""
+"""Seconds for a rank to unwind after its run was given up; then its thread is abandoned."""
 
 INTERRUPT_PATIENCE = 1.0
-"""Seconds that a rank which computes gets to notice that its run was given up."""
+"""Seconds for a computing rank to notice that its run was given up."""
 
 Program = Callable[[], Any]
 
 
 class Crew:
-    """The threads of one world, from their start until they are dismissed or a run leaves them unusable."""
+    """Threads of one world, until they are dismissed or a run leaves them unusable."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
         self.scheduler = Scheduler(size, variables.save, variables.restore)
         self.board = Switchboard(size, self.scheduler)
         self.usable = True
         self.is_changed = False
-        """Whether a program has left something of a rank's own changed: its groups, or what torch keeps for a thread.
+        """Whether a program changed a rank's groups or its per-thread state of torch.
 
-        So it has where ranks have made unequal numbers of groups: each would name the next one differently, and wait in its own.
+        Unequal numbers of groups count as a change, because ranks would name the next group differently and each would wait in
+        its own.
         """
         self._numbers_of_groups: list[tuple[int, int]] = [(0, 0)] * size
         self._store = HashStore()
@@ -73,7 +75,7 @@ class Crew:
             thread.start()
 
     def join(self) -> None:
-        """Make the world. Raises `RanksDidNotStart`, and ends the threads."""
+        """Form the world. Raises `RanksDidNotStart` after ending the threads."""
         try:
             self.run(self.join_world, 0, JOIN_SECONDS)
         except RanksFailed as error:
@@ -81,12 +83,12 @@ class Crew:
             raise RanksDidNotStart(f"the ranks of sim could not join: {error}") from None
 
     def join_world(self) -> None:
-        """Give the calling rank its default group."""
+        """Create the default group of the calling rank."""
         rank = self._threads.index(threading.current_thread())
         join_world(self._store, rank, self.scheduler.size)
 
     def run(self, program: Program, schedule_seed: int, deadline: float) -> Run:
-        """Run the program on all ranks, with the world's groups as they are."""
+        """Run the program on all ranks, with the world's existing groups."""
         self._program = program
         try:
             self.scheduler.start(schedule_seed)
@@ -123,7 +125,7 @@ class Crew:
         return tuple(tuple(map(call_of, calls)) for calls in self.board.calls)
 
     def _abandon(self, import_seconds: float) -> None:
-        """Unwind the threads as far as possible, and never use them again."""
+        """Unwind as many threads as possible, and never use them again."""
         self.usable = False
         self.scheduler.aborting = True
         holder = self.scheduler.holder
@@ -135,11 +137,11 @@ class Crew:
         abandon(self._threads)
 
     def _is_importing(self) -> bool:
-        """Whether the rank that runs is inside an import."""
+        """Whether the running rank is inside an import."""
         return is_importing(self._threads[self.scheduler.holder])
 
     def _clear(self) -> None:
-        """Drop everything that belongs to the run, so that a program's tensors do not outlive it."""
+        """Drop references to the run, so that a program's tensors do not outlive it."""
         self.board.clear()
         self._program = None
         self._values = [None] * self.scheduler.size
@@ -182,7 +184,7 @@ class Crew:
         end_run(finished=finished)
 
     def _drop_works(self, rank: int) -> None:
-        """Take the rank's handles that nobody waited for out of torch's registry, which would keep them for ever."""
+        """Remove the rank's works without a wait from torch's registry, which would keep them forever."""
         for work in self.board.abandon(rank):
             for tensor in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(tensor)

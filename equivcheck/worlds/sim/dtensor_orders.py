@@ -1,7 +1,7 @@
-"""In which order the dims of a mesh cut a tensor, kept for placements that come again; private, tried on torch 2.13.
+"""Caches in which order mesh dims shard a tensor. Private torch API, tested with torch 2.13.
 
-DTensor weighs every way to place the arguments of an operation, and works that order out, and proves it, for each placement.
-Both follow from placements alone, so that all ranks share them.
+DTensor considers many placements for the arguments of an operation, and for each one it computes and verifies this order. Both
+depend only on the placements, so all ranks can share them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 MAX_ORDERS = 4_096
-"""Placements whose order is kept, some hundred bytes each."""
+"""Maximum number of cached orders, a few hundred bytes each."""
 
 _SPEC = "torch.distributed.tensor._dtensor_spec"
 _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
@@ -21,7 +21,7 @@ _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
 
 @contextlib.contextmanager
 def kept_orders() -> Iterator[None]:
-    """While entered, orders are found out once; without effect where DTensor is not in use, or has none."""
+    """Context that caches shard orders; no effect if DTensor is not imported or has no shard orders."""
     spec: Any = getattr(sys.modules.get(_SPEC), "DTensorSpec", None)
     compute, verify = (getattr(spec, "__dict__", {}).get(name) for name in (_COMPUTE, _VERIFY))
     if compute is None or verify is None:

@@ -1,8 +1,8 @@
-"""Shapes of results that follow from those of arguments: what was traced for some sizes serves all; private, tried on torch 2.13.
+"""Reuses result shapes that DTensor traced for other sizes. Private torch API, tested with torch 2.13.
 
-Optimizers do some ten elementwise operations on each parameter, and for each new width DTensor would trace every one of them on
-fake tensors. Where all tensors of an operation have one shape, so has its result: what was traced says which of the arguments the
-result is like, and of which element type.
+Optimizers run about ten elementwise operations on each parameter, and DTensor would trace each one on fake tensors for each new
+width. If all tensors of an operation have one shape, the result has it too. A trace then shows which argument the result
+resembles and its element type.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 import torch
 
 PARTICULAR = object()
-"""Stands for an answer that does not follow from the shapes of the arguments."""
+"""Marks a result that does not follow from the argument shapes."""
 
 _ON_LISTS = ("_foreach_", "_fused_")
-"""What the names of operations begin with that treat tensors of several lists together, place by place."""
+"""Name prefixes of operations that combine several lists of tensors element by element."""
 _LIKE_THEIR_ARGUMENT = ("copy_", "detach", "empty_like", "fill_", "full_like", "ones_like", "zero_", "zeros_like")
-"""Operations whose result has the shape of the argument though torch has not marked them as elementwise."""
+"""Operations whose result has the argument's shape, although torch does not tag them as pointwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Like:
-    """A tensor as one of the arguments, of an element type of its own."""
+    """A result with the shape of an argument and its own element type."""
 
     number: int | None
-    """Which of the arguments' shapes it has; None for a tensor without dims."""
+    """Number of the argument shape; None for a tensor without dims."""
     kind: type[Any]
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The arguments of an operation with numbers in place of shapes."""
+    """Arguments of an operation with numbers in place of shapes."""
 
     key: Hashable
-    """Equal for arguments that differ in sizes alone."""
+    """Key that is equal for arguments that differ only in sizes."""
     shapes: tuple[tuple[int, ...], ...]
-    """By number."""
+    """Argument shapes by number."""
 
     def general(self, answer: Any) -> Any:
-        """An answer without sizes, or `PARTICULAR`."""
+        """Result without sizes, or `PARTICULAR`."""
         if answer is None:
             return None
         if _is_tensor(answer):
@@ -51,7 +51,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """What `general` made of the answer, for the sizes of these arguments."""
+        """Result for these argument sizes, from the output of `general`."""
         if general is None:
             return None
         if not isinstance(general, _Like):
@@ -67,7 +67,7 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """The pattern of an operation's arguments; None where its result may be of another shape than they are."""
+    """Pattern of an operation's arguments; None if its result may have another shape."""
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):
@@ -95,7 +95,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Any]:
-    """What is said of tensors among arguments, in lists of them as well."""
+    """Metadata of all tensors among the arguments, including those in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _tensors(value)
@@ -104,7 +104,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _is_usual(meta: Any) -> bool:
-    """Whether a tensor has elements, which lie in memory one after the other."""
+    """Whether a tensor is contiguous and not empty."""
     return _is_tensor(meta) and 0 not in meta.shape and tuple(meta.stride) == _contiguous(tuple(meta.shape))
 
 
@@ -116,7 +116,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _agree(values: Sequence[Any], *, on_lists: bool) -> bool:
-    """Whether tensors that an operation treats together have one shape; those without dims go with any."""
+    """Whether tensors that an operation combines have one shape; tensors without dims fit any."""
     lists = [value for value in values if isinstance(value, (list, tuple)) and value]
     alone = {tuple(meta.shape) for meta in _tensors([value for value in values if not isinstance(value, (list, tuple))])} - {()}
     if not on_lists:

@@ -1,8 +1,8 @@
-"""The private parts of DTensor that ranks as threads need; tried on torch 2.9, 2.13 and 2.15.
+"""Shares DTensor's propagation results between ranks. Private torch API, tested with torch 2.9, 2.13 and 2.15.
 
-DTensor works out for each operation the shape of the result, by tracing it on fake tensors, and the sharding, by weighing every
-strategy. It keeps the answers per thread (`equivcheck.worlds.dtensor_caches`): once for each rank. Here ranks share the answers
-where they do not depend on the rank, and what is shared is bounded.
+For each operation DTensor computes the result's shape by tracing on fake tensors, and its sharding by comparing all strategies.
+It caches both per thread (`equivcheck.worlds.dtensor_caches`), so once for each rank. Here ranks share results that do not depend
+on the rank, in caches of limited size.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
 T = TypeVar("T")
 
 UNSHARED_ONE_IN = 32
-"""In one of so many runs every rank finds all of it out for itself, as without sharing, which would show what that hides."""
+"""One run in this many shares nothing, to reveal errors that sharing would hide."""
 MAX_SHARED = 2_000
-"""Answers of a kind that are shared before they are dropped (a shape takes about half a kilobyte, a sharding two)."""
+"""Entries of each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two."""
 
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
 _STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
-"""Placements that say where a tensor lies, and no more."""
+"""Placements without state other than the position of the shard."""
 _shapes: dict[Hashable, Any] = {}
 _patterns: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
@@ -41,9 +41,9 @@ _shardings: dict[Hashable, Any] = {}
 
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[set[str]]:
-    """While entered, threads share what DTensor finds out about results; without effect where it is not in use.
+    """Context in which threads share DTensor's propagation results; no effect if DTensor is not imported.
 
-    What is entered has each operation that a sharding was asked for, with the placements of its arguments.
+    Gives a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
     """
     asked: set[str] = set()
     propagator = getattr(sys.modules.get(PROPAGATION), "ShardingPropagator", None)
@@ -60,12 +60,12 @@ def shared_propagation() -> Iterator[set[str]]:
 
 
 def is_unshared(schedule_seed: int) -> bool:
-    """Whether ranks share nothing in a run, by the seed of their order: that of a scenario does not depend on what it trains."""
+    """Whether ranks share nothing in a run with this schedule seed. Only the seed decides, so a repeated run shares the same."""
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 
 
 def alone(program: Callable[[], T]) -> Callable[[], T]:
-    """A program before which its rank forgets all that it has found out or been told."""
+    """Program that clears its rank's DTensor caches first."""
 
     def run() -> T:
         forget_shardings()
@@ -89,13 +89,12 @@ def _sharing_shapes(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _traced(schema: Any, trace: Callable[[], Any]) -> Any:
-    """What meta tensors give, or else what fake tensors give."""
     found = answer_on_meta(schema)
     return trace() if found is UNKNOWN else found
 
 
 def _by_pattern(schema: Any, trace: Callable[[], Any]) -> Any:
-    """What tracing gives, from a trace for other sizes where the answer follows from those of the arguments."""
+    """Traced result, reused from other sizes if it follows from the argument shapes."""
     pattern = pattern_of(schema)
     if pattern is None:
         return trace()
@@ -132,14 +131,14 @@ def _sharing_shardings(asked: set[str], original: Callable[[Any, Any], Any]) -> 
 def _is_strided(spec: Any) -> bool:
     """Whether a tensor has strided shards.
 
-    DTensor searches for their redistribution, also for each that it weighs. What searches remembers the placements that it was
-    asked for, and later finds other ways through them: each rank has to have been asked for the same ones.
+    DTensor searches for redistributions of strided shards. The search remembers earlier requests, which can change later results,
+    so every rank must issue the same requests.
     """
     return any(type(placement).__name__ == "_StridedShard" for placement in spec.placements)
 
 
 def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
-    """Which tensors lie on one mesh object, which of the meshes are equal, and whether the rank is in them."""
+    """Which tensors share a mesh object, which meshes are equal, and whether the rank is in each mesh."""
     places = {id(mesh): index for index, mesh in enumerate(meshes)}
     return (
         tuple(places[id(spec.mesh)] for spec in specs),
@@ -149,7 +148,7 @@ def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
 
 
 def _specs(values: Iterable[Any]) -> Iterator[Any]:
-    """What is said of DTensors among arguments, in lists of them as well."""
+    """Specs of all DTensors among the arguments, including those in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _specs(value)
@@ -158,10 +157,10 @@ def _specs(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_own(value: Any, meshes: Sequence[Any]) -> bool:
-    """Whether an answer is of one rank alone.
+    """Whether a result belongs to one rank.
 
-    It may hold a placement that a rank writes to, as the mask that a vocabulary-parallel embedding leaves, or another mesh than
-    those of the arguments.
+    It may hold a placement with state, such as the mask of a vocabulary-parallel embedding, or a mesh other than those of the
+    arguments.
     """
     if isinstance(value, (list, tuple)):
         return any(_is_own(part, meshes) for part in value)
@@ -178,7 +177,10 @@ def _is_own(value: Any, meshes: Sequence[Any]) -> bool:
 
 
 def _moved(value: Any, own: Mapping[int, Any]) -> Any:
-    """An answer of one rank for the mesh objects of another, by the `id` of its own: the same ranks, but each has its own."""
+    """Result of one rank with its mesh objects replaced by those of another rank, keyed by `id`.
+
+    The meshes have the same ranks, but each rank has its own mesh objects.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(part, own) for part in value)
     if isinstance(value, dict):
@@ -197,13 +199,13 @@ def _moved(value: Any, own: Mapping[int, Any]) -> Any:
 
 
 def forget_shared() -> None:
-    """Drop all answers: rules may have become others."""
+    """Clear the shared caches, because sharding rules may have changed."""
     _shapes.clear()
     _shardings.clear()
 
 
 def _bound(answers: dict[Hashable, Any]) -> None:
-    """Drop answers that have become many, and what tracing on fake tensors keeps of its own for ever."""
+    """Clear a cache that is full, and the cache of fake tensor tracing, which has no limit of its own."""
     if len(answers) >= MAX_SHARED:
         answers.clear()
         clear = getattr(getattr(sys.modules.get(_FAKE_TENSORS), "FakeTensorMode", None), "cache_clear", None)
@@ -212,10 +214,10 @@ def _bound(answers: dict[Hashable, Any]) -> None:
 
 
 def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:
-    """Everything that an answer depends on, specs as `describe` has them; None when that cannot be told.
+    """Everything on which a result depends, with specs replaced by `describe`; None if it cannot be determined.
 
-    Numbers that DTensor leaves out of its own key, such as learning rates, differ from scenario to scenario: of these the type
-    counts where they are floats.
+    DTensor's own key leaves out numbers such as learning rates, which differ between scenarios. For such floats this key uses
+    only the type.
     """
     if torch._C._len_torch_dispatch_stack():
         return None
@@ -231,7 +233,7 @@ def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None
 
 
 def _static(schema: Any) -> tuple[int, Sequence[str]]:
-    """From which argument on, and of which options, DTensor's own key has the values."""
+    """First positional argument, and the options, whose values are in DTensor's own key."""
     info = schema.schema_info
     return (len(schema.args_schema), ()) if info is None else (info.static_argnum, info.static_kwargkey or ())
 
@@ -245,13 +247,13 @@ def _frozen(value: Any, describe: Callable[[Any], Hashable], is_static: bool) ->
 
 
 def _meta(spec: Any) -> Hashable:
-    """What shapes depend on."""
+    """Part of a spec on which shapes depend."""
     meta: Hashable = spec.tensor_meta
     return meta
 
 
 def _placed(spec: Any) -> Hashable:
-    """What shardings depend on: how a tensor lies on a mesh of which shape, whichever ranks that has."""
+    """Part of a spec on which shardings depend: placements and mesh shape, but not the mesh's ranks."""
     mesh = spec.mesh
     order, strided = getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None)
     return (spec.tensor_meta, spec.placements, order, strided, mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names)

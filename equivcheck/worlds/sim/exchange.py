@@ -1,4 +1,4 @@
-"""Where ranks meet: the calls of one group, matched by their order, and the messages between two ranks, matched by their tag."""
+"""Matches the calls of ranks: collectives of one group by their order, messages between two ranks by their tag."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.trace.stage import Stage
 
 KEPT_CALLS = 4096
-"""Records kept, some hundred bytes each: the ranks of a group issue equal calls, and so do the runs of a campaign."""
+"""Cached call records, a few hundred bytes each; ranks of a group issue equal calls, and so do the runs of a campaign."""
 
 Mark = tuple[Stage, int]
-"""Where in a training a rank is: the stage and the step."""
+"""Stage and step of the training."""
 
 BEFORE: Mark = (Stage.SETUP, BEFORE_STEPS)
-"""Where a rank is until its program says more."""
+"""Stage and step until the program announces others."""
 
 RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None, Mark]
-"""The fields of a `Call` but its bytes, cheap to note at each call: op, ranks, index, shapes, dtype, peer, stage and step."""
+"""Fields of a `Call` without its bytes, cheap to record: op, ranks, index, shapes, dtype, peer, stage and step."""
 
 
 @lru_cache(maxsize=KEPT_CALLS)
 def call_of(raw: RawCall) -> Call:
-    """The record of a call, from the notes that were taken when it was issued."""
+    """Call record from the fields recorded when the call was issued."""
     op, ranks, index, shapes, dtype, peer, (stage, step) = raw
     num_bytes = 0 if dtype is None else sum(shape.numel() for shape in shapes) * dtype.itemsize
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
@@ -46,22 +46,22 @@ def call_of(raw: RawCall) -> Call:
 
 
 class Request(NamedTuple):
-    """What one rank asks of its group."""
+    """One rank's call on its group."""
 
     op: str
-    """As in `Call.op`."""
+    """Operation as in `Call.op`."""
     tensors: list[torch.Tensor]
-    """The tensors that describe the call, as in `Call.shapes`."""
+    """Tensors that describe the call, as in `Call.shapes`."""
     share: Any
-    """The rank's captured inputs, as `combine` takes them."""
+    """Copies of the rank's inputs, in the form that `combine` takes."""
     combine: Combine
-    """Makes the results of all members from their shares."""
+    """Function from all members' shares to all members' results."""
     root: int | None = None
     """Rank of the root within the group."""
     sized: bool = True
-    """Whether all members must pass tensors of the same sizes."""
+    """Whether all members must pass tensors of equal sizes."""
     orders: tuple[Hashable, ...] = ()
-    """How tensors lie in memory, where all members' must lie alike; empty for contiguous ones."""
+    """Memory orders of the tensors, which must be equal on all members; empty for contiguous tensors."""
 
 
 class PendingCollective:
@@ -78,7 +78,7 @@ class PendingCollective:
         self.waiting: list[int] = []
 
     def complete(self, results: list[list[torch.Tensor]] | dict[int, list[torch.Tensor]], scheduler: Scheduler) -> None:
-        """Make the results, by member, available and let the ranks that wait for them run."""
+        """Publish the results by member and wake the ranks that wait for them."""
         self.results = results
         self.shares.clear()
         for rank in self.waiting:
@@ -99,7 +99,7 @@ class Parcel(PendingCollective):
 
 
 class Exchange:
-    """The calls of one group of ranks."""
+    """Matches the calls of one group of ranks."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks
@@ -107,7 +107,10 @@ class Exchange:
         self.clear()
 
     def clear(self) -> None:
-        """Forget every call, so that the next run starts from index 0; `hidden` counts what gloo issues besides."""
+        """Forget every call, so that the next run starts from index 0.
+
+        `hidden` counts calls that gloo would issue in addition.
+        """
         self.issued = [0] * len(self.ranks)
         self.hidden = [0] * len(self.ranks)
         self._open: dict[int, PendingCollective] = {}
@@ -115,7 +118,7 @@ class Exchange:
         self._num_collectives = [0] * len(self.ranks)
 
     def join(self, member: int, raw: RawCall, agree: tuple[Hashable, ...], combine: Combine, share: Any) -> PendingCollective:
-        """Enter the member's next collective; the last member to come makes the results."""
+        """Enter the member's next collective. The last member to arrive computes the results."""
         index = self._num_collectives[member]
         self._num_collectives[member] = index + 1
         meeting = self._open.get(index)
@@ -135,7 +138,7 @@ class Exchange:
         return meeting
 
     def send(self, member: int, receiver: int, tag: int, raw: RawCall, payload: list[torch.Tensor]) -> Parcel:
-        """Hand over a message: to the oldest receive that takes it, or to be picked up later."""
+        """Hand a message to the oldest matching receive, or keep it until one comes."""
         for parcel in self._parcels:
             if parcel.payload is None and parcel.receiver == receiver and parcel.tag == tag and parcel.sender in (member, None):
                 break
@@ -149,7 +152,7 @@ class Exchange:
         return parcel
 
     def receive(self, member: int, sender: int | None, tag: int, raw: RawCall) -> Parcel:
-        """Take the oldest message that fits (from anybody when `sender` is None), or wait for one to come."""
+        """Take the oldest matching message (from any sender if `sender` is None), or wait for one."""
         for parcel in self._parcels:
             if parcel.payload is not None and parcel.receiver == member and parcel.tag == tag and sender in (parcel.sender, None):
                 self._match(member, parcel, raw, parcel.payload)
@@ -174,7 +177,7 @@ class Exchange:
 
 
 def _other_orders(agree: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> str:
-    """What to add to the text of a mismatch that is one of memory alone."""
+    """Text to add to a mismatch in which only memory orders differ."""
     if agree[:-1] != theirs[:-1]:
         return ""
     ours, others = (orders or "contiguous" for orders in (agree[-1], theirs[-1]))

@@ -1,4 +1,4 @@
-"""From ranks that did not all finish to the `Failure` that says so."""
+"""Builds a `Failure` from the state of unfinished ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/crew.py", "worlds/sim/excha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about the ranks when their run is given up."""
+    """State of all ranks when their run is given up."""
 
     scheduler: Scheduler
-    """Says who ended and who waits in what."""
+    """Scheduler, which knows the ended ranks and the pending call of the others."""
     thread_idents: tuple[int, ...]
     """`threading.get_ident` of each rank's thread."""
     errors: dict[int, BaseException]
-    """What ranks raised, in the order of raising."""
+    """Exceptions by rank, in the order in which they were raised."""
     hung: str
-    """Why ranks that run count as hung; empty when none runs."""
+    """Reason why running ranks count as hung; empty if none runs."""
 
 
 def failure_of(evidence: Evidence) -> Failure:
-    """Say why the run was given up; call it before the ranks are unwound."""
+    """Failure of the run, to be built before the ranks are unwound."""
     frames = sys._current_frames()
     size = evidence.scheduler.size
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
@@ -38,7 +38,7 @@ def failure_of(evidence: Evidence) -> Failure:
 
 
 def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
-    """The failure with the ranks named that could not be stopped."""
+    """Failure that also names the ranks that could not be stopped."""
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))
@@ -80,7 +80,7 @@ def _report(rank: int, evidence: Evidence, frame: FrameType | None) -> RankRepor
 
 
 def _stack(frame: FrameType | None) -> str:
-    """The stack from the program down to the call that it waits in, without our own thread loop and locks."""
+    """Stack from the program down to the pending call, without the frames of the thread loop and locks."""
     entries = traceback.extract_stack(frame) if frame is not None else []
     kept = [entry for entry in entries if not entry.filename.replace("\\", "/").endswith((*_OWN_FILES, "/threading.py"))]
     return "".join(traceback.StackSummary.from_list(kept).format())

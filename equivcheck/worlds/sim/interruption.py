@@ -1,4 +1,4 @@
-"""Stopping rank threads that go on after their run was given up, and those that cannot be stopped."""
+"""Stops rank threads that go on after their run was given up, and remembers threads that cannot be stopped."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def is_importing(thread: threading.Thread) -> bool:
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:
-    """Raise an error in a thread at the next thing that it does in Python, but inside no import.
+    """Raise an error in a thread at its next Python instruction, but never inside an import.
 
-    A module that is left half imported is broken for the whole process, so the import gets `import_seconds` to end. Where it
-    takes longer, nothing is raised.
+    A partly imported module would be broken for the whole process, so an import gets `import_seconds` to end. If it takes longer,
+    nothing is raised.
     """
     until = time.monotonic() + import_seconds
     while thread.is_alive():
@@ -43,11 +43,11 @@ def _raise_in(thread: threading.Thread, error: type[BaseException] | None) -> No
 
 
 def abandon(threads: Iterable[threading.Thread]) -> None:
-    """Remember threads that have not ended; those that have since are forgotten."""
+    """Remember threads that have not ended, and forget those that have."""
     _abandoned.update(threads)
     _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
 
 
 def abandoned_threads() -> tuple[str, ...]:
-    """Names of threads of given-up runs that still run in this process, and may change what later runs share with them."""
+    """Names of threads of abandoned runs that still run in this process and may change state shared with later runs."""
     return tuple(sorted(thread.name for thread in _abandoned if thread.is_alive()))

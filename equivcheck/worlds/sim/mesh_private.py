@@ -1,8 +1,8 @@
-"""What tells the meshes of rank threads apart; private, tried on torch 2.9 to 2.15.
+"""Gives each rank thread its own device meshes. Private torch API, tested with torch 2.9 to 2.15.
 
-Meshes are equal where they have the same ranks, names and devices, and torch caches by mesh what depends on the coordinate of the
-rank that asks first: how a dim that is cut twice is put together again, for example. Its own backend of threads puts the thread
-into a mesh's hash and equality, in ``_thread_id``; the same is done here for the threads of simulated ranks.
+Meshes with equal ranks, names and devices compare equal. torch caches values by mesh that depend on the coordinate of the first
+caller, for example how to reassemble a dim that is sharded twice. torch's own thread backend puts the thread into a mesh's hash
+and equality through ``_thread_id``; this module does the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def meshes_of_threads() -> Iterator[None]:
-    """While entered, a mesh that a rank makes or unpickles equals those of its own thread alone."""
+    """Context in which a mesh that a rank creates or unpickles equals only meshes of its own thread."""
     mesh_class: Any = DeviceMesh
     made, unpickled = mesh_class.__init__, getattr(mesh_class, "__setstate__", _set_attributes)
 
@@ -41,12 +41,12 @@ def meshes_of_threads() -> Iterator[None]:
 
 
 def _set_attributes(mesh: Any, state: dict[str, Any]) -> None:
-    """What Python does for a class without ``__setstate__``, as meshes of older versions are."""
+    """Python's default for a class without ``__setstate__``, for meshes of older versions."""
     vars(mesh).update(state)
 
 
 def _claim(mesh: Any) -> None:
-    """Make the mesh one of the calling rank's thread: by a number, since identifiers of threads are used again."""
+    """Assign the mesh to the calling rank's thread, by a number because thread identifiers are reused."""
     if is_rank_thread():
         if not hasattr(_threads, "number"):
             _threads.number = next(_numbers)

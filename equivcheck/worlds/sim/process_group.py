@@ -1,4 +1,4 @@
-"""The process group that rank threads see, and which thread is which rank."""
+"""The process group of rank threads, and the mapping from threads to ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class SimGroup(Reductions, Moves, Messages):
 
 
 def take_seat(board: Switchboard, rank: int) -> None:
-    """Make the calling thread that rank of that world, for the groups it will make."""
+    """Make the calling thread this rank of this world, for groups created later."""
     _seat.board, _seat.rank = board, rank
     listen(lambda stage, step: board.marks.__setitem__(rank, (stage, step)))
 
 
 def board_of_rank() -> tuple[Switchboard, int]:
-    """What the ranks of the calling thread's world share, and which of them it is."""
+    """Shared state of the calling thread's world, and its rank."""
     return _seat.board, _seat.rank
 
 
 def make_group(options: Any, _: Any) -> SimGroup:
-    """Make the calling rank's side of a group; what `torch.distributed` calls for this backend."""
+    """Create the calling rank's side of a group; `torch.distributed` calls this for the simulated backend."""
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     return SimGroup(_seat.board, _seat.rank, options.group_id, ranks, options.group_rank)

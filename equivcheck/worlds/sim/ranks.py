@@ -1,4 +1,4 @@
-"""N ranks as kept-alive threads of this process, one running at a time."""
+"""N ranks as threads of this process, kept alive, one running at a time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _one_run_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_foreign: bool = False) -> Iterator[None]:
-    """While entered, torch can be used by rank threads, one at a time, whose groups `make_group` makes.
+    """Context in which rank threads can use torch, one at a time, with groups created by `make_group`.
 
-    On leaving, what foreign programs have changed in the process is as it was.
+    On exit all process state that a user's program changed is restored.
     """
     keep_device_guard()
     with (
@@ -52,12 +52,11 @@ def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, 
 
 
 class SimRanks(Ranks):
-    """Ranks as threads: deterministic, and able to say at once that they wait for each other in vain.
+    """Ranks as threads: deterministic, and deadlocks are detected at once.
 
-    One baton goes around: the rank that holds it runs until it waits in a communication call. Ranks share this process,
-    so its modules and defaults too, but each has a `torch.distributed`, a state of the
-    default random generator and autograd of its own. After each run the process is as it was before; threads that a run leaves
-    changed are replaced.
+    The rank that holds the baton runs until it waits in a communication call. Ranks share this process with its modules and
+    defaults, but each has its own `torch.distributed`, default random generator and autograd. After each run the process state is
+    restored, and changed threads are replaced.
     """
 
     name = "sim"
@@ -79,8 +78,8 @@ class SimRanks(Ranks):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
-        Schedule seed 0 lets ranks run in the order in which they become able to, other seeds in a random order of their own. In a
-        few runs, chosen by that seed, ranks share nothing of what DTensor finds out.
+        With schedule seed 0 ranks run in the order in which they become ready; other seeds choose a random order. In a few runs,
+        chosen by the seed, ranks share no DTensor caches.
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
@@ -99,7 +98,7 @@ class SimRanks(Ranks):
                 self._let_go(crew)
 
     def close(self) -> None:
-        """End the rank threads; the ranks start anew when they run again."""
+        """End the rank threads; a later run starts new ones."""
         crew, self._crew = self._crew, None
         if crew is not None:
             with threads_as_ranks(make_group, self._state):
@@ -116,7 +115,7 @@ class SimRanks(Ranks):
         return self._crew
 
     def _let_go(self, crew: Crew) -> None:
-        """Use a crew no more that a run has left unusable, or otherwise than it found it."""
+        """Drop threads that the run has made unusable or changed."""
         if not crew.usable or crew.is_changed:
             self._crew = None
         if crew.usable and crew.is_changed:

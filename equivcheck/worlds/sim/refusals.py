@@ -1,6 +1,6 @@
-"""What the simulated world refuses because gloo does, or computes wrongly, so that what runs here is right there.
+"""Refuses calls that gloo refuses or computes wrongly, so that a program that works here works over gloo.
 
-As gloo of torch 2.9 to 2.15 has it.
+Describes gloo of torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from equivcheck.system.torch_version import torch_in
 
 _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
-"""Element types of collectives; messages carry any."""
+"""Element types of collectives; messages accept any type."""
 _BITWISE = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg")
 NO_LIST_ALL_TO_ALL = "<2.12"
-"""Gloo exchanges lists of tensors in later versions (pytorch #165435); parts of one tensor it exchanges in all."""
+"""Versions of torch whose gloo cannot exchange lists of tensors (pytorch #165435); parts of one tensor work in all versions."""
 
 
 class CallRefused(EquivCheckError, ValueError):
-    """A call that no backend takes, or gloo does not; raised on the rank that issues it."""
+    """A call that gloo or every backend rejects; raised on the rank that issues it."""
 
 
 def check_type(op: str, dtype: torch.dtype) -> None:
-    """Raise `CallRefused` if a collective, named as in `Call.op`, does not take that element type."""
+    """Raise `CallRefused` if a collective, named as in `Call.op`, does not support this element type."""
     reason = _reason(op, dtype)
     if reason:
         raise CallRefused(f"{op} does not take {dtype}: {reason}")
@@ -50,7 +50,7 @@ def _reason(op: str, dtype: torch.dtype) -> str:
 
 
 def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` for layouts that gloo does not send."""
+    """Raise `CallRefused` for memory layouts that gloo does not send."""
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             raise CallRefused(
@@ -59,7 +59,7 @@ def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
-    """Raise `CallRefused` for sparse tensors that gloo does not add up."""
+    """Raise `CallRefused` for sparse tensors that gloo cannot reduce."""
     if reduction != "sum":
         raise CallRefused(f"all_reduce.{reduction} does not take torch.sparse_coo: gloo adds sparse tensors only")
     if tensor.dtype == torch.bool or tensor.is_complex():
@@ -67,7 +67,7 @@ def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
 
 
 def check_list_all_to_all() -> None:
-    """Raise `CallRefused` where gloo does not exchange lists of tensors."""
+    """Raise `CallRefused` if gloo of this torch version cannot exchange lists of tensors."""
     if torch_in(NO_LIST_ALL_TO_ALL):
         raise CallRefused(
             f"all_to_all: gloo does not exchange lists of tensors in torch {NO_LIST_ALL_TO_ALL}; allowed is all_to_all_single"
@@ -75,26 +75,26 @@ def check_list_all_to_all() -> None:
 
 
 def check_root(op: str, root: int, size: int) -> None:
-    """Raise `CallRefused` for a root that is no member of a group of `size`."""
+    """Raise `CallRefused` for a root outside a group of `size` members."""
     if not 0 <= root < size:
         raise CallRefused(f"{op}: root {root} is no member; allowed are 0 to {size - 1} within the group")
 
 
 def check_peer(op: str, member: int, peer: int | None) -> None:
-    """Raise `CallRefused` for a message to or from oneself."""
+    """Raise `CallRefused` for a message to or from the member itself."""
     if member == peer:
         raise CallRefused(f"{op}: a message of rank {member} of the group to itself; allowed is any other member")
 
 
 def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` where a call sends memory as it lies and a tensor has gaps or another order."""
+    """Raise `CallRefused` for a tensor that is not contiguous in a call that sends raw memory."""
     for tensor in tensors:
         if not tensor.is_contiguous():
             raise CallRefused(f"{op}: {tensor.dtype} {list(tensor.shape)} is not contiguous; allowed are contiguous tensors")
 
 
 def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `CallRefused` for tensors with gaps in memory, of which gloo reads and writes other elements (pytorch #192920)."""
+    """Raise `CallRefused` for tensors with gaps in memory, because gloo reads and writes wrong elements (pytorch #192920)."""
     check_strided(op, tensors)
     for tensor in tensors:
         if not tensor.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
@@ -103,11 +103,11 @@ def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 Order = tuple[int, ...]
-"""Dims of a tensor from the one with the widest stride to the one with the smallest; empty where they lie as usual."""
+"""Dims of a tensor from widest to smallest stride; empty for the usual order."""
 
 
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """How tensors lie, where gloo takes memory as it lies and values are wrong if ranks differ; empty if all lie as usual."""
+    """Memory orders of tensors that must agree between ranks, because gloo sends raw memory; empty if all are usual."""
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
     orders = tuple(map(_order, tensors))
@@ -115,7 +115,7 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """As `orders_in_memory` of tensors of one shape, one of which may end in any other; raises where two lie differently."""
+    """Memory order that tensors of one shape share, as in `orders_in_memory`; raises `CallRefused` if two differ."""
     orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(

@@ -1,4 +1,4 @@
-"""Exactly one rank runs at a time: who holds the baton, who may take it next, and when nobody can."""
+"""Lets exactly one rank run at a time: holds the baton, chooses the next rank, and detects deadlocks."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 from equivcheck.worlds.patience import Patience
 
 POLLS_IN_VAIN = 10_000
-"""Unsuccessful `is_completed` calls in a row, over all ranks, after which polling counts as waiting (about half a second)."""
+"""Consecutive unsuccessful `is_completed` calls of all ranks after which polling counts as waiting; about half a second."""
 
 
 IMPORT_CPU_SECONDS = 0.01
-"""What an import that gets on computes between two looks, at least: much more than looking does."""
+"""Minimum CPU seconds of a progressing import between two observations; far more than an observation itself."""
 
 
 class RankAborted(BaseException):
-    """Unwinds a rank whose run is over; not an `Exception`, so that programs do not catch it by accident."""
+    """Unwinds a rank whose run is over. It is not an `Exception`, so that programs do not catch it by accident."""
 
 
 class Scheduler:
-    """Passes one baton between rank threads, in an order that depends on the schedule seed alone.
+    """Passes one baton between rank threads, in an order that depends only on the schedule seed.
 
-    What ranks call is called by the one that holds the baton, and the rest while no rank runs, so nothing here needs a lock.
+    Ranks call these methods while they hold the baton, and the owner calls the others while no rank runs, so no lock is needed.
     """
 
     def __init__(self, size: int, save_state: Callable[[], Any], restore_state: Callable[[Any], Any]) -> None:
@@ -49,7 +49,7 @@ class Scheduler:
     # Called by the thread that owns the run.
 
     def start(self, schedule_seed: int) -> None:
-        """Let every rank run, the first of them at once."""
+        """Let every rank run, the first one at once."""
         self.aborting = False
         self.mismatch = ""
         self.ended = [False] * self.size
@@ -61,9 +61,11 @@ class Scheduler:
         self._pass_on()
 
     def wait_until_quiet(self, limit: float, is_importing: Callable[[], bool] = lambda: False) -> str:
-        """Wait until no rank runs (all ended, or stuck), or until they count as hung (`Patience`): then why, else nothing.
+        """Wait until all ranks ended or are stuck, or until they count as hung by `Patience`.
 
-        An import that computes counts as moves, as it is not to be interrupted.
+        Returns the reason in the last case, else "".
+
+        A progressing import counts as moves, because it must not be interrupted.
         """
         importing = _Imports(is_importing)
         patience = Patience(limit, lambda: {0: time.process_time()}, lambda: self._moves + importing.num_seen())
@@ -73,7 +75,7 @@ class Scheduler:
         return ""
 
     def abort(self, patience: float) -> bool:
-        """Unwind the ranks that have not ended, while no rank runs; False when one did not end within `patience` seconds."""
+        """Unwind unfinished ranks while no rank runs; False if one did not end within `patience` seconds."""
         self.aborting = True
         for rank in range(self.size):
             if not self.ended[rank]:
@@ -83,7 +85,7 @@ class Scheduler:
         return True
 
     def release_all(self) -> None:
-        """Wake every rank that sleeps, from any state, all at once; only for threads that will not be used again."""
+        """Wake all sleeping ranks at once, in any state; only for threads that will not be used again."""
         self.aborting = self.abandoned = True
         for baton in self._batons:
             if baton.locked():
@@ -96,7 +98,7 @@ class Scheduler:
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """The rank has ended its part of the run, and what it has left changed ends with it."""
+        """End the rank's part of the run, and drop the state that it changed."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()
@@ -106,12 +108,12 @@ class Scheduler:
             self._quiet.release()
 
     def check(self) -> None:
-        """Raise in a rank whose run is over."""
+        """Raise `RankAborted` in a rank whose run is over."""
         if self.aborting:
             raise RankAborted
 
     def block(self, rank: int, pending: Any) -> None:
-        """Wait until another rank calls `wake` for this one; `pending` says in what, for reports."""
+        """Wait until another rank calls `wake` for this one; `pending` is the call to report."""
         if self.aborting:
             raise RankAborted
         self.pending[rank] = pending
@@ -119,12 +121,12 @@ class Scheduler:
         self.pending[rank] = None
 
     def wake(self, rank: int) -> None:
-        """What the rank waits for has come: let it run when its turn comes."""
+        """Make a rank runnable, because the event for which it waits has come."""
         self._polls = 0
         self._runnable.append(rank)
 
     def poll(self, rank: int, pending: Any) -> bool:
-        """Let the others run before the rank looks again; False when looking again is pointless and it should wait."""
+        """Let other ranks run before the rank polls again; False if the rank should wait instead."""
         if self.aborting:
             raise RankAborted
         self._polls += 1
@@ -138,12 +140,12 @@ class Scheduler:
         return True
 
     def progress(self) -> None:
-        """A call was issued, so polling is not in vain."""
+        """Record that a call was issued, so polling is not in vain."""
         self._polls = 0
         self._moves += 1
 
     def give_up(self, rank: int, pending: Any, mismatch: str) -> None:
-        """Stop everybody, since the rank's call does not match the others'; does not return."""
+        """Stop all ranks, because the rank's call does not match another rank's. Does not return."""
         if self.aborting:
             raise RankAborted
         self.mismatch = mismatch
@@ -154,7 +156,7 @@ class Scheduler:
         self._wait_after(rank, self._pass_on)
 
     def _wait_after(self, rank: int, let_go: Callable[[], None]) -> None:
-        """Let go of the baton and wait for it; a rank whose run is over meanwhile unwinds in its own state, too."""
+        """Release the baton and wait for it; a rank whose run has ended meanwhile also restores its state before it unwinds."""
         state = self._save_state()
         let_go()
         self._batons[rank].acquire()
@@ -178,7 +180,7 @@ class Scheduler:
 
 
 class _Imports:
-    """How often the rank that runs was seen inside an import that had got on."""
+    """Number of observations at which the running rank was inside a progressing import."""
 
     def __init__(self, is_importing: Callable[[], bool]) -> None:
         self._is_importing = is_importing

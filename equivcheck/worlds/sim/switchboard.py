@@ -1,4 +1,4 @@
-"""What the ranks of one simulated world share."""
+"""Shared state of the ranks of one simulated world."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.work import SimWork
 
 MAX_GROUPS = 2000
-"""A world that has made more groups than this is built anew before its next run, since torch keeps them all."""
+"""Maximum groups of a world before it is built again for the next run, because torch keeps all groups."""
 
 
 class Switchboard:
-    """Everything that the ranks of one world share: the scheduler, the groups, the notes of calls, the works not waited for."""
+    """Scheduler, groups, recorded calls and works without a wait, shared by all ranks of a world."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -23,14 +23,14 @@ class Switchboard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
-        """The meeting place of the group with that name, made by the first member that asks."""
+        """Exchange of the group with this name, created for the first member that asks."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(ranks, self.scheduler)
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """The rank's handles that nobody waited for, which now count as waited for."""
+        """Works of the rank that nobody waited for; they count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,17 +38,17 @@ class Switchboard:
         return works
 
     def promised(self, rank: int) -> list[SimWork]:
-        """The rank's handles that nobody waited for and whose futures somebody has, in the order of issue on each group."""
+        """Works of the rank without a wait whose future was requested, in the order of issue on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 
     @property
     def has_too_many_groups(self) -> bool:
-        """Whether programs have made so many groups that they should be dropped."""
+        """Whether programs have created so many groups that the world should be rebuilt."""
         return len(self._exchanges) > MAX_GROUPS
 
     def clear(self) -> None:
-        """Forget what the last run issued; groups stay."""
+        """Forget the calls of the last run; groups stay."""
         self.calls = [[] for _ in self.calls]
         self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()

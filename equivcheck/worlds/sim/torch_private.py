@@ -1,9 +1,9 @@
-"""The private torch API that ranks as threads need; tried on torch 2.9 to 2.15.
+"""Private torch API for threads as ranks; tested with torch 2.9 to 2.15.
 
-Four process-wide things are changed while ranks run, and only then: the ``_world`` of `torch.distributed` (each rank sees its
-own), thread isolation of the registry that maps group names to groups, the backend name under which groups are made, and the
-function that makes groups, so that those of ranks pass for gloo's. What else differs from rank to rank is in
-`equivcheck.worlds.state.rank_variables`.
+Four process-wide parts of torch are replaced, only while ranks run: ``_world`` of `torch.distributed`, because each rank needs
+its own; thread isolation of the registry from group names to groups; the backend name under which groups are created; and the
+function that creates groups, so that simulated groups appear as gloo's. `equivcheck.worlds.state.rank_variables` handles the
+other state that differs between ranks.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from equivcheck.system.torch_version import torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
 
 _BACKEND = "equivcheck_sim"
-"""Name of the backend that makes the groups of ranks, as `torch.distributed` knows it while ranks run."""
+"""Backend name under which `torch.distributed` creates the groups of ranks."""
 
 _PASSES_FOR = "gloo"
-"""Name of the backend that programs see, since ranks compute what they would compute there."""
+"""Backend name that programs see, because results equal those of gloo."""
 
 _TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
-"""Names under which programs may ask for a group: gloo's, and none at all."""
+"""Backend names that programs may request: gloo's, or none."""
 _TALKS_TO_NOBODY = "fake"
-"""Backend of groups that are never to communicate, as torchtitan makes them for axes that it does not use; torch's own."""
+"""torch's fake backend, for groups that never communicate; torchtitan creates them for unused axes."""
 
 GUARD_OF_ONE_THREAD = ">=2.10,<2.12"
-"""Fake tensors share a device guard that is freed with the thread which first made one: then the next to make one crashes."""
+"""Versions in which fake tensors share a device guard that is freed with the first thread to create one; the next use then
+crashes."""
 
 _bindings: Any = torch._C._distributed_c10d
 HashStore: Any = _bindings.HashStore
@@ -54,7 +55,7 @@ _OWN_FIELDS: dict[str, Callable[[], Any]] = {
 
 
 class _ThreadWorlds(threading.local):
-    """Stands in for ``c10d._world``: a rank thread has fields of its own, every other thread sees the original."""
+    """Replaces ``c10d._world``: each rank thread has its own fields, and all other threads see the original."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN_FIELDS and is_rank_thread():
@@ -78,7 +79,7 @@ _thread_worlds = _ThreadWorlds()
 
 
 def prepare_rank_thread() -> None:
-    """Mark the calling thread as a rank, and let it compute and differentiate alone."""
+    """Mark the calling thread as a rank, and make it compute and differentiate without other threads."""
     _marks.is_rank = True
     torch.autograd.set_multithreading_enabled(False)
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
@@ -87,29 +88,30 @@ def prepare_rank_thread() -> None:
 
 
 def keep_device_guard() -> None:
-    """Have the calling thread, which outlives ranks, make what fake tensors share; a rank thread would free it when it ends."""
+    """Create the device guard of fake tensors in the calling thread, because a rank thread would free it when it ends."""
     if torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
 
 def drop_unfinished_backward() -> None:
-    """Take what a backward pass that raised has left out of the calling thread's queue.
+    """Remove the remains of a failed backward from the calling thread's queue.
 
-    There it would keep its tensors alive, and be dropped when the thread has ended, without the interpreter's lock: at exit that
-    aborts the process. The queue gives out newer nodes first, and skips those whose pass is over: so the oldest is asked for.
+    They would keep tensors alive, and would be freed without the interpreter's lock after the thread has ended, which aborts the
+    process at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the oldest node
+    clears it.
     """
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
     torch.autograd.grad(_marks.oldest, leaf, retain_graph=True)
 
 
 def join_world(store: Any, rank: int, size: int) -> None:
-    """Give the calling rank thread its default group."""
+    """Create the default group of the calling rank thread."""
     dist.init_process_group(_PASSES_FOR, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
 
 
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
-    """Undo what `prepare_rank_thread` does to the number of threads that other threads of the process compute with."""
+    """Context that restores the process's number of compute threads, which `prepare_rank_thread` changes."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -124,7 +126,7 @@ def is_rank_thread() -> bool:
 
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """While entered, each rank thread has a `torch.distributed` of its own, whose groups `make_group` makes."""
+    """Context in which each rank thread has its own `torch.distributed`, with groups created by `make_group`."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     isolate = _bindings._set_thread_isolation_mode
@@ -142,7 +144,7 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_pass_for_gloo() -> Iterator[None]:
-    """While entered, the groups of ranks are made by the simulated backend, and are gloo's for whoever asks."""
+    """Context in which ranks create simulated groups that appear as gloo's."""
     original: Any = c10d._new_process_group_helper
 
     def make(
@@ -190,21 +192,21 @@ for _key in ("ADInplaceOrView", "Python", "PythonTLSSnapshot"):
 
 
 def raw_memory() -> Any:
-    """A guard under which torch acts as a network card would: unseen by autograd, version counters and dispatch modes."""
+    """Guard under which torch acts like a network card, invisible to autograd, version counters and dispatch modes."""
     return torch._C._ExcludeDispatchKeyGuard(_HIDDEN)
 
 
 def in_backward_node() -> bool:
-    """Whether the calling thread is inside a node of a backward pass (or its hooks), not in what is called after all nodes."""
+    """Whether the calling thread is inside a node of a backward pass or its hooks, rather than in a callback after all nodes."""
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` when the current backward pass has run its nodes, before callbacks that are queued later."""
+    """Call `callback` after the nodes of the current backward pass, before callbacks that are queued later."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def num_unwaited_works() -> int:
-    """How many results of functional collectives of the calling rank nobody has waited for."""
+    """Number of functional collectives of the calling rank whose results nobody has waited for."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0

@@ -1,4 +1,4 @@
-"""What a program that raised has left open on its rank's thread."""
+"""Closes contexts that a failed program has left open on its rank's thread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import traceback
 
 
 def close_frames(error: BaseException) -> None:
-    """Drop what the functions that an error left still hold, so that generators among it end on the calling thread.
+    """Clear the frames of an exception, so that their generators end on the calling thread.
 
-    A context that is entered in a generator is left when the generator ends. Where that happens later, on the thread that drops
-    the traceback, what the context had switched on stays on here: hooks for saved tensors (those of activation checkpointing,
-    before torch 2.13) would be called in the passes of every later program.
+    A context inside a generator exits when the generator ends. If that happened later on another thread, its effect would stay on
+    this thread: before torch 2.13, the saved-tensor hooks of activation checkpointing would run in every later program.
     """
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Handles of issued calls: results are withheld until they are waited for."""
+"""Work handles of issued calls; outputs are unset until someone waits."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node
 
 
 class Board(Protocol):
-    """What handles need of what the ranks of a world share."""
+    """Shared state of a world that work handles use."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Hands the baton over."""
+        """Scheduler that passes the baton."""
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """Handles that nobody has waited for yet."""
+        """Works that nobody has waited for yet."""
 
     @property
     def last_waited(self) -> Any:
-        """The handle that each rank has waited for last: C++ may hold it, ask it for its future next, and needs it alive."""
+        """Last work that each rank waited for. C++ may hold it and ask for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):
-    """What handles need of the rank's side of the group that issued the call."""
+    """Rank's side of the issuing group, as far as work handles use it."""
 
     @property
     def board(self) -> Board:
-        """What the ranks share."""
+        """Shared state of the world."""
 
     @property
     def global_rank(self) -> int:
-        """The rank."""
+        """Global rank."""
 
     @property
     def member(self) -> int:
-        """Its rank within the group."""
+        """Rank within the group."""
 
 
 class SimWork(dist.Work):
@@ -63,7 +63,7 @@ class SimWork(dist.Work):
         group.board.unwaited.add(self)
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Hand the baton over until every member has issued the call, then fill the outputs."""
+        """Pass the baton until every member has issued the call, then fill the outputs."""
         meeting = self._meeting
         if meeting is not None:
             if meeting.results is None:
@@ -73,7 +73,7 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the outputs can be read; lets the other ranks run when not."""
+        """Whether the outputs can be read; lets other ranks run if not."""
         meeting = self._meeting
         if meeting is None:
             return True
@@ -85,27 +85,27 @@ class SimWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """As `is_completed`: a call either completes or ends the run."""
+        """Whether the call has completed; a failed call ends the run instead."""
         return self._meeting is None
 
     def exception(self) -> None:
-        """None: a call that fails ends the run."""
+        """None, because a failed call ends the run."""
 
     def synchronize(self) -> None:
-        """As `wait`."""
+        """Wait for the call."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """The outputs, which must have been waited for."""
+        """Outputs of the call; raises `CallRefused` before `wait`."""
         if self._meeting is not None:
             raise CallRefused(f"result of {self.raw[0]}, which has not been waited for; gloo asks for wait() first")
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:
-        """A future of the outputs.
+        """Future of the outputs.
 
-        C++ waits for futures where the baton cannot be handed over, so outside the nodes of a backward pass this is a wait;
-        inside one, the wait is put after all nodes, before whatever is queued there later (where DDP waits for its buckets).
+        C++ waits for futures without passing the baton. Outside the nodes of a backward pass this method therefore waits at once.
+        Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for its buckets.
         """
         if self._future is None:
             self._future = WorkFuture(self)
@@ -119,11 +119,11 @@ class SimWork(dist.Work):
 
     @property
     def has_future(self) -> bool:
-        """Whether somebody has asked for the future."""
+        """Whether the future was requested."""
         return self._future is not None
 
     def forget(self) -> None:
-        """Count as waited for without results, as the run is over."""
+        """Count as waited for without results, because the run is over."""
         self._meeting = None
         self._future = None
 
@@ -145,7 +145,7 @@ class SimWork(dist.Work):
 
 
 class BarrierWork(SimWork):
-    """A barrier, which completes the collectives that the rank has issued on the group before."""
+    """Work of a barrier, which also completes earlier collectives of the rank on the group."""
 
     def __init__(self, group: IssuingGroup, *arguments: Any) -> None:
         self._before = [work for work in group.board.unwaited if work.group is group and not isinstance(work, MessageWork)]
@@ -159,11 +159,11 @@ class BarrierWork(SimWork):
 
 
 class MessageWork(SimWork):
-    """A send."""
+    """Work of a send."""
 
 
 class ReceiveWork(MessageWork):
-    """A receive; it knows who sent."""
+    """Work of a receive, which knows its sender."""
 
     parcel: Parcel
 
@@ -178,25 +178,25 @@ class ReceiveWork(MessageWork):
 
 
 class CoalescedWork(dist.Work):
-    """Several calls behind one handle."""
+    """One work for several calls."""
 
     def __init__(self, works: list[SimWork]) -> None:
         super().__init__()
         self._works = works
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Wait for all of them, in the order of issue."""
+        """Wait for all calls, in the order of issue."""
         for work in self._works:
             work.wait()
         return True
 
     def is_completed(self) -> bool:
-        """Whether all of them are."""
+        """Whether all calls have completed."""
         return all(work.is_completed() for work in self._works)
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """A future that hands the baton over when Python waits for it."""
+    """Future that passes the baton while Python waits for it."""
 
     def __init__(self, work: SimWork | None) -> None:
         super().__init__()
@@ -204,13 +204,13 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._continuations: list[Callable[[], None]] = []
 
     def wait(self) -> Any:
-        """The value, waited for."""
+        """Value, after waiting for it."""
         if self._work is not None:
             self._work.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
-        """A future of ``callback(self)``."""
+        """Future of ``callback(self)``."""
         child = WorkFuture(self._work)
 
         def proceed() -> None:
@@ -228,7 +228,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return child
 
     def fulfil(self, value: Any) -> None:
-        """Set the value and run what was to follow."""
+        """Set the value and run the registered continuations."""
         self._work = None
         self.set_result(value)
         for proceed in self._continuations:

@@ -1,4 +1,4 @@
-"""One piece of state that outlives a run, as the tables of it declare."""
+"""Table entry for one piece of state that outlives a run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 ABSENT = object()
-"""What is read of an entry whose module is not imported: nothing to compare with."""
+"""Value of an entry whose module is not imported; never counts as changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """How a piece of state is read and put back. It is compared after each run, so reading takes a few microseconds at most."""
+    """How to read and restore one piece of state. It is compared after each run, so reading must take only microseconds."""
 
     name: str
-    """As the docs and messages call it."""
+    """Name in docs and messages."""
     read: Callable[[], Any]
-    """What it is, to be compared with ``==``, or `ABSENT`."""
+    """Function that returns a value to compare with ``==``, or `ABSENT`."""
     put: Callable[[Any], object] | None = None
-    """Makes it again what `read` gave, or what `copy` gave where there is one; None where that cannot be done."""
+    """Restores the value that `read` returned, or that `copy` returned if given; None if the state cannot be restored."""
     copy: Callable[[], Any] | None = None
-    """What `put` needs where `read` tells too little. Called only when `read` gives what it has not given before."""
+    """Function that returns the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""

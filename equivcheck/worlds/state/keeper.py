@@ -1,4 +1,4 @@
-"""State as it was before a program: compared with afterwards, and put back."""
+"""Compares state after a program with the state before, and restores it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from equivcheck.worlds.state.patches import Patches
 from equivcheck.worlds.state.rank_variables import RankVariables
 
 ENTRIES = OF_PROCESS + OF_THREAD
-"""What is compared in the thread that owns a run, or in a process that is a rank."""
+"""Entries to compare in the thread that owns a run, or in a process that is a rank."""
 
 
 class StateKeeper:
-    """Keeps what programs may change: entries of the tables, variables of torch, and torch's functions, classes and methods."""
+    """Restores state that programs may change: table entries, variables of torch, and torch's functions, classes and methods."""
 
     def __init__(self) -> None:
         self.variables = RankVariables()
         self.patched: tuple[str, ...] = ()
-        """What the last program had replaced of torch."""
+        """Names in torch that the last program had replaced."""
         self.lost: tuple[str, ...] = ()
-        """What the last program had changed and could not be put back."""
+        """State that the last program changed and that could not be restored."""
         self._patches = Patches()
         self._values: tuple[Any, ...] = ()
         self._copies: dict[str, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On leaving, all is as it was on entering, but for what is `lost`."""
+        """Context that restores all state on exit, except for entries in `lost`."""
         self._patches.save()
         self._values = read(ENTRIES)
         self._copy()
@@ -45,7 +45,7 @@ class StateKeeper:
             self.lost = tuple(entry.name for entry, value in changed if not self._put(entry, value))
 
     def _copy(self) -> None:
-        """Copies of what cannot be put back from what was read, made anew only where that is new."""
+        """Copy values that `read` does not describe fully, only if they are new."""
         for entry, value in zip(ENTRIES, self._values, strict=True):
             if entry.copy is not None and value is not ABSENT and self._copies.get(entry.name, (None,))[0] != value:
                 self._copies[entry.name] = (value, entry.copy())
@@ -62,7 +62,7 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def kept_state(keeper: StateKeeper) -> Iterator[None]:
-    """The same for a process that goes on, whatever could not be put back: then it warns."""
+    """Context that restores state and warns if some could not be restored, for a process that continues."""
     try:
         with keeper.kept():
             yield
@@ -73,12 +73,12 @@ def kept_state(keeper: StateKeeper) -> Iterator[None]:
 
 
 def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:
-    """What each of some entries is now."""
+    """Current value of each entry."""
     return tuple([entry.read() for entry in entries])
 
 
 def changes(entries: tuple[Entry, ...], before: tuple[Any, ...]) -> list[tuple[Entry, Any]]:
-    """The entries that differ now, with what they were; what was absent before does not count."""
+    """Entries that differ now, with their old values; entries absent before do not count."""
     now = read(entries)
     if now == before:
         return []

@@ -1,6 +1,6 @@
-"""State that all threads of a process share: tables of what torch and what Python has.
+"""State of torch and Python that all threads of a process share.
 
-Private where torch has no public getter; tried on torch 2.9, 2.13 and 2.15.
+Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FLAGS = (
     ("_get_backcompat_keepdim_warn", "_set_backcompat_keepdim_warn"),
     ("_get_warnAlways", "_set_warnAlways"),
 )
-"""Flags of the process: getter and setter in `torch._C`. What a version lacks is left out."""
+"""Flags of the process: getter and setter in `torch._C`. Names that a version lacks are skipped."""
 
 _GETTERS, _SETTERS = zip(*[(get, put) for get, put in FLAGS if hasattr(torch._C, get) and hasattr(torch._C, put)], strict=True)
 _READS = tuple(getattr(torch._C, name) for name in _GETTERS)
@@ -63,10 +63,10 @@ _PRECISIONS = (
     ("cuda", "matmul"),
     ("cuda", "conv"),
 )
-"""Backends and operations for which torch keeps a precision of float32."""
+"""Backends and operations with a float32 precision setting in torch."""
 
 _KEY_BYTES, _POSITION_BYTES = 4 * 624, 4
-"""What NumPy's Mersenne twister is in memory: its key, and how much of that is used up."""
+"""Memory of NumPy's Mersenne twister: bytes of the key and of the position in it."""
 
 
 def _flags() -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ def _put_flags(flags: tuple[Any, ...]) -> None:
 
 
 def _float32_precision() -> tuple[str | None, ...]:
-    """The word for all matrix products, None where there is none as they differ; then those of each backend and operation."""
+    """Overall setting for matrix products, None if backends differ; then the setting of each backend and operation."""
     try:
         word = torch._C._get_float32_matmul_precision()
     except RuntimeError:
@@ -129,7 +129,7 @@ TORCH = (
 
 
 def _environment() -> dict[bytes, bytes]:
-    """All at once: a hundred times quicker than by way of `os.environ`."""
+    """All variables at once, a hundred times faster than through `os.environ`."""
     variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
     return variables.copy()
 
@@ -170,7 +170,7 @@ def _put_collector(settings: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _numpy_generator() -> Any:
-    """The generator's memory, as `numpy.random.get_state` takes as long as a hundred other entries."""
+    """Memory of the generator, because `numpy.random.get_state` takes as long as a hundred other entries."""
     generator: Any = _numpy.get_bit_generator()
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _KEY_BYTES + _POSITION_BYTES)
@@ -193,4 +193,4 @@ PYTHON = (
 )
 
 OF_PROCESS = TORCH + PYTHON
-"""What is shared by all threads."""
+"""All entries that threads share."""

@@ -1,4 +1,7 @@
-"""State that torch keeps for each thread. Private where it has no public getter; tried on torch 2.9, 2.13 and 2.15."""
+"""State that torch keeps for each thread.
+
+Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _autograd: Any = torch._C._autograd
 _device: Any = torch._GLOBAL_DEVICE_CONTEXT
 
 _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-"""Settings of the compiler: of a thread in newer versions of torch, of the process in older ones."""
+"""Compiler settings; per thread in newer versions of torch, per process in older ones."""
 
 
 def _autocast() -> tuple[Any, ...]:
@@ -128,4 +131,4 @@ OF_THREAD = (
         for name in _CONFIGS
     ),
 )
-"""What each thread has for itself."""
+"""All entries that each thread has for itself."""

@@ -1,7 +1,7 @@
-"""Functions, classes and methods of torch that a program has replaced; tried on torch 2.9, 2.13 and 2.15.
+"""Detects and restores functions, classes and methods of torch that a program replaced; tested with torch 2.9, 2.13 and 2.15.
 
-The namespaces below are read whole before and after a run: one comparison of all their values. What was imported elsewhere by
-name before, or is bound to an object, stays as it was bound; what a program does to the inside of a function is not seen.
+The namespaces below are read completely before and after a run and compared at once. References imported elsewhere by name, or
+bound to an object, are not seen; neither are changes inside a function.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MODULES = (
     "torch.optim",
     "torch.utils.checkpoint",
 )
-"""Modules of which functions and classes are looked at."""
+"""Modules whose functions and classes are compared."""
 CLASSES = (
     ("torch", "Tensor"),
     ("torch.autograd", "Function"),
     ("torch.distributed.tensor", "DTensor"),
     ("torch.nn.parallel", "DistributedDataParallel"),
 )
-"""Classes of which methods are looked at, besides those that have a name in one of the next."""
+"""Classes whose methods are compared, in addition to those in `FAMILIES`."""
 FAMILIES = ("torch.nn", "torch.optim")
-"""Modules whose classes are looked at, each with its methods: modules and optimizers."""
+"""Modules whose classes are compared with their methods: modules and optimizers."""
 
 
 class Patches:
-    """What the namespaces hold, to be compared with later."""
+    """Contents of the namespaces, for a later comparison."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []
@@ -51,7 +51,7 @@ class Patches:
         self._num_modules = 0
 
     def save(self) -> None:
-        """Take what is there now for what belongs there."""
+        """Record the current contents as the original ones."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
             self._owners = list(_owners())
@@ -62,7 +62,7 @@ class Patches:
             self._values = self._read()
 
     def put_back(self) -> tuple[str, ...]:
-        """Put back what was replaced since; the names of it."""
+        """Restore replaced entries, and return their names."""
         if self._as_saved():
             return ()
         found = list(self._replaced())
@@ -83,7 +83,7 @@ class Patches:
             return False
 
     def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
-        """Owner, name and value before, which is None of a method that a class did not have of its own."""
+        """Owner, name and original value; None for a method that the class did not define itself."""
         for owner, space, before in zip(self._owners, self._spaces, self._before, strict=True):
             for name, value in before.items():
                 if _is_code(value) and not _same(value, space.get(name)):
@@ -116,5 +116,5 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _unhooked(value: Any) -> Any:
-    """The function itself: torch wraps ``step`` of an optimizer's class once and for all when it makes the first instance."""
+    """Original function; torch wraps ``step`` of an optimizer class permanently at its first instance."""
     return value.__wrapped__ if getattr(value, "hooked", False) else value

@@ -1,7 +1,7 @@
-"""Flags that torch keeps in C++ for the whole process, kept for each rank while ranks run.
+"""Gives each rank its own copy of flags that torch keeps in C++ for the whole process.
 
-Only functions read and write them. Reading all takes as long as passing the baton, so while ranks run the functions that write
-tell that there is something to read; a run in which none is called costs nothing. Private; tried on torch 2.9, 2.13 and 2.15.
+Reading all flags takes as long as passing the baton. So while ranks run the setters are wrapped and record that a flag may have
+changed; a run without such a call costs nothing. Private torch API, tested with torch 2.9, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equivcheck.worlds.state.of_process import FLAGS, TORCH
 _Values = tuple[Any, ...]
 
 NAMESPACES = ("torch._C", "torch", "torch._C._functorch", "torch._C._distributed_c10d", "torch.distributed")
-"""Where the functions are bound."""
+"""Modules in which the setters are bound."""
 SETTERS = (
     *(setter for _, setter in FLAGS),
     "_set_default_dtype",
@@ -35,11 +35,11 @@ SETTERS = (
     "set_debug_level",
     "set_debug_level_from_env",
 )
-"""Functions that write what the entries of `TORCH` read."""
+"""Functions that write the values that entries of `TORCH` read."""
 
 
 class RankFlags:
-    """The entries of `TORCH`, as one rank after the other has them."""
+    """Values of the `TORCH` entries, separately for each rank."""
 
     def __init__(self) -> None:
         self._process: _Values | None = None
@@ -47,7 +47,7 @@ class RankFlags:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On leaving, everything is as it was on entering."""
+        """Context that restores all flags on exit."""
         self._process = None
         self._setters = self._setters or list(self._watched_setters())
         try:
@@ -57,7 +57,7 @@ class RankFlags:
             self.restore(self._process)
 
     def save(self) -> _Values | None:
-        """What the rank that runs has, if it is not what the process had, which the next one finds."""
+        """Flags of the running rank if they differ from the process's, which are restored for the next rank; else None."""
         if self._process is None:
             return None
         values = _read()
@@ -67,7 +67,7 @@ class RankFlags:
         return values
 
     def restore(self, values: _Values | None) -> None:
-        """Let a rank go on with what it had."""
+        """Restore a rank's flags before it continues."""
         if values is not None:
             for entry, value, now in zip(TORCH, values, _read(), strict=True):
                 if value != now and entry.put is not None:

@@ -1,9 +1,9 @@
-"""State that torch keeps once for a process and that differs between ranks: kept for each rank while ranks run.
+"""Gives each rank its own copy of torch's process-wide state that differs between ranks.
 
-Rank threads share one process. What torch keeps per thread is a rank's own already; process groups are told apart in
-`equivcheck.worlds.sim.torch_private`, caches that are keyed by a mesh in `equivcheck.worlds.sim.mesh_private`. The rest stands in
-the table below, plain variables, and in `rank_flags`, flags in C++: saved when a rank hands the baton over and put back when it
-goes on. Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
+Rank threads share one process, but per-thread state of torch already belongs to a rank. `equivcheck.worlds.sim.torch_private`
+separates process groups, and `equivcheck.worlds.sim.mesh_private` separates caches keyed by a mesh. The remaining state is in the
+table below (variables) and in `rank_flags` (flags in C++): saved when a rank passes the baton and restored when it continues.
+Private torch API, tested with torch 2.9 to 2.15; names that a version lacks are skipped.
 """
 
 from __future__ import annotations
@@ -97,18 +97,18 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
     ),
     "torch.distributed.checkpoint._version": ("_derived_version",),
 }
-"""Variables by module, as dotted paths. A rank starts with what the process has: containers are copied, the rest is shared."""
+"""Variables by module, as dotted paths. A rank starts with copies of the process's containers and shares other values."""
 
 Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
-"""A rank's state of the default random generator, its variables, and its flags; None where they are the process's."""
+"""A rank's generator state, variables and flags; None for variables or flags equal to the process's."""
 
 
 class RankVariables:
-    """The variables of the table, as one rank after the other has them.
+    """Values of the table's variables, separately for each rank.
 
-    Ranks rarely change any, so one comparison tells whether there is something to save, and mostly nothing is put back. Between
-    two ranks the process has what it had before the first, containers as copies. Modules that are imported while ranks run are
-    taken up at the next change of ranks, with the values that they have then.
+    Ranks rarely change any, so one comparison tells whether to save, and usually nothing is restored. Between two ranks the
+    process has its original values, with containers as copies. Variables of modules imported while ranks run are added at the
+    next switch, with their values at that time.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class RankVariables:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """On leaving, everything is as it was on entering."""
+        """Context that restores all variables on exit."""
         self._process = self._untouched = ()
         self._find()
         generator = torch.default_generator.get_state()
@@ -135,7 +135,7 @@ class RankVariables:
             torch.default_generator.set_state(generator)
 
     def save(self) -> Saved:
-        """Take over what the rank that runs has changed; the next one finds what the process had."""
+        """State of the running rank, after which the process's values are restored for the next rank."""
         if len(sys.modules) != self._num_modules:
             self._find()
         generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()
@@ -145,7 +145,7 @@ class RankVariables:
         return generator, values, flags
 
     def restore(self, saved: Saved) -> None:
-        """Let a rank go on with what it had, where the last one's was saved."""
+        """Restore a rank's state before it continues; the previous rank's must have been saved."""
         generator, values, flags = saved
         torch.default_generator.set_state(generator)
         self._flags.restore(flags)
@@ -161,7 +161,7 @@ class RankVariables:
                 setattr(owner, name, value)
 
     def _find(self) -> None:
-        """Take up the variables of modules that were imported since, as they are now."""
+        """Add variables of newly imported modules, with their current values."""
         if len(sys.modules) != self._num_modules:
             self._num_modules = len(sys.modules)
             self._places += [place for place in _places() if place not in self._places]
@@ -172,7 +172,7 @@ class RankVariables:
 
 
 def _places() -> Iterator[tuple[Any, str]]:
-    """Owner and name of each variable that there is."""
+    """Owner and name of each variable that exists."""
     for module, paths in VARIABLES.items():
         for path in paths:
             owner: Any = sys.modules.get(module)
@@ -184,5 +184,5 @@ def _places() -> Iterator[tuple[Any, str]]:
 
 
 def _own(value: Any) -> Any:
-    """The value for one more rank."""
+    """Value for a new rank; containers are copied."""
     return copy.copy(value) if isinstance(value, (dict, set, list)) else value

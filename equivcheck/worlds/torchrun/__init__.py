@@ -1,1 +1,1 @@
-"""The world that torchrun has started: each of its processes is a rank, on as many hosts as there are."""
+"""The world that torchrun has started: each of its processes is a rank, on one or more hosts."""

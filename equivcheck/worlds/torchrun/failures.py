@@ -1,4 +1,4 @@
-"""Makes a `Failure` of what ranks on several hosts said, and of where those were that said nothing."""
+"""Builds a `Failure` from answers and reports of ranks on several hosts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from equivcheck.worlds.gloo.answer import Content
 from equivcheck.worlds.gloo.failures import failure_of, raised
 
 Answers = dict[int, bytes | None]
-"""What each rank answered, None when it was lost instead; a rank that is still busy is missing."""
+"""Answer of each rank, None if it was lost; a busy rank is missing."""
 
 LOST_TEXT = "was lost: its process has ended, which torchrun tells more of, or its host is gone"
-"""What is known of a rank whose connection has ended."""
+"""Error text of a rank whose connection has ended."""
 
 
 def failure_of_hosts(
     answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
 ) -> Failure:
-    """The verdict over all ranks; `busy` has reports of those that did not answer, `why` is what they were given up for."""
+    """Failure of the whole run.
+
+    `busy` holds reports of ranks without an answer; `why` is the reason for which they were given up.
+    """
     reports = [_report(rank, answers, contents.get(rank), busy.get(rank)) for rank in sorted(hosts)]
     times = {rank: place for place, rank in enumerate(answers)}  # clocks of hosts differ: in the order in which answers came
     failure = failure_of(reports, times, why)
@@ -37,7 +40,7 @@ def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport 
 
 
 def _where(failure: Failure, hosts: Mapping[int, str]) -> str:
-    """The host of the rank that failed first, or of all."""
+    """Host of the rank that failed first, or all hosts."""
     if failure.first is not None:
         return f"on host {hosts[failure.first]}"
     names = dict.fromkeys(hosts.values())

@@ -1,4 +1,4 @@
-"""A process other than rank 0's: runs what that one sends, tells how it gets on, and ends as that one does."""
+"""Process of a rank other than 0: runs the programs that rank 0 sends, reports progress, and ends with the same outcome."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ T = TypeVar("T")
 
 
 class Follower:
-    """One process."""
+    """One process other than that of rank 0."""
 
     def __init__(self, place: Place, leader: Link, thread: RankThread) -> None:
         self.place, self.thread = place, thread
         self._leader = leader
         self._tick = 0.0
         self.is_usable = True
-        """Whether there may be another run."""
+        """Whether another run is possible."""
 
     def do(self, work: Callable[[], T]) -> T:  # noqa: ARG002 - rank 0 does it
-        """Run programs until rank 0 has done its work; return or raise what that has. Raises `EquivCheckError` if it is lost."""
+        """Run programs until rank 0 has finished its work, then return or raise its outcome.
+
+        Raises `EquivCheckError` if rank 0 is lost.
+        """
         while True:
             found = wait([self._leader, self.thread.answers], self._tick if self.thread.is_busy else None)
             if self.thread.answers in found:
@@ -42,7 +45,7 @@ class Follower:
                 told(self._leader, "cpu", self.thread.cpu_seconds())
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._leader.close()
 
     def _obey(self, verb: str, payload: Any) -> None:

@@ -1,6 +1,6 @@
-"""The process group of the world: the script's own where it has one, else one that is made here, and ended with the world.
+"""Process group of the world: the script's own, or one created here and destroyed with the world.
 
-Private torch API: the store of the default group; tried on torch 2.9, 2.13 and 2.15.
+Private torch API: the default group's store; tested with torch 2.9, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from equivcheck.worlds.torchrun.links import START_SECONDS
 from equivcheck.worlds.torchrun.place import Place, place_of
 
 _NEVER = timedelta(days=1)
-"""Time limit of the group that is made here: out of the way, as what ranks do decides."""
+"""Time limit of the group, long because `Patience` decides when ranks count as hung."""
 
 
 def own_place() -> Place:
-    """Where this process stands. Raises `UsageError`."""
+    """Rank and size of this process. Raises `UsageError`."""
     if not dist.is_initialized():
         return place_of(os.environ)
     backend = str(dist.get_backend_config())
@@ -37,13 +37,13 @@ def own_place() -> Place:
 
 
 def world_store(place: Place) -> Any:
-    """What all processes can read and write."""
+    """Store that all processes share."""
     return c10d._get_default_store() if dist.is_initialized() else _store_of_environment(place)
 
 
 @cache
 def _store_of_environment(place: Place) -> Any:
-    """Kept to the end of the process, as rank 0 may be its server."""
+    """Store from the environment, kept until the process ends because rank 0 may be its server."""
     try:
         store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))  # type: ignore[attr-defined]
     except (RuntimeError, ValueError) as error:
@@ -53,18 +53,18 @@ def _store_of_environment(place: Place) -> Any:
 
 
 def make_group(name: str) -> None:
-    """Run by each rank: its default group, with a name that no other has had."""
+    """Create the default group under a new name; every rank calls this."""
     place = place_of(os.environ)
     store = dist.PrefixStore(name, world_store(place))  # type: ignore[attr-defined]
     dist.init_process_group(_backend(), store=store, rank=place.rank, world_size=place.size, timeout=_NEVER)
 
 
 def end_group() -> None:
-    """The default group, once programs have ended."""
+    """Destroy the default group after the programs have ended."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _backend() -> str:
-    """Gloo, on which checks train, and NCCL for what programs send to a GPU themselves where there are any."""
+    """Gloo for checks, which train on the CPU, and NCCL if there are GPUs that a program may use itself."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"

@@ -1,4 +1,4 @@
-"""The process of rank 0: has every process run a program, its own included, and gathers what comes of it."""
+"""Process of rank 0: sends programs to every process, including its own, and gathers the answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from equivcheck.worlds.torchrun.rank_thread import RankThread
 T = TypeVar("T")
 
 _GRACE = 1.0
-"""Seconds that the others get to finish or raise after a rank has failed."""
+"""Seconds for other ranks to finish or raise after a rank has failed."""
 _REPORT_SECONDS = 5.0
-"""The same to say where they are."""
+"""Seconds for other ranks to report their stacks."""
 
 
 class Leader:
-    """One world. After a run that failed it is of no use any more: nobody here can start processes afresh."""
+    """Leads one world. A failed run makes it unusable, because no process can be restarted here."""
 
     def __init__(self, place: Place, links: Mapping[int, Link], hosts: Mapping[int, str], thread: RankThread) -> None:
         self.place, self.thread = place, thread
@@ -40,11 +40,11 @@ class Leader:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there may be another run."""
+        """Whether another run is possible."""
         return self._unusable is None
 
     def do(self, work: Callable[[], T]) -> T:
-        """Do some work, in which all run programs, and tell the others what it returns or raises."""
+        """Do work during which all ranks run programs, and send its result or exception to all ranks."""
         if self._leads:
             return work()
         self._leads = True
@@ -60,7 +60,7 @@ class Leader:
             self._leads = False
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """The values of a program on all ranks, in their order. Raises `RanksFailed`, as any later run does."""
+        """Values of a program on all ranks, in rank order. Raises `RanksFailed`, and again at every later call."""
         if self._unusable is not None:
             raise self._unusable
         self._unusable = EquivCheckError("world torchrun: a run was interrupted, and its processes cannot be started afresh")
@@ -78,12 +78,12 @@ class Leader:
         return values
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         for link in self._links.values():
             link.close()
 
     def _gather(self, patience: Patience) -> tuple[Answers, str]:
-        """Wait for every rank, until they hang (then why), or for a short while after the first failure."""
+        """Wait for all answers, until ranks hang (second value: why) or shortly after the first failure."""
         answers: Answers = {}
         hung, until = "", math.inf
         while len(answers) < self.place.size and not hung and (left := until - time.monotonic()) > 0:
@@ -99,7 +99,7 @@ class Leader:
         return answers, hung
 
     def _heard(self, answers: Answers, seconds: float) -> list[tuple[int, str, Any]]:
-        """Messages of ranks that have not answered; one that is lost has the answer None."""
+        """Messages of ranks without an answer; a lost rank gets the answer None."""
         awaited = [end for end, rank in self._ranks.items() if rank not in answers]
         heard = []
         for end in wait(awaited, seconds):
@@ -112,7 +112,7 @@ class Leader:
         return heard
 
     def _reports(self, answers: Answers) -> dict[int, Any]:
-        """Where each rank is that has not answered, as far as its process says."""
+        """Reports of the ranks without an answer, if their processes send them."""
         reports = {} if 0 in answers else {0: self.thread.report()}
         asked = {rank for rank, link in self._links.items() if rank not in answers and told(link, "report")}
         settled: Answers = dict(answers) | dict.fromkeys(reports)
@@ -131,7 +131,7 @@ class Leader:
 
 
 def _sendable(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:
-    """An outcome as other processes can have it."""
+    """Outcome in a form that can be pickled."""
     try:
         pickle.loads(pickle.dumps((value, error)))
     except Exception as why:

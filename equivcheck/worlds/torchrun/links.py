@@ -1,6 +1,6 @@
-"""Connections between rank 0 and the other processes of a world: whole messages, and an error where the other end is gone.
+"""Connections between rank 0 and the other processes, with an error if the other end is gone.
 
-What comes from a connection is unpickled, so it must say a secret first, which rank 0 hands out by the store of the world.
+Messages are unpickled, so a new connection must first send a secret, which rank 0 publishes in the world's store.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from equivcheck.worlds.failure import RanksDidNotStart
 
 START_SECONDS = 300.0
-"""On the wall, for all processes to find each other: nobody knows what those do that are missing."""
+"""Wall-clock seconds for all processes to find each other; wall time, because missing processes cannot be observed."""
 SILENT_SECONDS = 120
-"""A host that confirms nothing for so long is gone; of a process that ended, its host tells at once."""
+"""Seconds without confirmation after which a host counts as gone. The end of a process is reported by its host at once."""
 _PROBE_SECONDS = 15
 _LONGEST_GREETING = 4096
 
 Link = Connection
-"""One end; `send` and `recv` raise `EOFError` or `OSError` when the other is gone."""
+"""One end of a connection; `send` and `recv` raise `EOFError` or `OSError` if the other end is gone."""
 LOST = (EOFError, OSError)
-"""What they raise."""
+"""Errors of a lost connection."""
 
 
 class Entrance:
-    """Where rank 0 lets the others in."""
+    """Listening socket of rank 0."""
 
     def __init__(self) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -39,11 +39,11 @@ class Entrance:
         self._secret = secrets.token_hex()
 
     def address(self, host: str) -> bytes:
-        """What the others need to know."""
+        """Host, port and secret for the other processes."""
         return json.dumps((host, self._socket.getsockname()[1], self._secret)).encode()
 
     def admit(self, size: int) -> dict[int, tuple[Link, str]]:
-        """The link of each other rank, and its host's name. Raises `RanksDidNotStart`."""
+        """Connection and host name of each other rank. Raises `RanksDidNotStart`."""
         until = time.monotonic() + START_SECONDS
         admitted: dict[int, tuple[Link, str]] = {}
         strangers: set[socket.socket] = set()
@@ -62,7 +62,7 @@ class Entrance:
         return admitted
 
     def _greeted(self, stranger: socket.socket) -> dict[int, tuple[Link, str]]:
-        """The link of one that has said something, if that was the secret; what is short comes in one piece."""
+        """Connection of a process that sent the secret, else empty. A greeting is short enough to arrive in one piece."""
         with contextlib.suppress(OSError, TypeError, ValueError):
             rank, host, secret = json.loads(stranger.recv(_LONGEST_GREETING))
             if hmac.compare_digest(str(secret).encode(), self._secret.encode()):
@@ -71,12 +71,12 @@ class Entrance:
         return {}
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no further connections."""
         self._socket.close()
 
 
 def entered(address: bytes, rank: int) -> Link:
-    """The other end, of a process that was told the address. Raises `RanksDidNotStart`."""
+    """Connect to rank 0 at this address. Raises `RanksDidNotStart`."""
     host, port, secret = json.loads(address)
     try:
         end = socket.create_connection((host, port), START_SECONDS)
@@ -88,7 +88,7 @@ def entered(address: bytes, rank: int) -> Link:
 
 
 def _link(end: socket.socket) -> Link:
-    """A connection that breaks when the other host is gone, not only when its process ends."""
+    """Connection that also breaks if the other host is gone, not only if its process ends."""
     end.settimeout(None)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -100,7 +100,7 @@ def _link(end: socket.socket) -> Link:
 
 
 def told(link: Link, verb: str, payload: Any = None) -> bool:
-    """Send a message; whether anybody is there to get it."""
+    """Send a message, and return whether the connection was open."""
     try:
         link.send((verb, payload))
     except OSError:

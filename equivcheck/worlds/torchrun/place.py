@@ -1,4 +1,4 @@
-"""Where a process stands in the world that torchrun, or whoever else has set the same variables, has started."""
+"""Rank and size of a process from the environment variables that torchrun or another launcher sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from equivcheck.errors import UsageError
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torch reads (``env://``)."""
+"""Variables that torch reads for ``env://``."""
 _HOW = "start it by torchrun, as in `torchrun --nnodes 2 --nproc-per-node 2 ... -m equivcheck check FILE --world torchrun`"
 _SLURM = (
     "RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=<host of task 0> MASTER_PORT=<free port>"
@@ -17,7 +17,7 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One process's."""
+    """Rank and size of one process."""
 
     rank: int
     """Global rank, from 0."""
@@ -26,7 +26,7 @@ class Place:
 
 
 def place_of(environment: Mapping[str, str]) -> Place:
-    """The place that an environment says. Raises `UsageError`."""
+    """Rank and size from an environment. Raises `UsageError`."""
     missing = [name for name in NAMES if not environment.get(name)]
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(
@@ -42,7 +42,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
 
 
 def is_first(environment: Mapping[str, str]) -> bool:
-    """Whether a process is the one that speaks for all, as far as its environment says."""
+    """Whether a process is rank 0 according to its environment, and so prints for all ranks."""
     return environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("", "0")
 
 

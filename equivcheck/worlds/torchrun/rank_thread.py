@@ -1,4 +1,4 @@
-"""The thread in which a process runs programs as its rank: the main thread stays free to tell how it gets on."""
+"""Thread in which a process runs programs as its rank; the main thread stays free to report progress."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from equivcheck.worlds.gloo.failures import busy
 from equivcheck.worlds.gloo.stacks import of_program, sleeps
 
 _WAKING_SECONDS = 2.0
-"""Time that a thread gets to be woken by the end of other processes, whose connections end with them."""
+"""Seconds for a thread to wake up when other processes end, because their connections close."""
 
 
 class RankThread:
-    """Kept for all programs, as meshes and what DTensor finds out are a thread's. One that hangs is left to the process's end."""
+    """Thread kept for all programs, because meshes and DTensor's caches belong to a thread.
+
+    A hung thread stays until the process ends.
+    """
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -34,34 +37,34 @@ class RankThread:
         self._thread.start()
 
     def start(self, request: bytes) -> None:
-        """Run what `requested` has made; its answer can be received from `answers`."""
+        """Run a request made by `requested`; its answer arrives at `answers`."""
         self.is_busy = True
         self._requests.put(request)
 
     def receive(self) -> bytes:
-        """The answer."""
+        """Wait for the answer."""
         answered = self.answers.recv_bytes()
         self.is_busy = False
         return answered
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it waits for others though their processes have had time to end, which wakes it."""
+        """Whether the thread still waits although other processes have had time to end, which would wake it."""
         return self.is_busy and not self.answers.poll(_WAKING_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """What this process has computed, and those that it has waited for, without the calling thread, which only looks on."""
+        """CPU seconds of this process and its reaped children, without the calling thread, which only observes."""
         return time.process_time() - time.thread_time() + sum(os.times()[2:4])
 
     def report(self) -> RankReport:
-        """Where it is."""
+        """Report with the thread's current stack."""
         asleep = sleeps(self._thread.native_id or 0)
         frame = sys._current_frames().get(self._thread.ident or 0)
         frames = of_program(list(traceback.extract_stack(frame))) if frame is not None else []
         return busy(self.rank, traceback.StackSummary.from_list(frames), asleep)
 
     def end(self) -> None:
-        """End it while it has nothing to do; one that ends beside the interpreter aborts the process."""
+        """End the idle thread; a thread that outlives the interpreter would abort the process."""
         self._requests.put(None)
         self._thread.join()
 
@@ -78,7 +81,7 @@ class RankThread:
 
 
 def requested(task: bytes, *, is_foreign: bool) -> bytes:
-    """What a rank is asked to run: a task as `gloo.request.packed` makes it."""
+    """Request to run a task from `gloo.request.packed`."""
     return pickle.dumps((is_foreign, task), pickle.HIGHEST_PROTOCOL)
 
 

@@ -30,17 +30,18 @@ T = TypeVar("T")
 
 _ADDRESS = "address"
 _STUCK = 1
-"""How a process ends that has a thread which still waits for others: with no time for it to come back into a Python that ends."""
+"""Exit code of a process whose thread still waits for others; it exits at once, because the thread must not return into a closing
+interpreter."""
 
 _numbers = itertools.count()
-"""Of worlds that this process has joined: the same everywhere, as all processes join the same ones."""
+"""Number of the world in this process; equal on all processes, because all of them join the same worlds."""
 
 
 class TorchrunRanks(Ranks):
-    """The ranks that torchrun has started, of which this process is one.
+    """Ranks that torchrun has started; this process is one of them.
 
-    Every process makes the same calls. What rank 0 gives to run is sent to all, and every process returns what rank 0 does, or
-    raises it. A run that fails is the last one. All worlds of a process are one, left when the last is closed.
+    Every process makes the same calls. All run the program of rank 0 and return or raise rank 0's outcome. A failed run is the
+    last one. All worlds of a process share one connection, which closes with the last of them.
     """
 
     name: ClassVar[str] = "torchrun"
@@ -52,7 +53,7 @@ class TorchrunRanks(Ranks):
     _users: ClassVar[weakref.WeakSet[TorchrunRanks]] = weakref.WeakSet()
 
     def __init__(self, size: int | None = None) -> None:
-        """All ranks there are; raises `UsageError` where that is not `size`."""
+        """Join all ranks; raises `UsageError` if their number differs from `size`."""
         place = own_place()
         if size not in (None, place.size):
             raise UsageError(
@@ -63,7 +64,7 @@ class TorchrunRanks(Ranks):
         self._joined()
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, done in rank 0's process alone."""
+        """Result or exception of `work`, done only in rank 0's process."""
         return self._joined().do(work)
 
     def run(
@@ -74,7 +75,7 @@ class TorchrunRanks(Ranks):
         deadline: float = 60.0,
         is_foreign: bool = True,
     ) -> Run:
-        """As `Ranks.run`; every process calls it, and all run the program of rank 0."""
+        """Implement `Ranks.run`; every process calls it, and all run the program of rank 0."""
 
         def lead() -> Run:
             leader = self._joined()
@@ -85,7 +86,7 @@ class TorchrunRanks(Ranks):
         return self.on_first_rank(lead)
 
     def close(self) -> None:
-        """Leave the world, if this is the last that uses it; one in which a run has failed keeps its error for later runs."""
+        """Leave the world if nobody else uses it; a world with a failed run keeps its error for later runs."""
         self._users.discard(self)
         if not self._users and self._member is not None and self._member.is_usable:
             _leave(self._member)
@@ -129,7 +130,7 @@ def _entered(place: Place, store: Any) -> Any:
 
 
 def _make_group(member: Leader | Follower, name: str) -> None:
-    """Let all ranks make a process group; one that cannot makes the others give up by what they do, not by the clock."""
+    """Create a process group on all ranks. If one rank fails, `Patience` ends the others, not a time limit of the group."""
 
     def lead() -> None:
         assert isinstance(member, Leader), "only rank 0 leads"
@@ -152,7 +153,7 @@ def _leave(member: Leader | Follower) -> None:
 
 
 def _end_if_stuck(member: Leader | Follower) -> None:
-    """At the end of the process, before what else is to be done then: a thread that waits in C++ would abort it."""
+    """Exit at once if a thread still waits in C++, because it would abort the process during shutdown."""
     if member.thread.is_stuck:
         sys.stdout.flush()
         sys.stderr.flush()

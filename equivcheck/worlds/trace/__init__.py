@@ -1,1 +1,1 @@
-"""What a run leaves, moment by moment, and in what ways two runs differ."""
+"""Values that a run records, and the ways in which two runs can differ."""

@@ -1,4 +1,4 @@
-"""Where and in what way what ranks left differs from the reference."""
+"""Differences between a rank's recorded values and the reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from equivcheck.system.choice import Choice
 
 
 class Phase(Choice):
-    """The parts of a step, in the order in which a first divergence is looked for."""
+    """Phases of a step, in the order in which the first divergence is searched."""
 
     LOSS = "loss"
     VALUE = "value"
@@ -21,7 +21,7 @@ class Phase(Choice):
 
 
 class Difference(Choice):
-    """In what way a tensor differs."""
+    """Kind of difference of a tensor."""
 
     VALUE = "value"
     RANKS_DISAGREE = "ranks_disagree"
@@ -40,24 +40,24 @@ class Divergence:
     """One tensor that differs from the reference."""
 
     step: int
-    """Step, from 0; the last one for state and buffers."""
+    """Step, from 0; the last step for state and buffers."""
     phase: Phase
-    """Part of the step."""
+    """Phase of the step."""
     tensor: str
-    """Canonical name; ``loss``, ``norm``, ``parameter/state`` for scalars and state; which calls, where these differ."""
+    """Canonical name; ``loss`` and ``norm`` for scalars, ``parameter/state`` for optimizer state, a description for calls."""
     difference: Difference
-    """In what way."""
+    """Kind of difference."""
     rank: int
-    """First rank on which it shows, of ranks that disagree one that is off the reference; -1 where none is to blame (a mean)."""
+    """First rank with the difference; if ranks disagree, one that differs from the reference; -1 if none is to blame (a mean)."""
     ranks: tuple[int, ...] = ()
-    """All ranks that hold the element, where they have the same wrong value; empty where they disagree, or have no value."""
+    """All ranks that hold the element, if they have the same wrong value; empty if they disagree or have no value."""
     index: tuple[int, ...] = ()
-    """Index of the worst element in the full tensor; empty where there is none."""
+    """Index of the worst element in the full tensor; empty if there is none."""
     expected: str = ""
-    """The reference's value there (or shape, dtype, presence, calls expected), printed so that it reads back exactly."""
+    """Reference value at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
     actual: str = ""
-    """The candidate's."""
+    """Candidate's value in the same form."""
     elsewhere: str = ""
-    """Where ranks disagree, what another has, as ``rank 1 has 0.5``; else empty."""
+    """Value on another rank if ranks disagree, such as ``rank 1 has 0.5``; else empty."""
     error: float = 0.0
-    """Norm of the error over the tolerance: above 1 is a divergence; infinite for anything but values."""
+    """Norm of the error divided by the tolerance: a divergence is above 1; infinite for differences other than values."""

@@ -1,4 +1,4 @@
-"""A trace as a list of moments: every tensor of one phase of one step, in the order in which a first divergence is looked for."""
+"""A trace as a list of moments: the tensors of one phase of one step, in the order in which the first divergence is searched."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Moment:
     """One phase of one step on one rank."""
 
     step: int
-    """Step, from 0; the last one for state and buffers."""
+    """Step, from 0; the last step for state and buffers."""
     phase: Phase
-    """Part of the step."""
+    """Phase of the step."""
     snapshot: Snapshot
-    """The values."""
+    """Recorded values."""
     full: Snapshot | None = None
-    """What `full_tensor()` gives of them; None where nobody asked."""
+    """Results of `full_tensor()` on these tensors; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTrace:
-    """What a run that is no training leaves on one rank: its moments as they are."""
+    """Recorded moments of a run other than a training, on one rank."""
 
     moments: tuple[Moment, ...]
-    """In the order in which a first divergence is looked for."""
+    """Moments in the order in which the first divergence is searched."""
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """Every moment of a trace; equal trainings give equally long lists."""
+    """All moments of a trace; equal trainings give lists of equal length."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]
@@ -44,7 +44,7 @@ def moments(trace: Trace | ValueTrace) -> list[Moment]:
 
 
 def moments_of_steps(traces: Sequence[Trace]) -> list[tuple[Moment, ...]]:
-    """Per moment but those of the end, that of each rank; nothing for no ranks."""
+    """For each moment except the final state and buffers, a tuple with the moment of each rank; empty without ranks."""
     return list(zip(*map(moments, traces), strict=True))[: -len(_AT_THE_END)]
 
 

@@ -1,4 +1,4 @@
-"""Pieces of ranks as parts of full tensors, and the other way round."""
+"""Converts between pieces on ranks and full tensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 Whole = dict[str, Vector]
-"""Full tensors by name; one that is None is left out."""
+"""Full tensors by name; tensors that are None are missing."""
 
 
 def whole_tensors(snapshot: Snapshot) -> Whole:
-    """The tensors of one device's snapshot."""
+    """Full tensors of a single-device snapshot."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         if present:
@@ -25,7 +25,7 @@ def whole_tensors(snapshot: Snapshot) -> Whole:
 
 
 def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """The elements of a full tensor that a piece holds, flat."""
+    """Flat elements of a full tensor that a piece holds."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
     flat = whole.reshape(-1)
@@ -36,7 +36,7 @@ def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Each piece of a rank's snapshot with its values; None for one that is absent."""
+    """Each piece of a rank's snapshot with its values; None if it is absent."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):

@@ -1,4 +1,4 @@
-"""The stages of a training, as the train loop announces them to whoever records what a rank communicates."""
+"""Stages of a training. The train loop announces them so that recorded calls carry them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from equivcheck.system.choice import Choice
 
 
 class Stage(Choice):
-    """What a rank is doing, in the order of a step."""
+    """Activity of a rank, in the order of a step."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""
     COMPUTE = "compute"
     """Forward and backward of all microbatches."""
     CLIPPING = "clipping"
-    """Clipping of gradients."""
+    """Gradient clipping."""
     UPDATE = "update"
-    """The optimizer's step."""
+    """Optimizer step."""
     READING = "reading"
-    """Reading values for the trace: no part of the training."""
+    """Reading values for the trace, which is not part of the training."""

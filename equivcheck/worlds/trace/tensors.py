@@ -1,4 +1,4 @@
-"""Which tensors a moment of the reference has, and where each lies in one flat vector."""
+"""Tensors of one reference moment and their positions in one flat vector."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """The tensors of a moment in the reference's order, present or not."""
+    """Tensors of a moment in the reference's order, including absent ones."""
 
     names: tuple[str, ...]
     """Canonical names, distinct."""
     shapes: tuple[tuple[int, ...], ...]
     """Full shapes."""
     offsets: tuple[int, ...]
-    """Where each begins in the flat vector."""
+    """Start of each tensor in the flat vector."""
     total: int
     """Length of the flat vector."""
     rows: dict[str, int]
-    """Row of each name."""
+    """Row number by name."""
     filled: Flags
-    """Which have elements."""
+    """Whether each tensor has elements."""
     starts: Positions
-    """Where each of those begins in the flat vector."""
+    """Start of each tensor with elements in the flat vector."""
 
     def positions(self, piece: Piece) -> Positions | None:
-        """Where a piece's elements lie in the flat vector; None if the table has no such tensor of that shape."""
+        """Positions of a piece's elements in the flat vector; None if the table has no tensor with this name and shape."""
         row = self.rows.get(piece.name)
         if row is None or self.shapes[row] != piece.shape:
             return None
@@ -51,7 +51,7 @@ class Table:
 
 
 def table_of(pieces: tuple[Piece, ...]) -> Table:
-    """The table of a reference's snapshot, whose pieces are whole tensors."""
+    """Table for a reference snapshot, whose pieces are full tensors."""
     sizes = [math.prod(piece.shape) for piece in pieces]
     offsets = [0, *np.cumsum(sizes).tolist()]
     return Table(
@@ -66,7 +66,7 @@ def table_of(pieces: tuple[Piece, ...]) -> Table:
 
 
 def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vector:
-    """Values of present tensors, of one run (elements,) or of several (count, elements), with zeros put in for absent ones."""
+    """Values of shape (elements,) or (runs, elements), with zeros inserted for absent tensors."""
     if all(present):
         return values.astype(np.float64, copy=False)
     full = np.zeros((*values.shape[:-1], table.total))
@@ -78,7 +78,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 
 
 def norms(table: Table, vector: Vector) -> Vector:
-    """Frobenius norm of each tensor of one vector (total,) or of several (count, total)."""
+    """Frobenius norm of each tensor, for one vector (total,) or several (count, total)."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
     if len(table.starts):  # of a tensor without elements the sum would be its neighbour's first
         with np.errstate(over="ignore", invalid="ignore"):

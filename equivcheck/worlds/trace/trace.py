@@ -1,7 +1,7 @@
-"""What a run leaves: pieces of full tensors by canonical name.
+"""Trace of a training: pieces of full tensors by canonical name.
 
-A rank hands over what it holds and where that lies in the full tensor; nothing is gathered. The oracle puts the pieces together,
-so that reading costs no communication and does not rely on the code under test to undo its own sharding.
+A rank records its local values and their position in the full tensor, and gathers nothing. The oracle assembles the pieces, so
+recording needs no communication and does not trust the code under test to undo its own sharding.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Where a run of local elements lies in a full tensor."""
+    """Position of a run of local elements in a full tensor."""
 
     name: str
-    """Canonical name; empty for padding that belongs to no tensor."""
+    """Canonical name; empty for padding."""
     shape: tuple[int, ...]
-    """Shape of the full tensor; of the run itself for padding."""
+    """Shape of the full tensor; for padding, shape of the run itself."""
     start: tuple[int, ...] = ()
-    """First index of a box along each dim; empty for all of the tensor."""
+    """First index of a box along each dim; empty for the full tensor."""
     size: tuple[int, ...] = ()
-    """Extent of the box along each dim; as long as `start`."""
+    """Extent of the box along each dim, with as many entries as `start`."""
     run: tuple[int, int] | None = None
-    """Offset and length of the run within the flattened box; None for all of it."""
+    """Offset and length of the run within the flattened box; None for the full box."""
     place: tuple[int, int] | None = None
-    """Where other tensors share the local tensor: offset of the run in it, and its length; None for a tensor of its own."""
+    """Offset and length of the run in a local tensor that other tensors share; None if it is not shared."""
 
     @property
     def numel(self) -> int:
-        """Elements in the piece."""
+        """Number of elements in the piece."""
         if self.run is not None:
             return self.run[1]
         return math.prod(self.size if self.start else self.shape)
@@ -41,12 +41,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter as the optimizer of a rank sees it, and which pieces its local elements are, in order."""
+    """One parameter of a rank's optimizer, with the pieces that make up its local elements, in order."""
 
     parameter: torch.Tensor
-    """The parameter: plain, DTensor or flat."""
+    """Plain parameter, DTensor or flat parameter."""
     pieces: tuple[Piece, ...]
-    """What its local elements are; together as many as the local elements."""
+    """Pieces of the local elements, which they cover completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,44 +54,44 @@ class Snapshot:
     """Local values at one moment."""
 
     pieces: tuple[Piece, ...]
-    """What the values are, in order; the same object at every step of a run."""
+    """Pieces in order; the same object at every step of a run."""
     present: tuple[bool, ...]
-    """Per piece, whether there was a tensor (a gradient may be None)."""
+    """For each piece, whether a tensor exists (a gradient may be None)."""
     fits: tuple[bool, ...]
-    """Per piece, whether its tensor had the expected number of elements; the values of one that had not are left out."""
+    """For each piece, whether its tensor has the expected number of elements; others are left out of `values`."""
     dtypes: tuple[str, ...]
-    """Per piece, the element type; empty where not present."""
+    """Element type of each piece; empty if absent."""
     values: npt.NDArray[np.floating]
-    """The elements of the pieces that are present and fit, one after the other."""
+    """Concatenated elements of the pieces that are present and fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step leaves on one rank."""
+    """Values of one step on one rank."""
 
     loss: float | None
-    """This rank's loss, scaled as it was for backward; the mean over the ranks that have one is the loss of the step."""
+    """Loss of this rank, scaled as for backward; the mean over ranks with a loss is the loss of the step."""
     gradients: Snapshot
-    """After the last backward, before clipping."""
+    """Gradients after the last backward, before clipping."""
     clip_norm: float | None
-    """What clipping by norm returned; None without it."""
+    """Norm that gradient clipping returned; None without it."""
     clipped: Snapshot | None
     """Gradients after clipping; None without clipping."""
     parameters: Snapshot
-    """After the update."""
+    """Parameters after the update."""
     full_gradients: Snapshot | None = None
-    """What `full_tensor()` gives of each gradient that is a DTensor, before clipping; None where nobody asked."""
+    """Result of `full_tensor()` for each DTensor gradient before clipping; None if not recorded."""
     full_parameters: Snapshot | None = None
-    """What it gives of each parameter, after the update; None where nobody asked."""
+    """Result of `full_tensor()` for each parameter after the update; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What a whole run leaves on one rank."""
+    """All recorded values of a training on one rank."""
 
     steps: tuple[Step, ...]
-    """One a step that was run."""
+    """One entry for each step that ran."""
     state: Snapshot
-    """Optimizer state at the end; names are ``parameter/key``."""
+    """Final optimizer state; names are ``parameter/key``."""
     buffers: Snapshot
-    """Buffers at the end."""
+    """Final buffers."""

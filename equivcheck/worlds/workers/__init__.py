@@ -1,1 +1,1 @@
-"""Worker processes: started, spoken to, watched, and ended with all that they started."""
+"""Worker processes: starting, messaging, watching, and ending them with all their children."""

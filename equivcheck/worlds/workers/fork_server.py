@@ -1,7 +1,7 @@
-"""Workers that are forked from one process, which has imported and warmed up what all of them need.
+"""Forks workers from one process that has imported and warmed up everything they need.
 
-That server imports while its supervisor does other things: a worker takes its place as soon as it can. It is no more than the
-parent of what it forks: when it is killed, workers go on, and the next is started as a new process, as everywhere but on Linux.
+The server imports while its supervisor does other work, and a worker starts as soon as it can be forked. If the server is killed,
+workers go on and the next ones start as new processes; so do all workers on systems other than Linux.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from equivcheck.system.parent_death import tie
 from equivcheck.worlds.gloo.channel import Channel
 
 Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
-"""Starts a worker as a new process, which inherits file descriptors."""
+"""Function that starts a worker as a new process, which inherits file descriptors."""
 
 UNKNOWN_CODE = -signal.SIGKILL
-"""How a worker counts as ended whose parent ended before it: whoever killed the one may have killed the other."""
+"""Exit code of a worker whose parent ended first, because both may have been killed by the same cause."""
 
 
 class WorkerForkServer:
-    """The supervisor's side. Nothing here waits for imports, and what goes wrong is no error: workers are then not forked."""
+    """The supervisor's side of the server. Nothing here waits for imports, and errors only mean that workers are not forked."""
 
     def __init__(self, warming: str, environment: Mapping[str, str]) -> None:
         ours, its = Channel.pair()
@@ -47,7 +47,7 @@ class WorkerForkServer:
         its.close()
         self._imports = True
         self.is_lost = False
-        """Whether nothing can be forked."""
+        """Whether the server can no longer fork."""
 
     @property
     def pid(self) -> int:
@@ -56,24 +56,24 @@ class WorkerForkServer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it forks at once, or never will."""
+        """Whether the server can fork at once, or has been lost."""
         if self._imports and select.select([self.control], [], [], 0)[0]:
             self._imports = False
             self._receive()
         return not self._imports
 
     def fork(self, module: str, fds: tuple[int, ...]) -> int | None:
-        """Fork a worker that is ready to run `main` of a module; its process id, None where it cannot be."""
+        """Fork a worker to run `main` of a module, and return its process id; None if it cannot be forked."""
         pid = self._ask(("fork", module), fds)
         return None if pid is None else int(pid)
 
     def exit_code(self, pid: int) -> int:
-        """How a worker ended that has."""
+        """Exit code of a worker that has ended."""
         code = self._ask(("exit_code", pid))
         return UNKNOWN_CODE if code is None else int(code)
 
     def close(self) -> None:
-        """End it; workers that are left go on."""
+        """End the server; remaining workers go on."""
         self.control.close()
         self._process.kill()
         self._process.wait()
@@ -94,7 +94,7 @@ class WorkerForkServer:
 
 
 class Forked:
-    """A worker that is forked when the server can, with as much of `subprocess.Popen` as a supervisor needs."""
+    """Worker that is forked once the server is ready. Implements the methods of `subprocess.Popen` that a supervisor uses."""
 
     def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
         self.returncode: int | None = None
@@ -105,18 +105,18 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Process id; that of the server as long as this waits for it."""
+        """Process id; that of the server until the worker is forked."""
         if self._process is None:
             return self._server.pid
         return self._process if isinstance(self._process, int) else self._process.pid
 
     @property
     def waits_for(self) -> Channel | None:
-        """What can be read when `take_place` has something to do."""
+        """Channel to watch until `take_place` can start the worker; None afterwards."""
         return self._server.control if self._process is None and self.returncode is None else None
 
     def take_place(self) -> None:
-        """Begin, if it has not and can."""
+        """Start the worker if it has not started and the server is ready."""
         if self._process is None and self.returncode is None and self._server.is_ready:
             pid = self._server.fork(self._module, self._fds)
             if pid is not None:
@@ -125,7 +125,7 @@ class Forked:
             self._close_fds()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises `subprocess.TimeoutExpired`."""
+        """Wait for the worker's end; raises `subprocess.TimeoutExpired`."""
         if isinstance(self._process, subprocess.Popen):
             self.returncode = self._process.wait(timeout)
         elif self._process is None:
@@ -139,12 +139,12 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it is there."""
+        """Send a signal if the worker is running."""
         if self._process is not None and self.returncode is None:
             os.kill(self.pid, number)
 
     def kill_all(self) -> None:
-        """Kill it and what it has started."""
+        """Kill the worker and its children."""
         if self._process is not None:
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -155,14 +155,14 @@ class Forked:
 
 
 _servers: list[WorkerForkServer] = []
-"""Those of campaigns of this process, the newest last."""
+"""Servers of this process's campaigns, newest last."""
 
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """While entered, workers are forked where that can be, from a process that has called ``warm_up()`` of a module.
+    """Context in which workers are forked, if possible, from a process that has called ``warm_up()`` of a module.
 
-    One that has done so already, for a caller around this one, does for both.
+    If an outer context has already started such a server, it is used.
     """
     current = current_server()
     if sys.platform != "linux" or (current is not None and current.warming == warming and not current.is_lost):
@@ -178,5 +178,5 @@ def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[Non
 
 
 def current_server() -> WorkerForkServer | None:
-    """The one that forks workers now, if any does."""
+    """Newest server, or None."""
     return _servers[-1] if _servers else None

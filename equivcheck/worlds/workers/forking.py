@@ -1,4 +1,4 @@
-"""The process that workers are forked from: it has one thread, has imported all that checks need, and has checked once."""
+"""Process that forks workers: it has one thread, has imported everything that checks need, and has run one check."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from equivcheck.system.threads import num_threads
 from equivcheck.worlds.gloo.channel import Channel
 
 _LOOKS, _LOOK_SECONDS = 100, 0.02
-"""How often, and how far apart, it is looked whether threads have ended."""
+"""Number of attempts, and seconds between them, to see that other threads have ended."""
 
 
 def serve(fd: int, warming: str) -> None:
-    """Call ``warm_up()`` of a module, say so, and serve the supervisor at the other end of `fd` until it goes away.
+    """Call ``warm_up()`` of a module, report it, and serve the supervisor at the other end of `fd` until it goes away.
 
-    While it warms up, it is tied to the supervisor. Workers see for themselves when nobody is left to talk to.
+    During the warm-up the process ends with its supervisor. Workers notice themselves when the supervisor is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel.of(fd)
@@ -45,9 +45,9 @@ def _answer(request: tuple[str, Any], fds: tuple[int, ...], control: Channel) ->
 
 
 def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
-    """The process id of a new worker; None where a thread has been left, which a copy would not have.
+    """Process id of a new worker; None if another thread is left, because a forked copy would lack it.
 
-    Either way nothing of the worker's stays open here, or its supervisor would never see that it has ended.
+    All of the worker's file descriptors are closed here in both cases; otherwise the supervisor would never see its end.
     """
     server = os.getpid()
     pid = os.fork() if _is_alone() else None
@@ -60,7 +60,7 @@ def _forked(module: str, fds: tuple[int, ...], control: Channel) -> int | None:
 
 
 def _is_alone() -> bool:
-    """Whether there is no other thread; those that are about to end, on a busy machine, are given a moment."""
+    """Whether the process has one thread; threads that are about to end get a moment."""
     for _ in range(_LOOKS):
         if num_threads() == 1:
             return True
@@ -69,14 +69,17 @@ def _is_alone() -> bool:
 
 
 def _exit_code(pid: int) -> int | None:
-    """How a worker ended, minus the signal that killed it; it has ended, and stays a zombie until it is asked about."""
+    """Exit code of an ended worker, negative for a signal. A worker stays a zombie until then."""
     with contextlib.suppress(ChildProcessError):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return None
 
 
 def _become_worker(module: str, fds: tuple[int, ...], server: int) -> NoReturn:
-    """In the copy: run `main` of a module as a new process would, and end; `fds` are its output and its own."""
+    """Run `main` of a module in the forked copy, as a new process would, and exit.
+
+    `fds` are its output and its own file descriptors.
+    """
     try:
         os.setsid()
         end_with_parent(server)  # until it has its connection

@@ -17,19 +17,19 @@ from equivcheck.system.parent_death import outlive_parent
 from equivcheck.system.temporary_folder import clear_own
 
 STACK_SIGNAL = signal.SIGUSR1
-"""Makes a worker write the stacks of its threads to its standard error."""
+"""Signal that makes a worker write the stacks of its threads to standard error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """To the worker: end after what is running."""
+    """Message to a worker: end after the current task."""
 
 
 class Link:
-    """Made first of all in a worker's main thread, which from then on ignores Ctrl-C.
+    """Connection to the supervisor, created first in a worker's main thread, which then ignores Ctrl-C.
 
-    Another thread reads, so that a stop, or the death of the supervisor, is noticed while the worker is busy. Until it does, the
-    worker is killed when the supervisor ends.
+    Another thread reads messages, so a busy worker also notices a stop or the death of the supervisor. Until that thread runs,
+    the worker is killed if the supervisor ends.
     """
 
     def __init__(self, fd: int) -> None:
@@ -40,20 +40,20 @@ class Link:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.stopped = threading.Event()
         self.task: Any = self._connection.recv()
-        """The first message, read in the main thread: modules that it names are imported here."""
+        """First message, read in the main thread so that its modules are imported there."""
         threading.Thread(target=self._read, name="equivcheck-worker-link", daemon=True).start()
         outlive_parent()
 
     def send(self, message: object) -> None:
-        """Say something to the supervisor."""
+        """Send a message to the supervisor."""
         self._connection.send(message)
 
     def next(self) -> Any:
-        """The next message, a `Stop` excepted; waits for it."""
+        """Wait for the next message other than `Stop`."""
         return self._inbox.get()
 
     def pending(self) -> list[Any]:
-        """The messages that have arrived, a `Stop` excepted, without waiting."""
+        """Messages other than `Stop` that have arrived, without waiting."""
         found: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while True:

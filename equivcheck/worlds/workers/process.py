@@ -1,4 +1,4 @@
-"""A worker process as its supervisor sees it: started, spoken to, and ended with all that it started."""
+"""A worker process as its supervisor sees it."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from equivcheck.worlds.workers.fork_server import Forked, current_server
 from equivcheck.worlds.workers.link import STACK_SIGNAL
 
 _EXIT_SECONDS = 5.0
-"""Limit for a process to be gone after it closed its connection."""
+"""Seconds for a process to exit after it closed its connection."""
 _STACK_SECONDS = 0.5
-"""How long a stuck worker gets to write its stacks."""
+"""Seconds for a stuck worker to write its stacks."""
 _TAIL = 8000
-"""Bytes of what a worker printed last that are kept."""
+"""Bytes of a worker's last output that are kept."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""The tensors are tiny, and every core has a worker already."""
+"""Thread settings of workers: tensors are tiny, and every core already has a worker."""
 KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
-"""What oneDNN keeps: kernels, one for each operation and shape (35 kilobytes), and in each thread descriptions of products in
-bfloat16 (8 kilobytes). It would keep 1,024 of both, most of them of checks long past, and a worker has 37 threads."""
+"""Limits of oneDNN's caches: kernels, one for each operation and shape (35 kilobytes), and in each thread descriptions of
+bfloat16 products (8 kilobytes). By default it keeps 1,024 of both, mostly of past checks, and a worker has 37 threads."""
 _BOUNDED_MEMORY = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(KEPT_KERNELS),
     "LRU_CACHE_CAPACITY": str(KEPT_PRODUCTS),
     "MALLOC_ARENA_MAX": "1",  # of glibc: what one thread has freed the others can use; only one of them runs at a time
 }
-"""For a process that may run for days; what the user has set stays."""
+"""Memory settings for a process that may run for days; the user's own settings take precedence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Received from a worker that will say nothing more: it has closed its connection, or died."""
+    """Received from a worker that has closed its connection or died."""
 
 
 class WorkerProcess:
-    """A process that runs ``main(fd, *fds)`` of a module, which is to make a `Link` of the first file descriptor.
+    """Process that runs ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
 
-    `task` is its first message. A subclass says when it `is_stuck`.
+    `task` is its first message. Subclasses define `is_stuck`.
     """
 
     def __init__(self, module: str, task: object, *fds: int) -> None:
@@ -59,38 +59,38 @@ class WorkerProcess:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has been silent for longer than what it does may take."""
+        """Whether the worker has been silent for longer than its task may take."""
         return False
 
     @property
     def pid(self) -> int:
-        """Process id; as long as it waits for a process that it is to be forked from, that one's."""
+        """Process id; that of the fork server until the worker is forked."""
         return self._process.pid
 
     @property
     def waits_for(self) -> Channel | None:
-        """What can be read when `take_place` has something to do; None where it has begun."""
+        """Channel to watch until `take_place` can start the worker; None afterwards."""
         return self._process.waits_for if isinstance(self._process, Forked) else None
 
     def take_place(self) -> None:
-        """Begin, if it waits to be forked and can be."""
+        """Start the worker if it waits to be forked and the server is ready."""
         if isinstance(self._process, Forked):
             self._process.take_place()
 
     def send(self, message: object) -> None:
-        """Say something; to a worker that has died it is lost, which shows when it is read from."""
+        """Send a message. If the worker has died the message is lost, and the next `receive` shows it."""
         with contextlib.suppress(OSError):
             self.link.send(message)
 
     def poll(self, timeout: float | None = None) -> bool:
-        """Whether there is something to receive, after as many seconds at most; it begins as soon as it can be forked."""
+        """Whether a message has arrived, after at most `timeout` seconds. A waiting worker starts as soon as it can be forked."""
         starting = [channel.fileno() for channel in (self.waits_for,) if channel is not None]
         ready = wait([self.link, *starting], timeout)
         self.take_place()
         return self.link in ready
 
     def receive(self) -> Any:
-        """Its next message, or `Ended`; waits for it."""
+        """Wait for the next message, or `Ended`."""
         while not self.poll():
             pass
         try:
@@ -99,32 +99,32 @@ class WorkerProcess:
             return Ended()
 
     def printed(self) -> str:
-        """What it printed last."""
+        """End of the worker's output."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
 
     def print_stacks(self) -> None:
-        """Have it print the stacks of its threads."""
+        """Make the worker print the stacks of its threads."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(STACK_SIGNAL)
             time.sleep(_STACK_SECONDS)
 
     def how_it_ended(self) -> str:
-        """``was killed by SIGSEGV`` or ``exited with code 7``; a process that closed its connection is given a moment to end."""
+        """``was killed by SIGSEGV`` or ``exited with code 7``; a process that closed its connection gets a moment to end."""
         self.end_within(_EXIT_SECONDS)
         code = self._process.returncode
         assert code is not None, "it has been waited for"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def end_within(self, seconds: float) -> None:
-        """Wait for its end, and end it if that takes too long."""
+        """Wait for the worker's end, and kill it after `seconds`."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self) -> None:
-        """End it and what it started, at once. The ranks of other worlds end when they lose their owner."""
+        """Kill the worker and its children at once. Ranks of other worlds end when they lose their owner."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if isinstance(self._process, Forked):
                 self._process.kill_all()
@@ -133,7 +133,7 @@ class WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it if need be and let go of everything, its temporary folders among it."""
+        """Kill the worker if it runs, and release its resources, including its temporary folders."""
         if self._process.returncode is None:
             self.kill()
         clear_abandoned()
@@ -147,7 +147,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-    """A process that runs ``main(*fds)`` of a module: forked where workers are, else a new one."""
+    """Process that runs ``main(*fds)`` of a module, forked if a server is available."""
     server = current_server()
     if server is None or server.is_lost:
         return _start(module, fds, output)
@@ -157,7 +157,7 @@ def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
 
 
 def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Run ``main(*fds)`` of a module in a new process with the same import path, which inherits these file descriptors."""
+    """Run ``main(*fds)`` of a module in a new process that inherits these file descriptors and the import path."""
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     arguments = ", ".join(map(str, fds))
     return subprocess.Popen(

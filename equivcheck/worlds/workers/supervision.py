@@ -1,4 +1,4 @@
-"""What a supervisor has: its workers, none of which it leaves behind, and interruptions as requests."""
+"""Supervisor's workers, none of which outlives it, and interruptions as requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from equivcheck.worlds.workers.process import WorkerProcess
 
 _TICK = 0.2
-"""Seconds between two looks at the workers."""
+"""Seconds between two checks of the workers."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 W = TypeVar("W", bound=WorkerProcess)
@@ -25,7 +25,7 @@ class Stuck:
 
 
 class Pool(Generic[W]):
-    """Workers; when the pool is left, those that still are in it are killed and closed."""
+    """Set of workers; on exit the remaining ones are killed and closed."""
 
     def __init__(self) -> None:
         self.workers: list[W] = []
@@ -38,7 +38,10 @@ class Pool(Generic[W]):
             worker.close()
 
     def messages(self) -> Iterator[tuple[W, Any]]:
-        """What workers say within a moment, one message each, `Ended` among them; then `Stuck` for each that is."""
+        """Messages that arrive within a moment, at most one from each worker, including `Ended`.
+
+        Then `Stuck` for stuck workers.
+        """
         links = {worker.link: worker for worker in self.workers}
         starting = {channel.fileno() for worker in self.workers if (channel := worker.waits_for)}
         said = wait([*links, *starting], timeout=_TICK)
@@ -52,15 +55,16 @@ class Pool(Generic[W]):
             yield worker, Stuck()
 
     def remove(self, worker: W) -> None:
-        """Close a worker; the caller has given it the time to end that it is to have."""
+        """Close a worker, after the caller has given it time to end."""
         self.workers.remove(worker)
         worker.close()
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM as a request, so that neither tears a write in two.
+    """Ctrl-C and SIGTERM as a request, so that neither interrupts a write.
 
-    While entered, the first signal is remembered, the second raises `KeyboardInterrupt`; no effect outside the main thread.
+    Inside the context the first signal is remembered and the second raises `KeyboardInterrupt`. It has no effect outside the main
+    thread.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""One rank's side of a process group, by what is asked of it."""
+"""One rank's side of a simulated process group."""

@@ -1,4 +1,4 @@
-"""How a call is issued: noted, entered in its group's exchange, and given a handle."""
+"""Issues a call: records it, enters it in its group's exchange, and returns a work handle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 
 
 class GroupCalls(GroupIdentity):
-    """The path that all calls take."""
+    """Common path of all calls."""
 
     _coalesced: list[SimWork] | None = None
 
@@ -67,22 +67,22 @@ class GroupCalls(GroupIdentity):
 
 
 def listed(tensors: Any) -> Tensors:
-    """Tensors of a call that takes one or a list."""
+    """List of tensors from one tensor or a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def root_of(opts: Any) -> int:
-    """The root that a call's options name."""
+    """Root from a call's options."""
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
 def captured(tensors: Tensors) -> Tensors:
-    """What tensors hold now, whatever is written to them later."""
+    """Contiguous copies of the tensors, which later writes do not change."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def reduction_of(opts: Any) -> str:
-    """The name of the reduction that a call's options ask for."""
+    """Name of the reduction in a call's options."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

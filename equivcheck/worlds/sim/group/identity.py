@@ -1,4 +1,4 @@
-"""What torch and programs ask a group about itself."""
+"""Properties of a simulated group that torch and programs query."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _CPU = [torch.device("cpu")]
 
 
 class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """Who the group is; the method names are those of torch 2.9 to 2.15."""
+    """Identity of a group; method names are those of torch 2.9 to 2.15."""
 
     supports_coalescing = False
     supports_splitting = False
     supports_time_estimate = False
     is_complete = False
-    """Whether `torch.distributed` knows the group; before, it has no devices, so that torch attaches no recorder of calls."""
+    """Whether `torch.distributed` has registered the group. Before that it reports no devices, so that torch attaches no flight
+    recorder."""
 
     def __init__(self, board: Switchboard, global_rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
         super().__init__(member, len(ranks))
@@ -36,7 +37,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         self._store: PatientStore | None = None
 
     def complete(self, store: Any, desc: str) -> PatientStore:
-        """`torch.distributed` knows the group from now on; gives what stands in for its store."""
+        """Register the group, and return the store to use instead of `store`."""
         self.is_complete = True
         self._desc = desc
         self._store = PatientStore(store, self.board, self.global_rank)
@@ -57,7 +58,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Name of the backend, for C++, which would look inside gloo's for what to log."""
+        """Name of the backend for C++; the name gloo would make C++ read fields of a real gloo group for logging."""
         return "equivcheck_sim"
 
     @property
@@ -67,7 +68,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     @property
     def group_desc(self) -> str:
-        """What the group is for, as far as known."""
+        """Description of the group, if one was given."""
         return self._desc
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -75,7 +76,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """What the group is for, for C++."""
+        """Description of the group, for C++."""
         return self._desc
 
     @property
@@ -86,36 +87,36 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self
 
     def get_group_store(self) -> PatientStore | None:
-        """Keys and values that the members share."""
+        """Store of keys and values that the members share."""
         return self._store
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
-        """Whether the group has memory of its own to give."""
+        """Whether the group can allocate tensors itself; always False."""
         return False
 
     def _has_hooks(self) -> bool:
         return False
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many calls the rank has issued on the group."""
+        """Number of calls that the rank has issued on the group, including hidden ones."""
         return self._exchange.issued[self.member] + self._exchange.hidden[self.member]
 
     def _set_sequence_number_for_group(self) -> None:
-        """It begins at 0."""
+        """No effect, because the number always begins at 0."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """No effect, because the group holds no resources."""
 
     abort = shutdown
 
     # What would look for a backend inside the group, and end the process where there is none.
 
     def split_group(self, *_: Any, **__: Any) -> Never:
-        """Refused."""
+        """Raise `CallRefused`."""
         raise CallRefused("split_group: a simulated group does not split; allowed is new_group, and splitting runs over gloo")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Never:
-        """Refused."""
+        """Raise `CallRefused`."""
         raise CallRefused("merge_remote_group: simulated groups do not merge; this runs over gloo")
 
     splitGroup = split_group  # noqa: N815

@@ -1,4 +1,7 @@
-"""Messages. A send is buffered; its handle completes when the receiver has taken it, so a blocking send waits for that."""
+"""Messages of a simulated group.
+
+A send is buffered. Its work completes when the receiver has taken the message, so a blocking send waits for the receiver.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from equivcheck.worlds.sim.work import MessageWork, ReceiveWork, SimWork
 
 
 class Messages(GroupCalls):
-    """The messages of a group."""
+    """Point-to-point calls of a group."""
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
         """Send a tensor to another member."""
@@ -40,5 +43,5 @@ class Messages(GroupCalls):
         return self._keep(work)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> SimWork:
-        """Receive a tensor from whichever member sent first."""
+        """Receive a tensor from the first member to send one."""
         return self.recv(tensors, None, tag)

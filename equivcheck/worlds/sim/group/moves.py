@@ -1,4 +1,4 @@
-"""Collectives that move data as it is, and barriers."""
+"""Collectives that move data without reducing it, and barriers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.worlds.sim.work import BarrierWork, SimWork
 
 
 class Moves(GroupCalls):
-    """The collectives of a group that do not compute."""
+    """Data-moving collectives of a group."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Overwrite a tensor with the root's."""
@@ -44,7 +44,7 @@ class Moves(GroupCalls):
         return self._gather_on_all(inputs, list(gathered))
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, _opts: Any = None) -> SimWork:
-        """`allgather` of several tensors: a list for each member of what it put in."""
+        """Apply `allgather` to several tensors; the output has one list for each member."""
         if len(outputs) != len(self.ranks) or any(len(theirs) != len(inputs) for theirs in outputs):
             lengths = [len(theirs) for theirs in outputs]
             raise CallRefused(f"all_gather: lists of {lengths} outputs; allowed is one for each member, of {len(inputs)} each")
@@ -58,11 +58,11 @@ class Moves(GroupCalls):
         return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
-        """Gather one tensor of each member into one, on all members."""
+        """Gather one tensor of each member into one tensor, on all members."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
-        """`all_gather_single` for several tensors."""
+        """Apply `all_gather_single` to several tensors."""
         check_wholes("all_gather", inputs, outputs, len(self.ranks))
         check_strided("all_gather", inputs)
         return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather_single), outputs)
@@ -90,7 +90,7 @@ class Moves(GroupCalls):
         return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
 
     def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
-        """The root's list, by itself or in another; elsewhere there is none."""
+        """List of tensors on the root, possibly nested in another list; empty on other members."""
         if root != self.member:
             if tensors:
                 raise CallRefused(f"{op}: a list of tensors on member {self.member}; allowed on the root, {root}, only")
@@ -109,7 +109,7 @@ class Moves(GroupCalls):
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any = None, input_sizes: Any = None, _opts: Any = None
     ) -> SimWork:
-        """Send the i-th part along dim 0 to member i; without sizes parts are equal."""
+        """Send the i-th part along dim 0 to member i; parts are equal if no sizes are given."""
         check_strided("all_to_all", [output, source])
         check_contiguous("all_to_all", [output, source])
         if output.dtype != source.dtype:
@@ -128,11 +128,11 @@ class Moves(GroupCalls):
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
-        """Wait for all members, and for what the caller has issued before."""
+        """Wait for all members, and for earlier calls of the caller."""
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them
-        """Wait for all members; who is missing is known without waiting for a time limit."""
+        """Wait for all members. No time limit is needed, because the scheduler knows missing members."""
         self._collective(Request("monitored_barrier", [], [], arithmetic.nothing), []).wait()
         self._exchange.hidden[self.member] += 1 if self.member else 2 * len(self.ranks) - 3  # gloo sends messages instead
 

@@ -1,4 +1,4 @@
-"""Collectives that reduce."""
+"""Collectives of a simulated group that reduce."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Options = Any
 
 
 class Reductions(GroupCalls):
-    """The reductions of a group."""
+    """Reducing collectives of a group."""
 
     def allreduce(self, tensors: Any, opts: _Options = _SUM, timeout: Any = None, *, op: Any = None) -> SimWork:  # noqa: ARG002
         """Reduce a tensor in place on all members."""
@@ -30,7 +30,7 @@ class Reductions(GroupCalls):
         return self._reduce_on_all(tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: _Options = _SUM) -> SimWork:
-        """`allreduce` of several tensors."""
+        """Apply `allreduce` to several tensors."""
         tensors = listed(tensors)
         check_some("all_reduce", tensors)
         return self._reduce_on_all(tensors, opts)
@@ -56,7 +56,7 @@ class Reductions(GroupCalls):
         *,
         root: int | None = None,
     ) -> SimWork:
-        """Reduce a tensor onto the root, which is the first member unless said otherwise."""
+        """Reduce a tensor onto the root, by default the first member."""
         tensors = listed(tensors)
         check_one("reduce", tensors)
         check_gaps("reduce", tensors)
@@ -69,7 +69,7 @@ class Reductions(GroupCalls):
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: _Options = _SUM, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Reduce a list with one tensor for each member, and give each its own."""
+        """Reduce a list with one tensor for each member, and give each member its own."""
         given = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
         outputs = listed(outputs)
         check_one("reduce_scatter", outputs)
@@ -91,7 +91,7 @@ class Reductions(GroupCalls):
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: _Options = _SUM) -> SimWork:
-        """`reduce_scatter_single` for several tensors."""
+        """Apply `reduce_scatter_single` to several tensors."""
         check_wholes("reduce_scatter", outputs, inputs, len(self.ranks))
         check_strided("reduce_scatter", inputs)
         op, orders = reduction_of(opts), orders_in_memory(inputs)

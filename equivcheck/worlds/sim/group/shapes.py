@@ -1,4 +1,7 @@
-"""Which tensors go together in a call, as gloo of torch 2.9 to 2.15 has it: shapes, not only numbers of elements."""
+"""Checks shapes and element types of a call's tensors against the rules of gloo in torch 2.9 to 2.15.
+
+Gloo compares shapes, not only element counts.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ Tensors = Sequence[torch.Tensor]
 
 
 def check_one(op: str, tensors: Sequence[object]) -> None:
-    """Raise `CallRefused` for lists of tensors where gloo takes one: it refuses them, or adds all of them up."""
+    """Raise `CallRefused` unless the list has one tensor; for several, gloo raises or adds all of them up."""
     if len(tensors) != 1:
         raise CallRefused(f"{op}: a list of {len(tensors)} tensors; allowed on a simulated rank is one, several run over gloo")
 
 
 def check_some(op: str, tensors: Tensors) -> None:
-    """Raise `CallRefused` for several tensors of different types, or none."""
+    """Raise `CallRefused` for an empty list or tensors of different types."""
     if not tensors:
         raise CallRefused(f"{op}: no tensors; allowed are one or more")
     dtype = tensors[0].dtype
@@ -27,7 +30,7 @@ def check_some(op: str, tensors: Tensors) -> None:
 
 
 def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: int) -> None:
-    """Raise `CallRefused` unless there is a tensor for each member, of that shape and type."""
+    """Raise `CallRefused` unless there is one tensor for each member, with the shape and type of `like`."""
     if len(tensors) != size:
         raise CallRefused(f"{op}: {len(tensors)} {what}; allowed is one for each of {size} members")
     shape, dtype = like.shape, like.dtype
@@ -37,7 +40,7 @@ def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: i
 
 
 def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size: int) -> None:
-    """Raise `CallRefused` unless there is a part for each member, and the output is like the member's own."""
+    """Raise `CallRefused` unless there is one part for each member and the output matches this member's part."""
     if len(parts) != size:
         raise CallRefused(f"{op}: {len(parts)} inputs; allowed is one for each of {size} members")
     if parts[member].shape != output.shape or parts[member].dtype != output.dtype:
@@ -47,7 +50,7 @@ def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size:
 
 
 def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
-    """Raise `CallRefused` unless each whole is `size` parts one after another along dim 0."""
+    """Raise `CallRefused` unless each tensor in `wholes` is `size` parts, concatenated along dim 0."""
     if len(parts) != len(wholes):
         raise CallRefused(f"{op}: {len(parts)} parts of {len(wholes)} tensors; allowed is one part of each")
     for part, whole in zip(parts, wholes, strict=True):

@@ -1,4 +1,4 @@
-"""The store of a group, in which a rank that waits for a key lets the others run."""
+"""Store of a group in which a rank that waits for a key lets other ranks run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ _WRITES = ("set", "add", "append", "compare_set", "multi_set", "delete_key", "qu
 
 
 class _Board(Protocol):
-    """What a store needs of what the ranks of a world share."""
+    """Shared state of a world that a store uses."""
 
     @property
     def scheduler(self) -> Any:
-        """Hands the baton over."""
+        """Scheduler that passes the baton."""
 
     @property
     def store_waiters(self) -> list[int]:
-        """Ranks that wait for somebody to write to a store."""
+        """Ranks that wait for a write to a store."""
 
 
 class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its type
-    """One rank's view of a store; torch's own would wait for a key with the baton in hand, which no other rank could then set."""
+    """One rank's view of a store.
+
+    torch's own store would wait for a key while holding the baton, so no other rank could set the key.
+    """
 
     def __init__(self, store: Any, board: _Board, rank: int) -> None:
         super().__init__()
@@ -36,28 +39,28 @@ class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its t
         self._rank = rank
 
     def get(self, key: str) -> bytes:
-        """The key's value, waited for."""
+        """Value of the key, after waiting for it."""
         self.wait([key])
         value: bytes = self.store.get(key)
         return value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Values of several keys, waited for."""
+        """Values of several keys, after waiting for them."""
         return [self.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:  # noqa: ARG002
-        """Wait until all keys have been set; that nobody can set them is known without a time limit."""
+        """Wait until all keys are set. No time limit is needed, because the scheduler knows when no rank can set them."""
         while not self.store.check(list(keys)):
             self._board.store_waiters.append(self._rank)
             self._board.scheduler.block(self._rank, _pending(keys))
 
     def clone(self) -> PatientStore:
-        """The same store."""
+        """Another view of this store."""
         return PatientStore(self.store, self._board, self._rank)
 
     @property
     def timeout(self) -> Any:
-        """How long a rank would wait elsewhere."""
+        """Timeout of the underlying store."""
         return self.store.timeout
 
 

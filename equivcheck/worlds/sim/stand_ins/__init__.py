@@ -1,4 +1,4 @@
-"""What stands in, while ranks run, for parts of torch that threads as ranks cannot use as they are."""
+"""Replacements for parts of torch that do not work with threads as ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """While entered, they are in place for rank threads; other threads find what is torch's."""
+    """Context in which rank threads use the replacements; other threads still use torch's functions."""
     with replaced((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield

@@ -1,7 +1,7 @@
-"""Compiled functions, which ranks refuse to call; private, tried on torch 2.9 to 2.15.
+"""Makes ranks refuse to call compiled functions. Private torch API, tested with torch 2.9 to 2.15.
 
-What the compiler makes of a function is kept with its code, and so shared by threads, and holds what it took for constant: the
-number of the rank that called first, for one. No guard tells ranks apart, and the others would get that rank's results.
+The compiler stores its result with the function's code object, so threads share it. The result contains constants such as the
+number of the first rank that called. No guard distinguishes ranks, so other ranks would get that rank's results.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _CALLBACK = "_callback_from_stance"
-"""What a compiled function asks, at each call, for the compiler; None and False where there is nothing to compile."""
+"""Function that a compiled function calls for its compiler; None and False mean that nothing is compiled."""
 
 REFUSAL = "torch.compile: simulated ranks are threads and would share what is compiled for one; compiled functions run over gloo"
 
 
 _put_later: list[Any] = []
-"""The compiler's own function, where ranks were the first to import the compiler."""
+"""The compiler's original function, if a rank was the first to import the compiler."""
 
 
 def place() -> Place:
-    """What refuses: the compiler's function, or `torch.compile`, which imports the compiler, as long as nobody has."""
+    """Replacement of the compiler's function, or of `torch.compile` until someone has imported the compiler."""
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
 
 
 def undo() -> None:
-    """Put back what was replaced during a run."""
+    """Restore the function that was replaced during a run."""
     if _put_later:
         setattr(sys.modules[_EVAL_FRAME], _CALLBACK, _put_later.pop())
 

@@ -1,4 +1,7 @@
-"""Futures that C++ made of a handle's, for which a rank would wait with the baton in hand; tried on torch 2.9 to 2.15."""
+"""Makes a rank pass the baton while it waits for a future that C++ derived from a work's future.
+
+Private torch API: `torch._C.Future`; tested with torch 2.9 to 2.15.
+"""
 
 from __future__ import annotations
 

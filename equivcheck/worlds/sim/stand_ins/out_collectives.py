@@ -1,4 +1,7 @@
-"""Functional collectives into a given output, which C++ takes to a backend that ranks lack; tried on torch 2.9 to 2.15."""
+"""Functional collectives into a given output, because C++ calls them on a backend that simulated ranks lack.
+
+Private torch API, tested with torch 2.9 to 2.15.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""torch's profiler, of which there is one for a process; private, tried on torch 2.9 to 2.15.
+"""Lets one rank at a time use torch's profiler. Private torch API, tested with torch 2.9 to 2.15.
 
-A second thread that starts it while the first profiles ends the process with a segmentation fault. So one rank at a time may
-profile; what it records is its own thread's.
+A process has one profiler, and starting it in a second thread causes a segmentation fault. It records only the thread that
+started it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ REFUSAL = (
 )
 
 _profiling: threading.Thread | None = None
-"""The rank thread that has started the profiler."""
+"""Rank thread that has started the profiler."""
 
 
 def end_profiling() -> None:
-    """End the profiler that the calling rank has left running."""
+    """Stop the profiler if the calling rank left it running."""
     if _profiling is threading.current_thread():
         with contextlib.suppress(RuntimeError):
             profiler._disable_profiler()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Parts of torch that ranks as threads cannot use, as they work with the process or with threads of their own.
+"""Refuses parts of torch that threads as ranks cannot use, because they change the process or start threads of their own.
 
-Private, tried on torch 2.9 to 2.15; what a version does not have is left out.
+Private torch API, tested with torch 2.9 to 2.15. A name that a version lacks is skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.execute_save",),
     },
 }
-"""Functions and methods by module, under what a rank that calls one is told."""
+"""Refused functions and methods by module, keyed by the error text."""
 
 
 ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -38,12 +38,12 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "torch._functorch.predispatch": ("_enter_dual_level",),
     },
 }
-"""Functions that raise `RuntimeError` where another rank has called them."""
+"""Functions that raise `RuntimeError` if another rank is already inside, keyed by the error text."""
 
 
 @functools.lru_cache(maxsize=1)
 def places(_num_modules: int) -> tuple[Place, ...]:
-    """What refuses, for each function that there is; anew when there are more modules."""
+    """Replacement for each function that exists; computed again if more modules are imported."""
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(
         (owner, name, functools.cache(functools.partial(make, text)))
