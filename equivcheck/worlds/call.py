@@ -20,17 +20,17 @@ class Call:
     ranks: tuple[int, ...]
     """Global ranks of the group."""
     index: int
-    """Number of calls that this rank had already issued on the group."""
+    """Index among the rank's calls on the group, from 0."""
     shapes: tuple[tuple[int, ...], ...]
     """Shapes of the input tensors; for a receive or a call without inputs, shapes of the tensors to fill."""
     dtype: str
     """Element type such as ``float64``; empty for a barrier."""
     num_bytes: int
-    """Total bytes of the tensors in `shapes`."""
+    """Total bytes in the tensors in `shapes`."""
     peer: int | None = None
-    """Global rank of the root or of the other side; None if the call has neither."""
+    """Global rank of the root or the other side; None if the call has neither."""
     stage: Stage = Stage.SETUP
-    """Stage of the training, if the program announced one."""
+    """Training stage, if the program announced one."""
     step: int = BEFORE_STEPS
     """Step from 0; `BEFORE_STEPS` during setup."""
 

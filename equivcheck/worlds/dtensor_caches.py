@@ -23,7 +23,7 @@ MAX_SHARDINGS = 500
 """Cached shardings per rank before the cache is cleared; one takes about 5 kilobytes."""
 
 REMEMBERS_ROWS_OF_EMBEDDINGS = "<2.11"
-"""Versions of torch whose cached embedding gradient keeps the row count of an earlier embedding, although results are equal."""
+"""torch versions whose cached embedding gradient keeps the row count of an earlier embedding, although results are equal."""
 
 PROPAGATION = "torch.distributed.tensor._sharding_prop"
 """DTensor's module for sharding propagation; looked up in `sys.modules` to avoid importing it."""
@@ -50,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_worked_out() -> int:
-    """Number of operations that DTensor has propagated in this thread."""
+    """DTensor's propagation count in this thread."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():
@@ -60,7 +60,7 @@ def num_worked_out() -> int:
 
 @contextlib.contextmanager
 def looked_up_anew() -> Iterator[None]:
-    """Context in which patches of DTensor's propagation method take effect.
+    """Make patches to DTensor's propagation method take effect.
 
     Torch 2.9 binds the method once and ignores later patches.
     """

@@ -12,7 +12,7 @@ from equivcheck.worlds.sim.dtensor_private import forget_shared
 
 @contextmanager
 def kept_rules() -> Iterator[None]:
-    """Context that restores every sharding rule on exit, and clears cached shardings on entry and exit.
+    """Restore every sharding rule on exit, and clears cached shardings on entry and exit.
 
     DTensor keeps cached shardings even if a rule is replaced.
     """

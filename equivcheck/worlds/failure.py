@@ -1,4 +1,4 @@
-"""Failure of a run as plain data, so that it can be pickled and stored in a verdict."""
+"""A run's failure as plain data, so that it can be pickled and stored in a verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.worlds.call import Call
 
 
 class RankState(Choice):
-    """State of one rank when the run was given up."""
+    """One rank's state when the run was given up."""
 
     FINISHED = "finished"
     RAISED = "raised"
@@ -20,7 +20,7 @@ class RankState(Choice):
 
 
 class FailureKind(Choice):
-    """Reason why a run was given up."""
+    """Why a run was given up."""
 
     RAISED = "raised"
     DIED = "died"
@@ -36,7 +36,7 @@ class RankReport:
     rank: int
     """Global rank, from 0."""
     state: RankState
-    """State of the rank when the run was given up."""
+    """Rank's state when the run was given up."""
     error: str = ""
     """``Type: message`` of the exception and its causes, or the end of the process (``killed by SIGKILL``, ``exited with code
     3``); empty for other ranks."""
@@ -53,7 +53,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Reason why a run of N ranks gave no result."""
+    """Why a run of N ranks gave no result."""
 
     kind: FailureKind
     """First cause; a rank that raised or died counts before the hang that it caused on other ranks."""
@@ -62,11 +62,11 @@ class Failure:
     reports: tuple[RankReport, ...]
     """One report for each rank, in rank order."""
     first: int | None = None
-    """Rank that failed first and may have made others fail; None if ranks only waited in vain."""
+    """First failed rank, which may have made others fail; None if ranks only waited in vain."""
 
     @property
     def culprit(self) -> RankReport | None:
-        """Report of the rank that failed first, or of the lowest failed rank if the order is unknown; None if no rank failed."""
+        """Report for the first failed rank, or of the lowest failed rank if the order is unknown; None if no rank failed."""
         failed = [report for report in self.reports if report.failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 

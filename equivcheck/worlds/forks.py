@@ -35,7 +35,7 @@ class ProgramForked(EquivCheckError):
 
 
 class WatchedForks:
-    """Context around a rank's program, in the rank's thread.
+    """Watches forks around a rank's program, in the rank's thread.
 
     Raises `ProgramForked` if a copy returns from the program or outlives it.
     """

@@ -41,7 +41,7 @@ def device_mesh(shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
 
 
 def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    """Process group of these global ranks, in rising order, created once for each rank.
+    """Process group for these global ranks, in rising order, created once for each rank.
 
     Every rank calls this; a rank outside `ranks` gets the group of the remaining ranks. All ranks then have the same number of
     groups, so a world can tell whether a program created its own.
@@ -58,7 +58,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 @contextmanager
 def groups_made() -> Iterator[list[dist.ProcessGroup]]:
-    """Context that gives a list, to which it adds on exit the groups that this rank created.
+    """Give a list, and on exit fill it with the groups created by this rank.
 
     Each group holds threads and sockets.
     """
@@ -69,17 +69,17 @@ def groups_made() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
-    """Process groups of the calling rank."""
+    """The calling rank's process groups."""
     return tuple(c10d._world.pg_map)
 
 
 def has_lost(groups: tuple[dist.ProcessGroup, ...]) -> bool:
-    """Whether a program has destroyed one of these groups of the calling rank."""
+    """Whether a program has destroyed one of these groups."""
     return not all(group in c10d._world.pg_map for group in groups)
 
 
 def numbers_of_groups() -> tuple[int, int]:
-    """Number of groups that the calling rank has helped to create, and number that still exist.
+    """The calling rank's group counters: groups that it has helped to create, and groups that still exist.
 
     Torch names the next group by one of them.
     """

@@ -15,14 +15,14 @@ IDLE_SHARE = 0.02
 """Share of a tick's CPU time below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this
 much."""
 MOST_LIMITS = 10
-"""Limit of total CPU time for ranks that keep issuing calls, as a multiple of the normal limit."""
+"""Limit of total CPU time for ranks with steady calls, as a multiple of the normal limit."""
 
 
 class Patience:
     """Watches the ranks of one run.
 
-    Ranks count as hung after `limit` seconds idle, after `limit` seconds of CPU time without a move such as a communication call,
-    or after a multiple of `limit` with moves. Wall time alone proves nothing. The first observation comes after one tick, because
+    Ranks count as hung after `limit` seconds idle, after `limit` CPU seconds without a move such as a communication call, or
+    after a multiple of `limit` with moves. Wall time alone proves nothing. The first observation comes after one tick, because
     reading CPU times takes longer than most runs.
     """
 
@@ -39,7 +39,7 @@ class Patience:
         self._cpu: Mapping[int, float] = {}
 
     def exhausted(self) -> str:
-        """Reason why the ranks count as hung, and the same reason at every later call; empty until then.
+        """Why the ranks count as hung, and the same reason at every later call; empty until then.
 
         To be called once a tick.
         """
@@ -71,7 +71,7 @@ class Patience:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of its children that it has waited for; 0 after it has ended."""
+    """CPU seconds for a process and its reaped children; 0 after it has ended."""
     try:
         return sum(psutil.Process(pid).cpu_times()[:4])
     except psutil.Error:
@@ -87,7 +87,7 @@ def is_runnable(pid: int) -> bool:
 
 
 def cpu_seconds_of_family(pid: int) -> dict[int, float]:
-    """CPU seconds of a process and each descendant, by process id."""
+    """CPU seconds for a process and each descendant, by process id."""
     try:
         descendants = psutil.Process(pid).children(recursive=True)
     except psutil.Error:

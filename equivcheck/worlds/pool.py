@@ -35,16 +35,16 @@ def _torchrun(size: int | None) -> Ranks:
 
 
 WORLDS: dict[str, Callable[[Any], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake, "torchrun": _torchrun}
-"""Constructor of each world's ranks by name; lazy, because each world imports torch."""
+"""Constructor for each world's ranks by name; lazy, because each world imports torch."""
 COMPARABLE = ("sim", "gloo")
-"""Worlds that compute real values and can be opened by any process."""
+"""Worlds with real values and can be opened by any process."""
 STARTED = "torchrun"
-"""World that torchrun has already started; each of its processes opens it, with the size that it has."""
+"""World started by torchrun; each of its processes opens it at its full size."""
 WITH_DATA = (*COMPARABLE, STARTED)
-"""All worlds that compute real values."""
+"""All worlds with real values."""
 
 MAX_RUNNING = 64
-"""Maximum number of ranks on one machine, each a thread or a process that uses torch."""
+"""Rank limit on one machine, each a thread or a process that uses torch."""
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def standing_ranks() -> Ranks:
 
 
 def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
-    """Result or exception of `work`, done only by rank 0 of a multi-process world. Every process calls this."""
+    """Result or exception from `work`, done only by rank 0 of a multi-process world. Every process calls this."""
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
     return standing_ranks().on_first_rank(work) if world == STARTED else work()

@@ -1,6 +1,6 @@
 """Imports modules before ranks exist: once for all ranks, and outside the time limit of a run.
 
-Tested with torch 2.13. A module that a torch version lacks is skipped; ranks import it if they need it.
+Tested with torch 2.13. Modules missing in a torch version are skipped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ COMMON = (
     "torch.nn.parallel",
     "torch._dynamo",
 )
-"""Modules that most ranks need. An optimizer imports `torch._dynamo`, which imports most of the others."""
+"""Modules for most ranks. An optimizer imports `torch._dynamo`, which imports most of the others."""
 RARE = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.experimental",
 )
-"""Modules that few ranks need. They take 0.25 s, mostly because `torch.distributed.optim` compiles TorchScript."""
+"""Modules for few ranks. They take 0.25 s, mostly because `torch.distributed.optim` compiles TorchScript."""
 
 
 @functools.cache
@@ -53,7 +53,7 @@ def _import(names: tuple[str, ...]) -> None:
 
 
 def compile_once() -> None:
-    """Compile a small forward, so that forked processes inherit the modules that compilers import late.
+    """Compile a small forward, so that forked processes inherit the compiler's late imports.
 
     Uses no gradients, because torch refuses backward in a forked process after autograd has used threads
     (https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork).

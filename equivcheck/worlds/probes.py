@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 MESHES = ((4,), (2, 2), (2, 2), (2, 2), (1, 4), (4, 1))
 """Mesh shapes of four ranks; meshes that can shard a dim twice appear more often."""
 NUM_RANKS = 4
-"""Number of ranks that the programs need."""
+"""World size for the programs."""
 
 
 def redistributed(seed: int) -> list[bool]:

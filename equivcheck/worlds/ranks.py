@@ -1,4 +1,4 @@
-"""Interface of all worlds: N ranks that run one function."""
+"""Interface for all worlds: N ranks that run one function."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Result of a run in which all ranks finished."""
+    """Run in which all ranks finished."""
 
     values: tuple[Any, ...]
-    """Return value of the program on each rank, in rank order."""
+    """Program's return value on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
     """Communication calls of each rank in the order of issue; empty if the world does not record them."""
     shardings: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Ranks(ABC):
         """Compile once before ranks start, so that no rank has to repeat the compiler's imports."""
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """Result or exception of `work`. In a multi-process world every process calls this, and only rank 0 does the work."""
+        """Result or exception from `work`. In a multi-process world every process calls this, and only rank 0 does the work."""
         return work()
 
     @abstractmethod

@@ -15,7 +15,7 @@ The function should cache, because runs are frequent.
 
 @contextlib.contextmanager
 def replaced(places: Sequence[Place]) -> Iterator[None]:
-    """Context in which the attributes are replaced."""
+    """Replace the attributes while entered."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, make in places:
         setattr(owner, name, make(getattr(owner, name)))

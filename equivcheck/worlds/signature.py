@@ -1,4 +1,4 @@
-"""Summary of a run: which communication call follows which, and which shardings DTensor computes.
+"""A run's summary: which communication call follows which, and which shardings DTensor computes.
 
 Scenarios with different options may do the same, and scenarios that differ only in size may not. Like branch coverage, the
 summary counts transitions between calls, without sizes, so that their number stays small.
@@ -17,7 +17,7 @@ AFTER = " > "
 
 
 def signature(run: Run) -> tuple[str, ...]:
-    """All transitions and shardings of any rank.
+    """All transitions and shardings on any rank.
 
     Examples: ``backward all_gather@2 > backward reduce_scatter.sum@2``, ``aten.mm.default (R,) (S(1),)``.
     """

@@ -23,11 +23,11 @@ class World:
     def __init__(self, name: str = "sim", *, size: int | None = None) -> None:
         """`size` may be omitted for ``torchrun``, whose ranks already exist."""
         self.ranks: Ranks = open_ranks(name, size)
-        """Ranks that run the programs."""
+        """Ranks for the programs."""
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """World size."""
         return self.ranks.size
 
     def run(self, program: Callable[..., Any], *arguments: Any, schedule_seed: int = 0, deadline: float = 60.0) -> Run:

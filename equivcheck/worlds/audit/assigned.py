@@ -39,7 +39,7 @@ def _code(module: ModuleType) -> CodeType | None:
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
-    """Code of functions and class bodies."""
+    """Function and class body code."""
     for constant in () if code is None else code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
@@ -47,7 +47,7 @@ def _nested(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _assignments(code: CodeType) -> Iterator[tuple[Chain, str]]:
-    """Owner chain and attribute name of each assignment."""
+    """Owner chain and attribute name for each assignment."""
     chain: Chain = ()
     copied: Chain = ()
     for instruction in dis.get_instructions(code):

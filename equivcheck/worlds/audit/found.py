@@ -36,6 +36,6 @@ class Search:
 
 
 def found_here() -> tuple[str, ...]:
-    """Full names of all pieces of torch's state in this environment."""
+    """Full names for all state in torch in this environment."""
     with Search() as search:
         return search.names()

@@ -1,4 +1,4 @@
-"""Declared treatment in sim of each piece of torch's state."""
+"""Declares how sim treats torch's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
 class Treatment(Choice):
-    """How sim treats a piece of state."""
+    """How sim treats state."""
 
     PER_RANK = "per_rank"
     SHARED = "shared"
@@ -28,7 +28,7 @@ class Treatment(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Pieces of state with one treatment for one reason."""
+    """State with one treatment for one reason."""
 
     treatment: Treatment
     """Treatment in sim."""
@@ -37,7 +37,7 @@ class Row:
     names: tuple[str, ...]
     """Full names; ``*`` matches any text."""
     torch: str = ""
-    """Versions of torch as a PEP 440 specifier; empty for all."""
+    """torch versions as a PEP 440 specifier; empty for all."""
 
     def covers(self, name: str) -> bool:
         """Whether one of the names matches."""
@@ -51,7 +51,7 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 @functools.cache
 def rows() -> tuple[Row, ...]:
-    """Rows of `states.toml`, after the variables and flags that are saved for each rank."""
+    """Rows from `states.toml`, after the variables and flags that are saved for each rank."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 
@@ -84,5 +84,5 @@ def row_of(name: str) -> Row | None:
 
 
 def unclassified(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that no row covers, sorted."""
+    """Names without a row, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -1,4 +1,4 @@
-"""Finds the names of torch's persistent state in modules, classes, caches, objects and C++.
+"""Finds torch's persistent state in modules, classes, caches, objects and C++.
 
 Reads private parts of torch, tested with torch 2.9 to 2.15. Per-thread state is left out, because it already belongs to a rank.
 """
@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Full name of each piece of state in the imported modules that are not skipped."""
+    """Full name for all state in the imported modules that are not skipped."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # of names that are out of date, which some tell at any look
         warnings.simplefilter("ignore")
@@ -99,7 +99,7 @@ def _is_below_root(name: str) -> bool:
 
 
 class _Places:
-    """Names of objects that modules hold; an object with several holders gets its first name."""
+    """Names for objects held by modules; an object with several holders gets its first name."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self.names: set[str] = set()
@@ -134,7 +134,7 @@ class _Places:
 
 
 def _is_state(value: Any) -> bool:
-    """Whether a value can change: a container, or an object of one of torch's classes."""
+    """Whether a value can change: a container or a torch object."""
     if isinstance(value, _WITHOUT_STATE + _OF_THREAD):
         return False
     return isinstance(value, _CONTAINERS) or (type(value).__module__.startswith("torch") and hasattr(value, "__dict__"))

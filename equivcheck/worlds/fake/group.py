@@ -32,7 +32,7 @@ class LoneScheduler:
 
 
 class LoneBoard:
-    """Shared state of the groups of one rank."""
+    """State shared by one rank's groups."""
 
     def __init__(self, rank: int) -> None:
         self.scheduler: Any = LoneScheduler()
@@ -44,7 +44,7 @@ class LoneBoard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
-        """Exchange that counts the calls of a group, without matching them."""
+        """Counts the calls of a group, without matching them."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(ranks, self.scheduler)

@@ -30,7 +30,7 @@ Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """Exception of a program, sent instead of a value."""
+    """Program's exception, sent instead of a value."""
 
     error: str
     """``Type: message``."""
@@ -45,9 +45,9 @@ class Content:
     """Decoded answer of a rank."""
 
     value: Any = None
-    """Return value of the program."""
+    """Program's return value."""
     raised: Raised | None = None
-    """Exception of the program; None if it returned."""
+    """Program's exception; None if it returned."""
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:
@@ -84,7 +84,7 @@ def content(answered: bytes) -> Content:
 
 
 def leave_ranks_changed(answers: Iterable[bytes]) -> bool:
-    """Whether these answers show that the ranks cannot run another program.
+    """Whether the ranks are unusable for another program.
 
     Ranks with unequal numbers of groups would name the next group differently, and each would wait in its own forever.
     """

@@ -1,4 +1,4 @@
-"""Processes that have formed one world, and runs on them.
+"""Processes in one world, and runs on them.
 
 A run sends a request, gathers answers, and reports what each rank did if it fails.
 """
@@ -29,11 +29,11 @@ _GRACE = 1.0
 """Seconds for other ranks to finish or raise after a rank has failed."""
 
 Answers = dict[int, bytes | None]
-"""Answer of each rank, None if its process ended; a busy rank is missing."""
+"""Each rank's answer, None if its process ended; a busy rank is missing."""
 
 
 class Crew:
-    """Processes of ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
+    """Processes for ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
 
     def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
         """`processes` are process ids and channels in rank order; `exit_code` returns an exit code, negative for a signal."""
@@ -90,7 +90,7 @@ class Crew:
         return bool(self._selector.select(0))
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """Values of all ranks for a request, in rank order. Raises `RanksFailed`."""
+        """All ranks' values for a request, in rank order. Raises `RanksFailed`."""
         for member in self._members:
             with contextlib.suppress(OSError):  # dead or stopped: seen while gathering
                 member.channel.send(request, until=time.monotonic() + deadline)

@@ -21,17 +21,17 @@ _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
 
 
 def died(member: Member, exit_code: int | None) -> RankReport:
-    """Report of a rank whose process has ended, with the end of its output instead of a stack."""
+    """Report for a rank whose process has ended, with the end of its output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
 def raised(rank: int, what: Raised) -> RankReport:
-    """Report of a rank whose program raised."""
+    """Report for a rank whose program raised."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
 def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Reports of busy ranks; `threads` are the ids of their main threads."""
+    """Reports for busy ranks; `threads` are the ids of their main threads."""
     asleep = [sleeps(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -39,7 +39,7 @@ def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankRe
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
-    """Failure of the whole run. `times` says when ranks raised; `why` is the reason for which busy ranks were given up."""
+    """Failure for the whole run. `times` says when ranks raised; `why` is the reason for which busy ranks were given up."""
     if isinstance(why, Mismatch):
         reports = _waiting(reports, why)
         kind, first, summary = FailureKind.MISMATCH, None, f"collectives do not match: {why.text}"
@@ -65,7 +65,7 @@ def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankRepo
 
 
 def _first(reports: Sequence[RankReport], times: Mapping[int, float]) -> RankReport:
-    """Report of the first rank to raise; of ranks with equal errors the lowest, so that a repeated run names the same rank."""
+    """Report for the first rank to raise; of ranks with equal errors the lowest, so that a repeated run names the same rank."""
     earliest = min(reports, key=lambda report: times[report.rank])
     return next(report for report in reports if report.error == earliest.error)
 
@@ -82,7 +82,7 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
-    """Report of a rank that still computes or waits."""
+    """Report for a rank that still computes or waits."""
     pending = awaited(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))

@@ -1,4 +1,4 @@
-"""The owner's side of the fork server, which starts with its first user and ends with its last."""
+"""The owner's side for the fork server, which starts with its first user and ends with its last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RUN_BY_RANKS = tuple(
     f"equivcheck.{room}."
     for room in ("composition", "layers", "layouts", "parallelisms", "program_run", "train", "user", "worlds.state")
 )
-"""Packages with code that ranks run. The server imports those that its owner has imported."""
+"""Packages with code for ranks. The server imports the parts imported by its owner."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
@@ -34,7 +34,7 @@ _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
 
 
 class ForkServer:
-    """Starts, watches and kills the processes of ranks."""
+    """Starts, watches and kills rank processes."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -58,7 +58,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Context that counts one more user and starts the server in the background, because its imports take seconds."""
+        """Count one more user while entered and start the server in the background, because its imports take seconds."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:
@@ -93,7 +93,7 @@ class ForkServer:
                 self._has_compiled = True
 
     def exit_code(self, pid: int) -> int | None:
-        """Exit code of a rank, negative for a signal; None if it has not ended or the server is gone."""
+        """Rank's exit code, negative for a signal; None if it has not ended or the server is gone."""
         with self._lock, contextlib.suppress(EOFError, OSError):
             code: int | None = self._ask("exit_code", (pid,))
             return code
@@ -115,7 +115,7 @@ class ForkServer:
         self._process, self._control, self._has_compiled, self._imported = None, None, False, frozenset()
 
     def _share_imports(self) -> None:
-        """Import in the server all modules for ranks that this process has imported, so that no rank has to."""
+        """Import this process's modules for ranks in the server too, so that no rank has to."""
         names = frozenset(name for name in tuple(sys.modules) if name.startswith(_RUN_BY_RANKS))
         if not names <= self._imported:
             self._ask("import", tuple(sorted(names - self._imported)))

@@ -15,7 +15,7 @@ from equivcheck.worlds.gloo.rank import RankAddress
 from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
-"""Bytes at the end of a rank's output that are shown."""
+"""Bytes shown from the end of a rank's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +47,13 @@ class Member:
         self.channel.send(pickle.dumps(place), tuple(fds), until=until)
 
     def printed(self) -> str:
-        """End of the rank's output."""
+        """Rank's last output."""
         fd = self.output.fileno()
         start = max(0, os.fstat(fd).st_size - _TAIL)
         return os.pread(fd, _TAIL, start).decode(errors="replace").strip()
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of the process and of its children that it has waited for; 0 after it has ended."""
+        """CPU seconds for the process and its reaped children; 0 after it has ended."""
         return cpu_seconds(self.pid)
 
     def close(self) -> None:

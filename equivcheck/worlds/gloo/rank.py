@@ -1,4 +1,4 @@
-"""Process of one rank: joins the gloo world and runs the programs that its owner sends."""
+"""One rank's process: joins the gloo world and runs the programs that its owner sends."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.matching.guard import guard_collectives
 
 STACK_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Signal that makes a rank write its stacks: an unused real-time signal, or SIGUSR1 if the system has none."""
+"""Makes a rank write its stacks: an unused real-time signal, or SIGUSR1 if the system has none."""
 _KEPT_OUTPUT = 1 << 16
-"""Bytes of a rank's output file at which it is truncated."""
+"""Size in bytes at which a rank's output file is truncated."""
 _NEVER = timedelta(days=1)
 """Gloo's own time limit, long because the owner's deadline decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddress:
-    """Address of a rank in its world; its first message.
+    """A rank's address in its world; its first message.
 
     Attached are its output file, its stack file, the table of collectives, and for rank 0 the listening socket of the store.
     """
@@ -37,9 +37,9 @@ class RankAddress:
     rank: int
     """Global rank, from 0."""
     size: int
-    """Number of ranks."""
+    """World size."""
     port: int
-    """Port of the store on the loopback address."""
+    """Store port on the loopback address."""
 
 
 def serve_rank(channel: Channel) -> None:
@@ -104,7 +104,7 @@ def _join(place: RankAddress, listener: int | None = None) -> None:
 
 @functools.cache
 def _own_variables(place: RankAddress) -> dict[str, str]:
-    """Environment of one rank as `torchrun` sets it, because accelerate and Lightning read their world from it."""
+    """One rank's environment as `torchrun` sets it, because accelerate and Lightning read their world from it."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.rank),
@@ -123,7 +123,7 @@ def _loopback() -> str:
 
 
 def _loaded(request: bytes, place: RankAddress) -> Task:
-    """Task of a request; also applies the owner's changed import path and environment."""
+    """Task in a request; also applies the owner's changed import path and environment."""
     surroundings, is_foreign, task = pickle.loads(request)
     if surroundings is not None:
         sys.path[:] = surroundings.path

@@ -84,7 +84,7 @@ def _is_found_elsewhere(name: str, file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Import path and environment of the owner, which a program finds in its rank."""
+    """The owner's import path and environment, for programs on ranks."""
 
     path: tuple[str, ...]
     """`sys.path` with absolute entries."""
@@ -93,7 +93,7 @@ class Surroundings:
 
     @classmethod
     def of_owner(cls) -> Surroundings:
-        """Current values of this process."""
+        """This process's current values."""
         return cls(path=import_path(), environment=dict(os.environ))
 
 

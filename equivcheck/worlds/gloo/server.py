@@ -1,4 +1,4 @@
-"""Process of the fork server: single-threaded, imports torch once, and forks a rank on request.
+"""Fork server process: single-threaded, imports torch once, and forks a rank on request.
 
 `multiprocessing` has a fork server too, but the user's process shares it with everybody; it imports the user's main script again,
 ignores `sys.path` while preloading, and ends only with its owner.
@@ -116,7 +116,7 @@ class _Server:
         return pid
 
     def _exit_code(self, pid: int) -> int | None:
-        """Exit code of a rank, negative for a signal; None if it still runs."""
+        """Rank's exit code, negative for a signal; None if it still runs."""
         limit = time.monotonic() + _EXIT_SECONDS
         while time.monotonic() < limit:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):

@@ -1,4 +1,4 @@
-"""Python stack of a process that does not answer, and whether it waits for other ranks."""
+"""Python stack for a process without an answer, and whether it waits for other ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DISTRIBUTED = f"{os.sep}torch{os.sep}distributed{os.sep}"
 _OURS = (rank.__file__, answer.__file__)
 _MATCHING = os.path.dirname(matching.__file__) + os.sep
 _NO_COLLECTIVES = ("wrapper", "__call__", "inner", "forward", "backward")
-"""Functions of torch.distributed through which other calls pass."""
+"""Functions in torch.distributed through which other calls pass."""
 
 Stack = traceback.StackSummary
 
@@ -35,7 +35,7 @@ def ask_for_stacks(pids: tuple[int, ...]) -> None:
 
 
 def read_stack(fd: int, thread: int) -> Stack:
-    """Stack of `thread` in a dump that is being written to `fd`, innermost frame last; empty if none came."""
+    """The stack for `thread` in a dump that is being written to `fd`, innermost frame last; empty if none came."""
     limit = time.monotonic() + _PATIENCE
     size = -1
     while time.monotonic() < limit and (size <= 0 or size != os.fstat(fd).st_size):
@@ -45,7 +45,7 @@ def read_stack(fd: int, thread: int) -> Stack:
 
 
 def parse_dump(dump: str, thread: int) -> Stack:
-    """Frames that faulthandler wrote for one thread."""
+    """Frames written by faulthandler for one thread."""
     frames: list[traceback.FrameSummary] = []
     inside = False
     for line in dump.splitlines():
@@ -57,7 +57,7 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Frames of the program, if it was called, without those that compare collectives."""
+    """Program frames, if it was called, without those that compare collectives."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]
@@ -74,7 +74,7 @@ def sleeps(pid: int) -> bool:
 
 
 def awaited(stack: Stack) -> str:
-    """Name of the call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
+    """Call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
 
     This is a guess from the innermost frames: in torch.distributed (possibly a private function: DDP compares parameters in one),
     in autograd, because its hooks wait, or at a call of ``wait``.

@@ -19,7 +19,7 @@ from equivcheck.worlds.gloo.request import Surroundings, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
 
 _ATTEMPTS = 3
-"""Number of attempts to start ranks if a process ends before all have joined."""
+"""Attempts to start ranks if a process ends before all have joined."""
 
 
 class GlooRanks(Ranks):
@@ -68,7 +68,7 @@ class GlooRanks(Ranks):
 
 
 class _Processes:
-    """Processes of one world, started on demand."""
+    """One world's processes, started on demand."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()

@@ -27,7 +27,7 @@ _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 UNSET_BYTE = 0x5A
-"""Value of every byte of an integer result before `wait`."""
+"""Byte value in integer results before `wait`."""
 
 
 class DisagreementError(Exception):
@@ -41,7 +41,7 @@ def withhold(output: torch.Tensor) -> None:
 
 @cache
 def unset_value(dtype: torch.dtype) -> float | int | bool:
-    """Value of an output of this type before `wait`."""
+    """Output value for this type before `wait`."""
     if dtype == torch.bool:
         return True
     if dtype.is_floating_point or dtype.is_complex:

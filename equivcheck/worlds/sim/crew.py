@@ -1,4 +1,4 @@
-"""Threads that are the ranks of one world, and runs on them."""
+"""Threads as the ranks in one world, and runs on them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Program = Callable[[], Any]
 
 
 class Crew:
-    """Threads of one world, until they are dismissed or a run leaves them unusable."""
+    """One world's threads, until they are dismissed or a run leaves them unusable."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
         self.scheduler = Scheduler(size, variables.save, variables.restore)

@@ -22,11 +22,11 @@ _NAMES = """
     select_backward slice slice_backward squeeze stack sum t transpose unsqueeze view zeros_like
 """
 _OPERATIONS = frozenset(_NAMES.split())
-"""Operations that are not elementwise. Their meta kernels read only shapes, strides and element types."""
+"""Operations other than elementwise ones. Their meta kernels read only shapes, strides and element types."""
 _VIEWS = ("_unsafe_view", "view")
 """Operations for which fake tensors choose other strides along dims of size 1."""
 _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")
-"""Name prefixes of elementwise operations with a special implementation for fake tensors."""
+"""Name prefixes for elementwise operations with a special implementation for fake tensors."""
 
 
 def answer_on_meta(schema: Any) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 MAX_ORDERS = 4_096
-"""Maximum number of cached orders, a few hundred bytes each."""
+"""Cache size for orders, a few hundred bytes each."""
 
 _SPEC = "torch.distributed.tensor._dtensor_spec"
 _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
@@ -21,7 +21,7 @@ _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"
 
 @contextlib.contextmanager
 def kept_orders() -> Iterator[None]:
-    """Context that caches shard orders; no effect if DTensor is not imported or has no shard orders."""
+    """Cache shard orders; no effect if DTensor is not imported or has no shard orders."""
     spec: Any = getattr(sys.modules.get(_SPEC), "DTensorSpec", None)
     compute, verify = (getattr(spec, "__dict__", {}).get(name) for name in (_COMPUTE, _VERIFY))
     if compute is None or verify is None:

@@ -17,7 +17,7 @@ PARTICULAR = object()
 """Marks a result that does not follow from the argument shapes."""
 
 _ON_LISTS = ("_foreach_", "_fused_")
-"""Name prefixes of operations that combine several lists of tensors element by element."""
+"""Name prefixes for operations that combine tensor lists element by element."""
 _LIKE_THEIR_ARGUMENT = ("copy_", "detach", "empty_like", "fill_", "full_like", "ones_like", "zero_", "zeros_like")
 """Operations whose result has the argument's shape, although torch does not tag them as pointwise."""
 
@@ -27,14 +27,14 @@ class _Like:
     """A result with the shape of an argument and its own element type."""
 
     number: int | None
-    """Number of the argument shape; None for a tensor without dims."""
+    """Argument shape's number; None for a tensor without dims."""
     kind: type[Any]
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Arguments of an operation with numbers in place of shapes."""
+    """An operation's arguments with numbers in place of shapes."""
 
     key: Hashable
     """Key that is equal for arguments that differ only in sizes."""
@@ -67,7 +67,7 @@ class Pattern:
 
 
 def pattern_of(schema: Any) -> Pattern | None:
-    """Pattern of an operation's arguments; None if its result may have another shape."""
+    """Pattern for an operation's arguments; None if its result may have another shape."""
     name = schema.op._schema.name.partition("::")[2]
     on_lists = name.startswith(_ON_LISTS)
     if not (on_lists or name in _LIKE_THEIR_ARGUMENT or _is_elementwise(schema.op)):
@@ -95,7 +95,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Any]:
-    """Metadata of all tensors among the arguments, including those in lists."""
+    """Metadata for all tensors among the arguments, also in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _tensors(value)

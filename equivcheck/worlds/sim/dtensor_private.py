@@ -41,7 +41,7 @@ _shardings: dict[Hashable, Any] = {}
 
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[set[str]]:
-    """Context in which threads share DTensor's propagation results; no effect if DTensor is not imported.
+    """Make threads share DTensor's propagation results; no effect if DTensor is not imported.
 
     Gives a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
     """
@@ -65,7 +65,7 @@ def is_unshared(schedule_seed: int) -> bool:
 
 
 def alone(program: Callable[[], T]) -> Callable[[], T]:
-    """Program that clears its rank's DTensor caches first."""
+    """Program after first clearing its rank's DTensor caches first."""
 
     def run() -> T:
         forget_shardings()
@@ -138,7 +138,7 @@ def _is_strided(spec: Any) -> bool:
 
 
 def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
-    """Which tensors share a mesh object, which meshes are equal, and whether the rank is in each mesh."""
+    """Groups tensors by mesh object and meshes by equality, and says whether the rank is in each mesh."""
     places = {id(mesh): index for index, mesh in enumerate(meshes)}
     return (
         tuple(places[id(spec.mesh)] for spec in specs),
@@ -148,7 +148,7 @@ def _pattern(specs: Sequence[Any], meshes: Sequence[Any]) -> Hashable:
 
 
 def _specs(values: Iterable[Any]) -> Iterator[Any]:
-    """Specs of all DTensors among the arguments, including those in lists."""
+    """Specs for all DTensors among the arguments, including those in lists."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _specs(value)
@@ -177,7 +177,7 @@ def _is_own(value: Any, meshes: Sequence[Any]) -> bool:
 
 
 def _moved(value: Any, own: Mapping[int, Any]) -> Any:
-    """Result of one rank with its mesh objects replaced by those of another rank, keyed by `id`.
+    """One rank's result with its mesh objects replaced by those of another rank, keyed by `id`.
 
     The meshes have the same ranks, but each rank has its own mesh objects.
     """
@@ -214,7 +214,7 @@ def _bound(answers: dict[Hashable, Any]) -> None:
 
 
 def _key_of(schema: Any, describe: Callable[[Any], Hashable]) -> Hashable | None:
-    """Everything on which a result depends, with specs replaced by `describe`; None if it cannot be determined.
+    """All inputs to a result, with specs replaced by `describe`; None if it cannot be determined.
 
     DTensor's own key leaves out numbers such as learning rates, which differ between scenarios. For such floats this key uses
     only the type.
@@ -247,13 +247,13 @@ def _frozen(value: Any, describe: Callable[[Any], Hashable], is_static: bool) ->
 
 
 def _meta(spec: Any) -> Hashable:
-    """Part of a spec on which shapes depend."""
+    """Spec fields that determine shapes."""
     meta: Hashable = spec.tensor_meta
     return meta
 
 
 def _placed(spec: Any) -> Hashable:
-    """Part of a spec on which shardings depend: placements and mesh shape, but not the mesh's ranks."""
+    """Spec fields that determine shardings: placements and mesh shape, but not the mesh's ranks."""
     mesh = spec.mesh
     order, strided = getattr(spec, "shard_order", None), getattr(spec, "use_strided_shard_as_shard_order", None)
     return (spec.tensor_meta, spec.placements, order, strided, mesh.device_type, tuple(mesh.shape), mesh.mesh_dim_names)

@@ -17,13 +17,13 @@ KEPT_CALLS = 4096
 """Cached call records, a few hundred bytes each; ranks of a group issue equal calls, and so do the runs of a campaign."""
 
 Mark = tuple[Stage, int]
-"""Stage and step of the training."""
+"""Training stage and step."""
 
 BEFORE: Mark = (Stage.SETUP, BEFORE_STEPS)
 """Stage and step until the program announces others."""
 
 RawCall = tuple[str, tuple[int, ...], int, tuple[torch.Size, ...], torch.dtype | None, int | None, Mark]
-"""Fields of a `Call` without its bytes, cheap to record: op, ranks, index, shapes, dtype, peer, stage and step."""
+"""`Call` fields without its bytes, cheap to record: op, ranks, index, shapes, dtype, peer, stage and step."""
 
 
 @lru_cache(maxsize=KEPT_CALLS)
@@ -55,9 +55,9 @@ class Request(NamedTuple):
     share: Any
     """Copies of the rank's inputs, in the form that `combine` takes."""
     combine: Combine
-    """Function from all members' shares to all members' results."""
+    """Maps all members' shares to all members' results."""
     root: int | None = None
-    """Rank of the root within the group."""
+    """Root's rank within the group."""
     sized: bool = True
     """Whether all members must pass tensors of equal sizes."""
     orders: tuple[Hashable, ...] = ()
@@ -177,7 +177,7 @@ class Exchange:
 
 
 def _other_orders(agree: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> str:
-    """Text to add to a mismatch in which only memory orders differ."""
+    """Text for a mismatch only in memory orders."""
     if agree[:-1] != theirs[:-1]:
         return ""
     ours, others = (orders or "contiguous" for orders in (agree[-1], theirs[-1]))

@@ -16,7 +16,7 @@ _OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/crew.py", "worlds/sim/excha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """State of all ranks when their run is given up."""
+    """All ranks' state when their run is given up."""
 
     scheduler: Scheduler
     """Scheduler, which knows the ended ranks and the pending call of the others."""
@@ -25,11 +25,11 @@ class Evidence:
     errors: dict[int, BaseException]
     """Exceptions by rank, in the order in which they were raised."""
     hung: str
-    """Reason why running ranks count as hung; empty if none runs."""
+    """Why running ranks count as hung; empty if none runs."""
 
 
 def failure_of(evidence: Evidence) -> Failure:
-    """Failure of the run, to be built before the ranks are unwound."""
+    """Failure for the run, to be built before the ranks are unwound."""
     frames = sys._current_frames()
     size = evidence.scheduler.size
     reports = tuple(_report(rank, evidence, frames.get(evidence.thread_idents[rank])) for rank in range(size))
@@ -38,7 +38,7 @@ def failure_of(evidence: Evidence) -> Failure:
 
 
 def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
-    """Failure that also names the ranks that could not be stopped."""
+    """Failure with the names for the ranks still running."""
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))

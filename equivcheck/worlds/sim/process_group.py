@@ -25,7 +25,7 @@ def take_seat(board: Switchboard, rank: int) -> None:
 
 
 def board_of_rank() -> tuple[Switchboard, int]:
-    """Shared state of the calling thread's world, and its rank."""
+    """World state for the calling thread, and its rank."""
     return _seat.board, _seat.rank
 
 

@@ -36,9 +36,9 @@ _one_run_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_foreign: bool = False) -> Iterator[None]:
-    """Context in which rank threads can use torch, one at a time, with groups created by `make_group`.
+    """Let rank threads use torch, one at a time, with groups created by `make_group`.
 
-    On exit all process state that a user's program changed is restored.
+    On exit all process state is restored after a user's program.
     """
     keep_device_guard()
     with (

@@ -1,6 +1,6 @@
-"""Refuses calls that gloo refuses or computes wrongly, so that a program that works here works over gloo.
+"""Refuses calls that gloo refuses or computes wrongly, so a program without refusals works over gloo.
 
-Describes gloo of torch 2.9 to 2.15.
+Describes gloo in torch 2.9 to 2.15.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from equivcheck.system.torch_version import torch_in
 
 _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
-"""Element types of collectives; messages accept any type."""
+"""Element types for collectives; messages accept any type."""
 _BITWISE = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg")
 NO_LIST_ALL_TO_ALL = "<2.12"
-"""Versions of torch whose gloo cannot exchange lists of tensors (pytorch #165435); parts of one tensor work in all versions."""
+"""torch versions whose gloo cannot exchange lists of tensors (pytorch #165435); parts of one tensor work in all versions."""
 
 
 class CallRefused(EquivCheckError, ValueError):
-    """A call that gloo or every backend rejects; raised on the rank that issues it."""
+    """Raised for a call rejected by gloo or by every backend; raised on the rank that issues it."""
 
 
 def check_type(op: str, dtype: torch.dtype) -> None:
@@ -103,11 +103,11 @@ def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 Order = tuple[int, ...]
-"""Dims of a tensor from widest to smallest stride; empty for the usual order."""
+"""Tensor dims from widest to smallest stride; empty for the usual order."""
 
 
 def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Memory orders of tensors that must agree between ranks, because gloo sends raw memory; empty if all are usual."""
+    """Memory orders, which must agree between ranks, because gloo sends raw memory; empty if all are usual."""
     if all(tensor.is_contiguous() for tensor in tensors):
         return ()
     orders = tuple(map(_order, tensors))
@@ -115,7 +115,7 @@ def orders_in_memory(tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
 
 
 def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
-    """Memory order that tensors of one shape share, as in `orders_in_memory`; raises `CallRefused` if two differ."""
+    """Memory order shared by tensors with one shape, as in `orders_in_memory`; raises `CallRefused` if two differ."""
     orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(

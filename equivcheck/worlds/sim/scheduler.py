@@ -180,7 +180,7 @@ class Scheduler:
 
 
 class _Imports:
-    """Number of observations at which the running rank was inside a progressing import."""
+    """Counts observations at which the running rank was inside a progressing import."""
 
     def __init__(self, is_importing: Callable[[], bool]) -> None:
         self._is_importing = is_importing

@@ -1,4 +1,4 @@
-"""Shared state of the ranks of one simulated world."""
+"""State shared by the ranks in one simulated world."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Switchboard:
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """Works of the rank that nobody waited for; they count as waited for from now on."""
+        """The rank's works without a wait; they count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,7 +38,7 @@ class Switchboard:
         return works
 
     def promised(self, rank: int) -> list[SimWork]:
-        """Works of the rank without a wait whose future was requested, in the order of issue on each group."""
+        """The rank's works without a wait whose future was requested, in the order of issue on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 

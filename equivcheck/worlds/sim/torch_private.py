@@ -111,7 +111,7 @@ def join_world(store: Any, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
-    """Context that restores the process's number of compute threads, which `prepare_rank_thread` changes."""
+    """Restore the process's number of compute threads, which `prepare_rank_thread` changes."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -126,7 +126,7 @@ def is_rank_thread() -> bool:
 
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Context in which each rank thread has its own `torch.distributed`, with groups created by `make_group`."""
+    """Give each rank thread its own `torch.distributed`, with groups created by `make_group`."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     isolate = _bindings._set_thread_isolation_mode
@@ -144,7 +144,7 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_pass_for_gloo() -> Iterator[None]:
-    """Context in which ranks create simulated groups that appear as gloo's."""
+    """Make ranks create simulated groups, shown to programs as gloo's."""
     original: Any = c10d._new_process_group_helper
 
     def make(
@@ -207,6 +207,6 @@ def after_backward(callback: Callable[[], Any]) -> None:
 
 
 def num_unwaited_works() -> int:
-    """Number of functional collectives of the calling rank whose results nobody has waited for."""
+    """The calling rank's count of functional collectives without a wait."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0

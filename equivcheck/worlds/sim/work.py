@@ -16,19 +16,19 @@ from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node
 
 
 class Board(Protocol):
-    """Shared state of a world that work handles use."""
+    """World state that work handles use."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """Scheduler that passes the baton."""
+        """Scheduler with the baton."""
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """Works that nobody has waited for yet."""
+        """Works without a wait so far."""
 
     @property
     def last_waited(self) -> Any:
-        """Last work that each rank waited for. C++ may hold it and ask for its future next, so it must stay alive."""
+        """Each rank's last work with a wait. C++ may hold it and ask for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):
@@ -36,7 +36,7 @@ class IssuingGroup(Protocol):
 
     @property
     def board(self) -> Board:
-        """Shared state of the world."""
+        """World state."""
 
     @property
     def global_rank(self) -> int:
@@ -96,13 +96,13 @@ class SimWork(dist.Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """Outputs of the call; raises `CallRefused` before `wait`."""
+        """Call outputs; raises `CallRefused` before `wait`."""
         if self._meeting is not None:
             raise CallRefused(f"result of {self.raw[0]}, which has not been waited for; gloo asks for wait() first")
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:
-        """Future of the outputs.
+        """Future for the outputs.
 
         C++ waits for futures without passing the baton. Outside the nodes of a backward pass this method therefore waits at once.
         Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for its buckets.
@@ -145,7 +145,7 @@ class SimWork(dist.Work):
 
 
 class BarrierWork(SimWork):
-    """Work of a barrier, which also completes earlier collectives of the rank on the group."""
+    """Work for a barrier, which also completes earlier collectives of the rank on the group."""
 
     def __init__(self, group: IssuingGroup, *arguments: Any) -> None:
         self._before = [work for work in group.board.unwaited if work.group is group and not isinstance(work, MessageWork)]
@@ -159,11 +159,11 @@ class BarrierWork(SimWork):
 
 
 class MessageWork(SimWork):
-    """Work of a send."""
+    """Work for a send."""
 
 
 class ReceiveWork(MessageWork):
-    """Work of a receive, which knows its sender."""
+    """Work for a receive, which knows its sender."""
 
     parcel: Parcel
 
@@ -173,7 +173,7 @@ class ReceiveWork(MessageWork):
         return self.parcel.sender
 
     def source_rank(self) -> int:
-        """Rank of the sender within the group."""
+        """Sender's rank within the group."""
         return self._source_rank()
 
 
@@ -210,7 +210,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
-        """Future of ``callback(self)``."""
+        """Future for ``callback(self)``."""
         child = WorkFuture(self._work)
 
         def proceed() -> None:

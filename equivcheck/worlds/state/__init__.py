@@ -1,1 +1,1 @@
-"""State that a program can leave changed, with functions to read and restore it."""
+"""State left changed by programs, with functions to read and restore it."""

@@ -17,8 +17,8 @@ class Entry:
     name: str
     """Name in docs and messages."""
     read: Callable[[], Any]
-    """Function that returns a value to compare with ``==``, or `ABSENT`."""
+    """Returns a value to compare with ``==``, or `ABSENT`."""
     put: Callable[[Any], object] | None = None
-    """Restores the value that `read` returned, or that `copy` returned if given; None if the state cannot be restored."""
+    """Restores the value from `read`, or from `copy` if given; None if the state cannot be restored."""
     copy: Callable[[], Any] | None = None
-    """Function that returns the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""
+    """Returns the value for `put`, if `read` returns too little. Called only when `read` returns a new value."""

@@ -18,21 +18,21 @@ ENTRIES = OF_PROCESS + OF_THREAD
 
 
 class StateKeeper:
-    """Restores state that programs may change: table entries, variables of torch, and torch's functions, classes and methods."""
+    """Restores state after a program: table entries, torch's variables, and torch's functions, classes and methods."""
 
     def __init__(self) -> None:
         self.variables = RankVariables()
         self.patched: tuple[str, ...] = ()
-        """Names in torch that the last program had replaced."""
+        """Names in torch replaced by the last program."""
         self.lost: tuple[str, ...] = ()
-        """State that the last program changed and that could not be restored."""
+        """State changed by the last program and impossible to restore."""
         self._patches = Patches()
         self._values: tuple[Any, ...] = ()
         self._copies: dict[str, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Context that restores all state on exit, except for entries in `lost`."""
+        """Restore all state on exit, except for entries in `lost`."""
         self._patches.save()
         self._values = read(ENTRIES)
         self._copy()
@@ -62,7 +62,7 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def kept_state(keeper: StateKeeper) -> Iterator[None]:
-    """Context that restores state and warns if some could not be restored, for a process that continues."""
+    """Restore state and warns if some could not be restored, for a process that continues."""
     try:
         with keeper.kept():
             yield

@@ -1,4 +1,4 @@
-"""State of torch and Python that all threads of a process share.
+"""State in torch and Python shared by all threads in a process.
 
 Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
 """
@@ -48,7 +48,7 @@ FLAGS = (
     ("_get_backcompat_keepdim_warn", "_set_backcompat_keepdim_warn"),
     ("_get_warnAlways", "_set_warnAlways"),
 )
-"""Flags of the process: getter and setter in `torch._C`. Names that a version lacks are skipped."""
+"""Flags of the process: getter and setter in `torch._C`. Missing names are skipped."""
 
 _GETTERS, _SETTERS = zip(*[(get, put) for get, put in FLAGS if hasattr(torch._C, get) and hasattr(torch._C, put)], strict=True)
 _READS = tuple(getattr(torch._C, name) for name in _GETTERS)
@@ -66,7 +66,7 @@ _PRECISIONS = (
 """Backends and operations with a float32 precision setting in torch."""
 
 _KEY_BYTES, _POSITION_BYTES = 4 * 624, 4
-"""Memory of NumPy's Mersenne twister: bytes of the key and of the position in it."""
+"""NumPy's Mersenne twister in memory: bytes for the key, bytes for the position."""
 
 
 def _flags() -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ def _put_collector(settings: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _numpy_generator() -> Any:
-    """Memory of the generator, because `numpy.random.get_state` takes as long as a hundred other entries."""
+    """Generator memory, because `numpy.random.get_state` takes as long as a hundred other entries."""
     generator: Any = _numpy.get_bit_generator()
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _KEY_BYTES + _POSITION_BYTES)

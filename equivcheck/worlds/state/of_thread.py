@@ -1,4 +1,4 @@
-"""State that torch keeps for each thread.
+"""torch's state for each thread.
 
 Uses private torch API if there is no public getter; tested with torch 2.9, 2.13 and 2.15.
 """
@@ -20,7 +20,7 @@ _autograd: Any = torch._C._autograd
 _device: Any = torch._GLOBAL_DEVICE_CONTEXT
 
 _CONFIGS = ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config")
-"""Compiler settings; per thread in newer versions of torch, per process in older ones."""
+"""Compiler settings; per thread in newer torch versions, per process in older ones."""
 
 
 def _autocast() -> tuple[Any, ...]:

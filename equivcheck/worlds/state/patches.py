@@ -1,4 +1,4 @@
-"""Detects and restores functions, classes and methods of torch that a program replaced; tested with torch 2.9, 2.13 and 2.15.
+"""Detects and restores torch functions, classes and methods replaced by a program; tested with torch 2.9, 2.13 and 2.15.
 
 The namespaces below are read completely before and after a run and compared at once. References imported elsewhere by name, or
 bound to an object, are not seen; neither are changes inside a function.
@@ -41,7 +41,7 @@ FAMILIES = ("torch.nn", "torch.optim")
 
 
 class Patches:
-    """Contents of the namespaces, for a later comparison."""
+    """Namespace contents, for a later comparison."""
 
     def __init__(self) -> None:
         self._owners: list[Any] = []

@@ -18,7 +18,7 @@ from equivcheck.worlds.state.of_process import FLAGS, TORCH
 _Values = tuple[Any, ...]
 
 NAMESPACES = ("torch._C", "torch", "torch._C._functorch", "torch._C._distributed_c10d", "torch.distributed")
-"""Modules in which the setters are bound."""
+"""Modules with bindings for the setters."""
 SETTERS = (
     *(setter for _, setter in FLAGS),
     "_set_default_dtype",
@@ -35,11 +35,11 @@ SETTERS = (
     "set_debug_level",
     "set_debug_level_from_env",
 )
-"""Functions that write the values that entries of `TORCH` read."""
+"""Setters for the values read by the `TORCH` entries."""
 
 
 class RankFlags:
-    """Values of the `TORCH` entries, separately for each rank."""
+    """Values for the `TORCH` entries, separately for each rank."""
 
     def __init__(self) -> None:
         self._process: _Values | None = None
@@ -47,7 +47,7 @@ class RankFlags:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Context that restores all flags on exit."""
+        """Restore all flags on exit."""
         self._process = None
         self._setters = self._setters or list(self._watched_setters())
         try:
@@ -57,7 +57,7 @@ class RankFlags:
             self.restore(self._process)
 
     def save(self) -> _Values | None:
-        """Flags of the running rank if they differ from the process's, which are restored for the next rank; else None."""
+        """The running rank's flags if they differ from the process's, which are restored for the next rank; else None."""
         if self._process is None:
             return None
         values = _read()

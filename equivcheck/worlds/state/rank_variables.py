@@ -1,9 +1,9 @@
-"""Gives each rank its own copy of torch's process-wide state that differs between ranks.
+"""Gives each rank its own copy of torch's process-wide state.
 
 Rank threads share one process, but per-thread state of torch already belongs to a rank. `equivcheck.worlds.sim.torch_private`
 separates process groups, and `equivcheck.worlds.sim.mesh_private` separates caches keyed by a mesh. The remaining state is in the
 table below (variables) and in `rank_flags` (flags in C++): saved when a rank passes the baton and restored when it continues.
-Private torch API, tested with torch 2.9 to 2.15; names that a version lacks are skipped.
+Private torch API, tested with torch 2.9 to 2.15; missing names are skipped.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Saved = tuple[torch.Tensor, tuple[Any, ...] | None, tuple[Any, ...] | None]
 
 
 class RankVariables:
-    """Values of the table's variables, separately for each rank.
+    """Values for the table's variables, separately for each rank.
 
     Ranks rarely change any, so one comparison tells whether to save, and usually nothing is restored. Between two ranks the
     process has its original values, with containers as copies. Variables of modules imported while ranks run are added at the
@@ -122,7 +122,7 @@ class RankVariables:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Context that restores all variables on exit."""
+        """Restore all variables on exit."""
         self._process = self._untouched = ()
         self._find()
         generator = torch.default_generator.get_state()
@@ -135,7 +135,7 @@ class RankVariables:
             torch.default_generator.set_state(generator)
 
     def save(self) -> Saved:
-        """State of the running rank, after which the process's values are restored for the next rank."""
+        """The running rank's state, after which the process's values are restored for the next rank."""
         if len(sys.modules) != self._num_modules:
             self._find()
         generator, values, flags = torch.default_generator.get_state(), self._values(), self._flags.save()

@@ -1,1 +1,1 @@
-"""The world that torchrun has started: each of its processes is a rank, on one or more hosts."""
+"""The world started by torchrun: each of its processes is a rank, on one or more hosts."""

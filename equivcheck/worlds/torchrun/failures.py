@@ -10,7 +10,7 @@ from equivcheck.worlds.gloo.answer import Content
 from equivcheck.worlds.gloo.failures import failure_of, raised
 
 Answers = dict[int, bytes | None]
-"""Answer of each rank, None if it was lost; a busy rank is missing."""
+"""Each rank's answer, None if it was lost; a busy rank is missing."""
 
 LOST_TEXT = "was lost: its process has ended, which torchrun tells more of, or its host is gone"
 """Error text of a rank whose connection has ended."""
@@ -19,7 +19,7 @@ LOST_TEXT = "was lost: its process has ended, which torchrun tells more of, or i
 def failure_of_hosts(
     answers: Answers, contents: Mapping[int, Content], busy: Mapping[int, RankReport], why: str, hosts: Mapping[int, str]
 ) -> Failure:
-    """Failure of the whole run.
+    """Failure for the whole run.
 
     `busy` holds reports of ranks without an answer; `why` is the reason for which they were given up.
     """
@@ -40,7 +40,7 @@ def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport 
 
 
 def _where(failure: Failure, hosts: Mapping[int, str]) -> str:
-    """Host of the rank that failed first, or all hosts."""
+    """Host with the first failed rank, or all hosts."""
     if failure.first is not None:
         return f"on host {hosts[failure.first]}"
     names = dict.fromkeys(hosts.values())

@@ -1,4 +1,4 @@
-"""Process of a rank other than 0: runs the programs that rank 0 sends, reports progress, and ends with the same outcome."""
+"""Process for a rank other than 0: runs the programs that rank 0 sends, reports progress, and ends with the same outcome."""
 
 from __future__ import annotations
 

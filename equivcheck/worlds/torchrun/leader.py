@@ -1,4 +1,4 @@
-"""Process of rank 0: sends programs to every process, including its own, and gathers the answers."""
+"""Rank 0's process: sends programs to every process, including its own, and gathers the answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Leader:
             self._leads = False
 
     def run(self, request: bytes, deadline: float) -> tuple[Any, ...]:
-        """Values of a program on all ranks, in rank order. Raises `RanksFailed`, and again at every later call."""
+        """A program's values on all ranks, in rank order. Raises `RanksFailed`, and again at every later call."""
         if self._unusable is not None:
             raise self._unusable
         self._unusable = EquivCheckError("world torchrun: a run was interrupted, and its processes cannot be started afresh")
@@ -99,7 +99,7 @@ class Leader:
         return answers, hung
 
     def _heard(self, answers: Answers, seconds: float) -> list[tuple[int, str, Any]]:
-        """Messages of ranks without an answer; a lost rank gets the answer None."""
+        """Messages from ranks without an answer; a lost rank gets the answer None."""
         awaited = [end for end, rank in self._ranks.items() if rank not in answers]
         heard = []
         for end in wait(awaited, seconds):
@@ -112,7 +112,7 @@ class Leader:
         return heard
 
     def _reports(self, answers: Answers) -> dict[int, Any]:
-        """Reports of the ranks without an answer, if their processes send them."""
+        """Reports from ranks without an answer, if their processes send them."""
         reports = {} if 0 in answers else {0: self.thread.report()}
         asked = {rank for rank, link in self._links.items() if rank not in answers and told(link, "report")}
         settled: Answers = dict(answers) | dict.fromkeys(reports)

@@ -26,11 +26,11 @@ _LONGEST_GREETING = 4096
 Link = Connection
 """One end of a connection; `send` and `recv` raise `EOFError` or `OSError` if the other end is gone."""
 LOST = (EOFError, OSError)
-"""Errors of a lost connection."""
+"""Errors from a lost connection."""
 
 
 class Entrance:
-    """Listening socket of rank 0."""
+    """Rank 0's listening socket."""
 
     def __init__(self) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -62,7 +62,7 @@ class Entrance:
         return admitted
 
     def _greeted(self, stranger: socket.socket) -> dict[int, tuple[Link, str]]:
-        """Connection of a process that sent the secret, else empty. A greeting is short enough to arrive in one piece."""
+        """Connection to a process after it sent the secret, else empty. A greeting is short enough to arrive in one piece."""
         with contextlib.suppress(OSError, TypeError, ValueError):
             rank, host, secret = json.loads(stranger.recv(_LONGEST_GREETING))
             if hmac.compare_digest(str(secret).encode(), self._secret.encode()):
@@ -88,7 +88,7 @@ def entered(address: bytes, rank: int) -> Link:
 
 
 def _link(end: socket.socket) -> Link:
-    """Connection that also breaks if the other host is gone, not only if its process ends."""
+    """Connection; it also breaks if the other host is gone, not only if its process ends."""
     end.settimeout(None)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Rank and size of a process from the environment variables that torchrun or another launcher sets."""
+"""Process's rank and world size from the environment variables that torchrun or another launcher sets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SLURM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Rank and size of one process."""
+    """One process's rank and world size."""
 
     rank: int
     """Global rank, from 0."""
     size: int
-    """Number of ranks."""
+    """World size."""
 
 
 def place_of(environment: Mapping[str, str]) -> Place:

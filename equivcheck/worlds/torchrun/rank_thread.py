@@ -1,4 +1,4 @@
-"""Thread in which a process runs programs as its rank; the main thread stays free to report progress."""
+"""Rank thread, which runs programs; the main thread stays free to report progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RankThread:
         return self.is_busy and not self.answers.poll(_WAKING_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """CPU seconds of this process and its reaped children, without the calling thread, which only observes."""
+        """CPU seconds for this process and its reaped children, without the calling thread, which only observes."""
         return time.process_time() - time.thread_time() + sum(os.times()[2:4])
 
     def report(self) -> RankReport:

@@ -34,11 +34,11 @@ _STUCK = 1
 interpreter."""
 
 _numbers = itertools.count()
-"""Number of the world in this process; equal on all processes, because all of them join the same worlds."""
+"""World number in this process; equal on all processes, because all of them join the same worlds."""
 
 
 class TorchrunRanks(Ranks):
-    """Ranks that torchrun has started; this process is one of them.
+    """Ranks started by torchrun; this process is one of them.
 
     Every process makes the same calls. All run the program of rank 0 and return or raise rank 0's outcome. A failed run is the
     last one. All worlds of a process share one connection, which closes with the last of them.
@@ -64,7 +64,7 @@ class TorchrunRanks(Ranks):
         self._joined()
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """Result or exception of `work`, done only in rank 0's process."""
+        """Result or exception from `work`, done only in rank 0's process."""
         return self._joined().do(work)
 
     def run(

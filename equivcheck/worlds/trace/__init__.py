@@ -1,1 +1,1 @@
-"""Values that a run records, and the ways in which two runs can differ."""
+"""Values recorded by a run, and differences between two runs."""

@@ -8,7 +8,7 @@ from equivcheck.system.choice import Choice
 
 
 class Phase(Choice):
-    """Phases of a step, in the order in which the first divergence is searched."""
+    """Phases within a step, in the search order for the first divergence."""
 
     LOSS = "loss"
     VALUE = "value"
@@ -42,7 +42,7 @@ class Divergence:
     step: int
     """Step, from 0; the last step for state and buffers."""
     phase: Phase
-    """Phase of the step."""
+    """Phase within the step."""
     tensor: str
     """Canonical name; ``loss`` and ``norm`` for scalars, ``parameter/state`` for optimizer state, a description for calls."""
     difference: Difference
@@ -52,7 +52,7 @@ class Divergence:
     ranks: tuple[int, ...] = ()
     """All ranks that hold the element, if they have the same wrong value; empty if they disagree or have no value."""
     index: tuple[int, ...] = ()
-    """Index of the worst element in the full tensor; empty if there is none."""
+    """The worst element's index in the full tensor; empty if there is none."""
     expected: str = ""
     """Reference value at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
     actual: str = ""
@@ -60,4 +60,4 @@ class Divergence:
     elsewhere: str = ""
     """Value on another rank if ranks disagree, such as ``rank 1 has 0.5``; else empty."""
     error: float = 0.0
-    """Norm of the error divided by the tolerance: a divergence is above 1; infinite for differences other than values."""
+    """Error norm divided by the tolerance, above 1 for a divergence; infinite for differences other than values."""

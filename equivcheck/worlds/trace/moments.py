@@ -1,4 +1,4 @@
-"""A trace as a list of moments: the tensors of one phase of one step, in the order in which the first divergence is searched."""
+"""A trace as a list of moments: the tensors of one phase of one step, in the search order for the first divergence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot, Step, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One phase of one step on one rank."""
+    """One phase in one step on one rank."""
 
     step: int
     """Step, from 0; the last step for state and buffers."""
     phase: Phase
-    """Phase of the step."""
+    """Phase within the step."""
     snapshot: Snapshot
     """Recorded values."""
     full: Snapshot | None = None
-    """Results of `full_tensor()` on these tensors; None if not recorded."""
+    """`full_tensor()` for these tensors; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class ValueTrace:
     """Recorded moments of a run other than a training, on one rank."""
 
     moments: tuple[Moment, ...]
-    """Moments in the order in which the first divergence is searched."""
+    """Moments in the search order for the first divergence."""
 
 
 def moments(trace: Trace | ValueTrace) -> list[Moment]:
-    """All moments of a trace; equal trainings give lists of equal length."""
+    """All moments in a trace; equal trainings give lists of equal length."""
     if isinstance(trace, ValueTrace):
         return list(trace.moments)
     found = [moment for index, step in enumerate(trace.steps) for moment in _of_step(index, step)]

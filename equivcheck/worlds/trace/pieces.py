@@ -15,7 +15,7 @@ Whole = dict[str, Vector]
 
 
 def whole_tensors(snapshot: Snapshot) -> Whole:
-    """Full tensors of a single-device snapshot."""
+    """Full tensors from a single-device snapshot."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
         if present:
@@ -25,7 +25,7 @@ def whole_tensors(snapshot: Snapshot) -> Whole:
 
 
 def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
-    """Flat elements of a full tensor that a piece holds."""
+    """A piece's elements within a full tensor, flat."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
     flat = whole.reshape(-1)
@@ -36,7 +36,7 @@ def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
 
 
 def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
-    """Each piece of a rank's snapshot with its values; None if it is absent."""
+    """Each piece in a rank's snapshot with its values; None if it is absent."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
     for piece, present, fits in zip(snapshot.pieces, snapshot.present, snapshot.fits, strict=True):
@@ -47,7 +47,7 @@ def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
 
 
 def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> None:
-    """Write the values of a piece into the full tensor, in place."""
+    """Write a piece's values into the full tensor, in place."""
     places = part_of(np.arange(whole.size).reshape(piece.shape), piece)
     flat = whole.reshape(-1)
     flat[places] = values

@@ -1,4 +1,4 @@
-"""Stages of a training. The train loop announces them so that recorded calls carry them."""
+"""Training stages. The train loop announces them so that recorded calls carry them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from equivcheck.system.choice import Choice
 
 
 class Stage(Choice):
-    """Activity of a rank, in the order of a step."""
+    """A rank's activity, in step order."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""

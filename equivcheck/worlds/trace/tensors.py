@@ -1,4 +1,4 @@
-"""Tensors of one reference moment and their positions in one flat vector."""
+"""Tensors in one reference moment and their positions in one flat vector."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Tensors of a moment in the reference's order, including absent ones."""
+    """A moment's tensors in the reference's order, including absent ones."""
 
     names: tuple[str, ...]
     """Canonical names, distinct."""
     shapes: tuple[tuple[int, ...], ...]
     """Full shapes."""
     offsets: tuple[int, ...]
-    """Start of each tensor in the flat vector."""
+    """Start for each tensor in the flat vector."""
     total: int
-    """Length of the flat vector."""
+    """Flat vector's length."""
     rows: dict[str, int]
     """Row number by name."""
     filled: Flags
     """Whether each tensor has elements."""
     starts: Positions
-    """Start of each tensor with elements in the flat vector."""
+    """Start for each tensor with elements in the flat vector."""
 
     def positions(self, piece: Piece) -> Positions | None:
-        """Positions of a piece's elements in the flat vector; None if the table has no tensor with this name and shape."""
+        """A piece's element positions in the flat vector; None if the table has no tensor with this name and shape."""
         row = self.rows.get(piece.name)
         if row is None or self.shapes[row] != piece.shape:
             return None
@@ -78,7 +78,7 @@ def full_vector(table: Table, present: tuple[bool, ...], values: Numbers) -> Vec
 
 
 def norms(table: Table, vector: Vector) -> Vector:
-    """Frobenius norm of each tensor, for one vector (total,) or several (count, total)."""
+    """Frobenius norm for each tensor, for one vector (total,) or several (count, total)."""
     found = np.zeros((*vector.shape[:-1], len(table.names)))
     if len(table.starts):  # of a tensor without elements the sum would be its neighbour's first
         with np.errstate(over="ignore", invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Trace of a training: pieces of full tensors by canonical name.
+"""Training trace: pieces of full tensors by canonical name.
 
 A rank records its local values and their position in the full tensor, and gathers nothing. The oracle assembles the pieces, so
 recording needs no communication and does not trust the code under test to undo its own sharding.
@@ -16,12 +16,12 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Position of a run of local elements in a full tensor."""
+    """Position in a full tensor for a run of local elements."""
 
     name: str
     """Canonical name; empty for padding."""
     shape: tuple[int, ...]
-    """Shape of the full tensor; for padding, shape of the run itself."""
+    """Full tensor's shape; for padding, shape of the run itself."""
     start: tuple[int, ...] = ()
     """First index of a box along each dim; empty for the full tensor."""
     size: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Number of elements in the piece."""
+        """Element count."""
         if self.run is not None:
             return self.run[1]
         return math.prod(self.size if self.start else self.shape)
@@ -41,12 +41,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One parameter of a rank's optimizer, with the pieces that make up its local elements, in order."""
+    """One parameter in a rank's optimizer, with the pieces that make up its local elements, in order."""
 
     parameter: torch.Tensor
     """Plain parameter, DTensor or flat parameter."""
     pieces: tuple[Piece, ...]
-    """Pieces of the local elements, which they cover completely."""
+    """Pieces that cover the local elements completely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +60,17 @@ class Snapshot:
     fits: tuple[bool, ...]
     """For each piece, whether its tensor has the expected number of elements; others are left out of `values`."""
     dtypes: tuple[str, ...]
-    """Element type of each piece; empty if absent."""
+    """Each piece's element type; empty if absent."""
     values: npt.NDArray[np.floating]
     """Concatenated elements of the pieces that are present and fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Values of one step on one rank."""
+    """One step's values on one rank."""
 
     loss: float | None
-    """Loss of this rank, scaled as for backward; the mean over ranks with a loss is the loss of the step."""
+    """This rank's loss, scaled as for backward; the mean over ranks with a loss is the loss of the step."""
     gradients: Snapshot
     """Gradients after the last backward, before clipping."""
     clip_norm: float | None
@@ -80,9 +80,9 @@ class Step:
     parameters: Snapshot
     """Parameters after the update."""
     full_gradients: Snapshot | None = None
-    """Result of `full_tensor()` for each DTensor gradient before clipping; None if not recorded."""
+    """`full_tensor()` for each DTensor gradient before clipping; None if not recorded."""
     full_parameters: Snapshot | None = None
-    """Result of `full_tensor()` for each parameter after the update; None if not recorded."""
+    """`full_tensor()` for each parameter after the update; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

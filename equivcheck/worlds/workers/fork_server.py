@@ -20,10 +20,10 @@ from equivcheck.system.parent_death import tie
 from equivcheck.worlds.gloo.channel import Channel
 
 Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
-"""Function that starts a worker as a new process, which inherits file descriptors."""
+"""Starts a worker as a new process, which inherits file descriptors."""
 
 UNKNOWN_CODE = -signal.SIGKILL
-"""Exit code of a worker whose parent ended first, because both may have been killed by the same cause."""
+"""Worker's exit code whose parent ended first, because both may have been killed by the same cause."""
 
 
 class WorkerForkServer:
@@ -68,7 +68,7 @@ class WorkerForkServer:
         return None if pid is None else int(pid)
 
     def exit_code(self, pid: int) -> int:
-        """Exit code of a worker that has ended."""
+        """Worker's exit code that has ended."""
         code = self._ask(("exit_code", pid))
         return UNKNOWN_CODE if code is None else int(code)
 
@@ -94,7 +94,7 @@ class WorkerForkServer:
 
 
 class Forked:
-    """Worker that is forked once the server is ready. Implements the methods of `subprocess.Popen` that a supervisor uses."""
+    """Worker, forked once the server is ready. Implements the methods of `subprocess.Popen` that a supervisor uses."""
 
     def __init__(self, server: WorkerForkServer, module: str, fds: tuple[int, ...], start: Start) -> None:
         self.returncode: int | None = None
@@ -160,7 +160,7 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Context in which workers are forked, if possible, from a process that has called ``warm_up()`` of a module.
+    """Fork workers, if possible, from a process after it has called ``warm_up()`` of a module.
 
     If an outer context has already started such a server, it is used.
     """

@@ -1,4 +1,4 @@
-"""Process that forks workers: it has one thread, has imported everything that checks need, and has run one check."""
+"""Forks workers: this process has one thread, has imported everything that checks need, and has run one check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from equivcheck.system.threads import num_threads
 from equivcheck.worlds.gloo.channel import Channel
 
 _LOOKS, _LOOK_SECONDS = 100, 0.02
-"""Number of attempts, and seconds between them, to see that other threads have ended."""
+"""Attempts, and seconds between them, to see that other threads have ended."""
 
 
 def serve(fd: int, warming: str) -> None:
@@ -69,7 +69,7 @@ def _is_alone() -> bool:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Exit code of an ended worker, negative for a signal. A worker stays a zombie until then."""
+    """Ended worker's exit code, negative for a signal. A worker stays a zombie until then."""
     with contextlib.suppress(ChildProcessError):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return None

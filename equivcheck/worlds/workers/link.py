@@ -17,7 +17,7 @@ from equivcheck.system.parent_death import outlive_parent
 from equivcheck.system.temporary_folder import clear_own
 
 STACK_SIGNAL = signal.SIGUSR1
-"""Signal that makes a worker write the stacks of its threads to standard error."""
+"""Makes a worker write the stacks of its threads to standard error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _EXIT_SECONDS = 5.0
 _STACK_SECONDS = 0.5
 """Seconds for a stuck worker to write its stacks."""
 _TAIL = 8000
-"""Bytes of a worker's last output that are kept."""
+"""Bytes kept from a worker's last output."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Thread settings of workers: tensors are tiny, and every core already has a worker."""
 KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
@@ -45,7 +45,7 @@ class Ended:
 
 
 class WorkerProcess:
-    """Process that runs ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
+    """Process for ``main(fd, *fds)`` of a module, which should create a `Link` from `fd`.
 
     `task` is its first message. Subclasses define `is_stuck`.
     """
@@ -99,7 +99,7 @@ class WorkerProcess:
             return Ended()
 
     def printed(self) -> str:
-        """End of the worker's output."""
+        """Worker's last output."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
 
@@ -147,7 +147,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
-    """Process that runs ``main(*fds)`` of a module, forked if a server is available."""
+    """Process for ``main(*fds)`` of a module, forked if a server is available."""
     server = current_server()
     if server is None or server.is_lost:
         return _start(module, fds, output)

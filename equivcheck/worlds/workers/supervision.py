@@ -25,7 +25,7 @@ class Stuck:
 
 
 class Pool(Generic[W]):
-    """Set of workers; on exit the remaining ones are killed and closed."""
+    """Workers; on exit the remaining ones are killed and closed."""
 
     def __init__(self) -> None:
         self.workers: list[W] = []

@@ -13,7 +13,7 @@ from equivcheck.worlds.call import Call
 from equivcheck.worlds.gloo.matching.table import TOLD_BYTES, Entry, Table
 
 KEPT_CALLS = 4096
-"""Number of cached call digests; a training issues the same calls in each step."""
+"""Cached call digests; a training issues the same calls in each step."""
 
 
 class Issued(NamedTuple):
@@ -46,7 +46,7 @@ class Mismatch:
 
 
 class Journal:
-    """Collectives of one rank. Ranks that start the same runs share the table."""
+    """One rank's collectives. Ranks that start the same runs share the table."""
 
     def __init__(self, rank: int, table: Table) -> None:
         self._rank, self._table = rank, table
@@ -87,7 +87,7 @@ def _digest(text: str, size: int) -> bytes:
 
 @lru_cache(maxsize=KEPT_CALLS)
 def _packed(issued: Issued) -> tuple[bytes, bytes]:
-    """Digest of all that members must agree on, and a description for the error with as many shapes as fit."""
+    """Digest for all fields on which members must agree, and a description for the error with as many shapes as fit."""
     shapes = tuple(map(tuple, issued.shapes))
     dtypes = tuple(str(dtype).removeprefix("torch.") for dtype in issued.dtypes)
     sizes = tuple(map(math.prod, shapes)) if issued.sized else ()

@@ -16,7 +16,7 @@ _SLOT_BYTES = 512
 _NUM_SLOTS = 4096
 _BYTES = _SLOT_BYTES * _NUM_SLOTS
 TOLD_BYTES = _SLOT_BYTES - _SLOT.size
-"""Maximum bytes of a call's description."""
+"""Maximum bytes for a call's description."""
 
 
 class Entry(NamedTuple):
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     group: bytes
     """12 bytes that identify the group and the run."""
     number: int
-    """Number of calls that the rank had already issued on the group."""
+    """Index among the rank's calls on the group, from 0."""
     agree: bytes
     """16-byte digest that must be equal on all members."""
     rank: int
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Table:
-    """Table of calls in shared memory. No rank waits here, so calls on several groups may come in any order.
+    """Call table in shared memory. No rank waits here, so calls on several groups may come in any order.
 
     Each call has one slot. Another call with the same slot replaces it, and later members are then not compared with earlier
     ones. This takes thousands of calls that only some members of their groups have issued.

@@ -22,7 +22,7 @@ Listener = Callable[[Issued, str, tuple[int, ...]], None]
 """Receives a call, its group's name, and the group's global ranks."""
 
 _KEY = "BackendSelect"
-"""Dispatch key that every operator passes, below autograd and all modes, so a call seen here is really executed."""
+"""Dispatch key passed by every operator, below autograd and all modes, so a call seen here is really executed."""
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
 _OPS = {
@@ -45,11 +45,11 @@ _OPS = {
     "barrier": ("barrier", ""),
     "monitored_barrier_": ("monitored_barrier", ""),
 }
-"""Operators that all members issue alike: name in `Call`, and the argument that describes the call."""
+"""Operators with the same arguments on all members: name in `Call`, and the argument that describes the call."""
 _UNSIZED = ("all_to_all",)
 """Calls whose members may pass tensors of different sizes."""
 _GATHERS_LISTS = "c10d::allgather_"
-"""Operator that gloo itself refuses for outputs of unequal sizes, with a better message than a mismatch."""
+"""Operator refused by gloo itself for outputs of unequal sizes, with a better message than a mismatch."""
 _REDUCING_METHODS = (
     "allreduce",
     "allreduce_coalesced",
@@ -70,7 +70,7 @@ _FUNCTIONAL = (
     "reduce_scatter_tensor_out",
 )
 _DEFAULT = "sum"
-"""Reduction of calls without an explicit one, which only C++ issues (DDP's reducer)."""
+"""Reduction for calls without an explicit one, issued only by C++ (DDP's reducer)."""
 _REDUCTIONS: Any = (dist.ReduceOp, dist.ReduceOp.RedOpType)
 _NAMES = {op: name.lower() for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
@@ -99,7 +99,7 @@ def _present(namespace: Any, names: Sequence[str] | dict[str, Any]) -> list[str]
 
 
 def _listening(op: Any, name: str, described: str, listener: Listener) -> Callable[..., Any]:
-    """Kernel of a collective: notifies the listener and redispatches."""
+    """Kernel for a collective: notifies the listener and redispatches."""
     places = {argument.name: place for place, argument in enumerate(op._schema.arguments)}
     group_at, tensors_at, root_at = places["process_group"], places.get(described), places.get("root_rank")
     gathered_at = places["output_tensors"] if op._schema.name == _GATHERS_LISTS else None
@@ -128,7 +128,7 @@ def _flat(tensors: Any) -> Sequence[torch.Tensor]:
 
 
 def _gloo_ranks(group: Any) -> tuple[int, ...]:
-    """Global ranks of a gloo group, in group order; empty for groups of other backends."""
+    """Global ranks in a gloo group, in group order; empty for other backends."""
     backend = c10d._world.pg_map.get(group)
     if backend is None or "gloo" not in backend[0]:
         return ()
@@ -136,7 +136,7 @@ def _gloo_ranks(group: Any) -> tuple[int, ...]:
 
 
 def _functional(op: Any) -> Callable[..., Any]:
-    """Kernel of a functional reduction: remembers the reduction for the collective that it issues."""
+    """Kernel for a functional reduction: remembers the reduction for the collective that it issues."""
     place = [argument.name for argument in op._schema.arguments].index("reduce_op")
 
     def kernel(keyset: Any, *arguments: Any, **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _functional(op: Any) -> Callable[..., Any]:
 
 
 def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Method of a process group that remembers its reduction while it runs."""
+    """Process group method that remembers its reduction while it runs."""
 
     @functools.wraps(method)
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def _reduction(arguments: Sequence[Any]) -> str:
 
 
 class _Reduction:
-    """Context that sets the reduction of this thread's calls."""
+    """Sets the reduction for this thread's calls."""
 
     __slots__ = ("_before", "_name")
 

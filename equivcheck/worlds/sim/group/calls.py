@@ -21,7 +21,7 @@ _OPS = {getattr(dist.ReduceOp, name.upper()): name for name in _OP_NAMES}
 
 
 class GroupCalls(GroupIdentity):
-    """Common path of all calls."""
+    """Common path for all calls."""
 
     _coalesced: list[SimWork] | None = None
 

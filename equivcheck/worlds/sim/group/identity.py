@@ -1,4 +1,4 @@
-"""Properties of a simulated group that torch and programs query."""
+"""Group properties queried by torch and programs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _CPU = [torch.device("cpu")]
 
 
 class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads differ from version to version
-    """Identity of a group; method names are those of torch 2.9 to 2.15."""
+    """Group identity; method names are those in torch 2.9 to 2.15."""
 
     supports_coalescing = False
     supports_splitting = False
     supports_time_estimate = False
     is_complete = False
-    """Whether `torch.distributed` has registered the group. Before that it reports no devices, so that torch attaches no flight
+    """Whether `torch.distributed` has registered the group. Until then it reports no devices, so torch attaches no flight
     recorder."""
 
     def __init__(self, board: Switchboard, global_rank: int, name: str, ranks: tuple[int, ...], member: int) -> None:
@@ -44,39 +44,39 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self._store
 
     def rank(self) -> int:
-        """Rank of the caller within the group."""
+        """Caller's rank within the group."""
         return self.member
 
     def size(self) -> int:
-        """Number of members."""
+        """Group size."""
         return len(self.ranks)
 
     def name(self) -> str:
-        """Name of the backend, for Python."""
+        """Backend name, for Python."""
         return "gloo"
 
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Name of the backend for C++; the name gloo would make C++ read fields of a real gloo group for logging."""
+        """Backend name for C++; the name gloo would make C++ read fields of a real gloo group for logging."""
         return "equivcheck_sim"
 
     @property
     def group_name(self) -> str:
-        """Name of the group."""
+        """Group name."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """Description of the group, if one was given."""
+        """Group description, if one was given."""
         return self._desc
 
     def getGroupName(self) -> str:  # noqa: N802
-        """Name of the group, for C++."""
+        """Group name, for C++."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802
-        """Description of the group, for C++."""
+        """Group description, for C++."""
         return self._desc
 
     @property
@@ -87,7 +87,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return self
 
     def get_group_store(self) -> PatientStore | None:
-        """Store of keys and values that the members share."""
+        """Key-value store shared by the members."""
         return self._store
 
     def supports_tensor_alloc(self, _device: torch.device) -> bool:
@@ -98,7 +98,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return False
 
     def _get_sequence_number_for_group(self) -> int:
-        """Number of calls that the rank has issued on the group, including hidden ones."""
+        """The rank's call count on the group, including hidden calls."""
         return self._exchange.issued[self.member] + self._exchange.hidden[self.member]
 
     def _set_sequence_number_for_group(self) -> None:

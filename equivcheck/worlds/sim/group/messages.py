@@ -1,4 +1,4 @@
-"""Messages of a simulated group.
+"""Messages in a simulated group.
 
 A send is buffered. Its work completes when the receiver has taken the message, so a blocking send waits for the receiver.
 """
@@ -14,7 +14,7 @@ from equivcheck.worlds.sim.work import MessageWork, ReceiveWork, SimWork
 
 
 class Messages(GroupCalls):
-    """Point-to-point calls of a group."""
+    """Point-to-point calls on a group."""
 
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> SimWork:  # noqa: N803 - torch names them
         """Send a tensor to another member."""

@@ -1,4 +1,4 @@
-"""Collectives that move data without reducing it, and barriers."""
+"""Collectives without a reduction, and barriers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from equivcheck.worlds.sim.work import BarrierWork, SimWork
 
 
 class Moves(GroupCalls):
-    """Data-moving collectives of a group."""
+    """Data-moving collectives on a group."""
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Overwrite a tensor with the root's."""

@@ -1,4 +1,4 @@
-"""Collectives of a simulated group that reduce."""
+"""Reducing collectives on a simulated group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Options = Any
 
 
 class Reductions(GroupCalls):
-    """Reducing collectives of a group."""
+    """Reducing collectives on a group."""
 
     def allreduce(self, tensors: Any, opts: _Options = _SUM, timeout: Any = None, *, op: Any = None) -> SimWork:  # noqa: ARG002
         """Reduce a tensor in place on all members."""

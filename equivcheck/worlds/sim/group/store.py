@@ -1,4 +1,4 @@
-"""Store of a group in which a rank that waits for a key lets other ranks run."""
+"""Group store with waits that let other ranks run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _WRITES = ("set", "add", "append", "compare_set", "multi_set", "delete_key", "qu
 
 
 class _Board(Protocol):
-    """Shared state of a world that a store uses."""
+    """World state that a store uses."""
 
     @property
     def scheduler(self) -> Any:
-        """Scheduler that passes the baton."""
+        """Scheduler with the baton."""
 
     @property
     def store_waiters(self) -> list[int]:
-        """Ranks that wait for a write to a store."""
+        """Ranks waiting for a write to a store."""
 
 
 class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its type
@@ -39,13 +39,13 @@ class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its t
         self._rank = rank
 
     def get(self, key: str) -> bytes:
-        """Value of the key, after waiting for it."""
+        """Key's value, after waiting for it."""
         self.wait([key])
         value: bytes = self.store.get(key)
         return value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Values of several keys, after waiting for them."""
+        """Values for several keys, after waiting for them."""
         return [self.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:  # noqa: ARG002
@@ -60,7 +60,7 @@ class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its t
 
     @property
     def timeout(self) -> Any:
-        """Timeout of the underlying store."""
+        """The underlying store's timeout."""
         return self.store.timeout
 
 

@@ -19,7 +19,7 @@ from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _CALLBACK = "_callback_from_stance"
-"""Function that a compiled function calls for its compiler; None and False mean that nothing is compiled."""
+"""Called by each compiled function to get its compiler; None and False mean that nothing is compiled."""
 
 REFUSAL = "torch.compile: simulated ranks are threads and would share what is compiled for one; compiled functions run over gloo"
 

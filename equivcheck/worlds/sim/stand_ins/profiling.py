@@ -23,7 +23,7 @@ REFUSAL = (
 )
 
 _profiling: threading.Thread | None = None
-"""Rank thread that has started the profiler."""
+"""Rank thread that started the profiler."""
 
 
 def end_profiling() -> None:

@@ -1,6 +1,6 @@
 """Refuses parts of torch that threads as ranks cannot use, because they change the process or start threads of their own.
 
-Private torch API, tested with torch 2.9 to 2.15. A name that a version lacks is skipped.
+Private torch API, tested with torch 2.9 to 2.15. Missing names are skipped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "torch._functorch.predispatch": ("_enter_dual_level",),
     },
 }
-"""Functions that raise `RuntimeError` if another rank is already inside, keyed by the error text."""
+"""Functions with a `RuntimeError` if another rank is already inside, keyed by the error text."""
 
 
 @functools.lru_cache(maxsize=1)
