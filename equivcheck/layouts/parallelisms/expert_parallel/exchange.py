@@ -84,7 +84,7 @@ class Exchange:
 
 
 Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
-"""Makes this rank's part from a parameter with experts along dim 0."""
+"""Function that returns this rank's part of a parameter with experts along dim 0."""
 
 
 def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
