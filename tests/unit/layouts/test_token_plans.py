@@ -130,8 +130,8 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
     [
         ({"source": Split.WITHIN}, "any Split except WITHIN"),
         ({"head": Split.WITHIN}, "any Split except WITHIN"),
-        ({"source_output": ROWS}, "WHOLE if the source or the first layer is Split.OUTSIDE"),
-        ({"source": Split.ROW, "source_output": ActivationSharding.FEATURES}, "WHOLE or ROWS"),
+        ({"source_output": ROWS}, "if the source or the first layer is Split.OUTSIDE"),
+        ({"source": Split.ROW, "source_output": ActivationSharding.FEATURES}, "or ROWS"),
         ({"plan": (LayerPlan(output=ROWS),)}, "ROWS if a head in the plan follows"),
     ],
 )
