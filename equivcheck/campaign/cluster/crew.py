@@ -153,7 +153,9 @@ class ClusterCrew:
 def _joined(bridge: WorkerProcess, address: str) -> tuple[Node, ...]:
     # The limit is longer once the cluster has answered, because its nodes start interpreters.
     until = time.monotonic() + CONNECT_SECONDS
-    while bridge.poll(max(0.0, until - time.monotonic())):
+    while (left := until - time.monotonic()) > 0:
+        if not bridge.poll(left):  # also before the limit: when the bridge has been forked
+            continue
         message = bridge.receive()
         if isinstance(message, Joined):
             return message.nodes
