@@ -1,4 +1,4 @@
-"""What layouts cannot run, and the nearest training that they can."""
+"""Limits of layouts, and their repairs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
     layout=st.one_of(layouts(tags=("ddp", "replicate", "fsdp1", "fsdp2", "spmd")), _tensor_parallel_layouts()),
 )
 def test_a_repaired_training_is_within_every_limit(training: Training, layout: Layout) -> None:
-    """Whatever training meets whatever layout, the repaired one is supported, and repairing it again changes nothing."""
+    """Any training, repaired for any layout, is supported, and a second repair changes nothing."""
     nearest = repaired(training, layout)
     assert unsupported(nearest, layout) is None
     assert repaired(nearest, layout) is nearest
@@ -92,13 +92,13 @@ def test_a_repaired_training_is_within_every_limit(training: Training, layout: L
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(training=trainings(), layout=layouts())
 def test_a_supported_training_is_left_alone(training: Training, layout: Layout) -> None:
-    """Mending changes a training exactly where something about it is unsupported."""
+    """A repair changes a training only if the training is unsupported."""
     assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
 
 
 @pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
 def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
-    """Around what is wrapped already it would leave the wrong gradients, which are no fault of anybody's training."""
+    """Around a wrapped model it would leave wrong gradients, so the repair applies it first."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     plan = TensorParallel(plan=(LayerPlan(), LayerPlan()))
     layout = Layout(mesh=mesh, parallelisms=(around, plan))
@@ -201,7 +201,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
 )
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
-    """Each limit is met by a training that has just that feature, and its repair removes it."""
+    """A training with one feature meets each limit, and the repair removes that feature."""
     layout = layout_of(parallelism)
     assert reason in (unsupported(training, layout) or "")
     assert unsupported(repaired(training, layout), layout) is None
@@ -209,7 +209,7 @@ def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: 
 
 @pytest.mark.parametrize(("hidden", "length", "is_limit"), [(1, 1, True), (2, 1, False), (1, 2, False)])
 def test_one_feature_of_one_position_is_not_cut(hidden: int, length: int, is_limit: bool) -> None:
-    """Over one rank as over more: DTensor takes the dim of features for that of positions."""
+    """On one rank or several, DTensor takes the feature dim for the position dim."""
     training = replace(PLAIN, model=Model(features=4, length=length, layers=(GatedMLP(hidden=hidden),)))
     layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), size=1)
     assert ("below 2 with one position" in (unsupported(training, layout) or "")) == is_limit
@@ -252,7 +252,7 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
     ],
 )
 def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: Layout, reason: str) -> None:
-    """Each limit of several parallelisms together is met by a training that has just that feature, and its repair removes it."""
+    """A training with one feature meets each limit of a composition, and the repair removes that feature."""
     assert reason in (unsupported(training, layout) or "")
     assert unsupported(repaired(training, layout), layout) is None
 
@@ -280,7 +280,7 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
     ],
 )
 def test_limits_of_compositions_are_no_wider_than_they_must_be(training: Training, layout: Layout) -> None:
-    """What runs next to such a limit stays supported."""
+    """A training next to such a limit stays supported."""
     assert unsupported(training, layout) is None
 
 
@@ -297,7 +297,7 @@ def test_limits_of_compositions_are_no_wider_than_they_must_be(training: Trainin
 def test_options_that_do_not_go_together_have_a_reason(
     parallelism: FSDP1, sizes: tuple[int, ...], mended_to: dict[str, object]
 ) -> None:
-    """A layout beyond a limit supports no training, and its repair changes that option alone."""
+    """A layout beyond a limit supports no training, and its repair changes only that option."""
     layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
     assert ("over tensor parallelism: use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
     assert repaired_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
@@ -352,7 +352,7 @@ def test_options_that_do_not_go_together_have_a_reason(
 )
 @pytest.mark.usefixtures("of_torch_213")
 def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
-    """What runs next to a limit stays supported."""
+    """A training next to a limit stays supported."""
     assert unsupported(training, layout_of(parallelism)) is None
 
 
@@ -386,7 +386,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
 def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
     sizes: tuple[int, ...], factor: float, policy: MixedPrecision | None, *, sums: bool
 ) -> None:
-    """Gloo has no premultiplied sum; in types that overflow easily nothing is averaged in any case."""
+    """Gloo has no premultiplied sum; gradients in types that overflow easily are never averaged."""
     axes = tuple(Axis(name=name, size=size) for name, size in zip(FSDP2.axes[len(sizes) - 1], sizes, strict=True))
     fsdp = FSDP2(gradient_divide_factor=factor, mixed_precision=policy)
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,))
@@ -396,13 +396,13 @@ def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
 
 @pytest.mark.parametrize(("shards", "to", "kept"), [(4, 2, True), (6, 3, True), (4, 3, False), (4, 4, False), (2, 4, False)])
 def test_parameters_are_resharded_to_equal_groups_of_ranks(shards: int, to: int, *, kept: bool) -> None:
-    """Fewer than all shards, which they divide."""
+    """Their size is smaller than the number of shards and divides it."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=shards),)), parallelisms=(FSDP2(reshard_to=to),))
     assert (repaired_layout(layout) == layout) is kept
 
 
 def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
-    """They are the parameters that tensor parallelism leaves."""
+    """Tensor parallelism leaves DTensor parameters, so reshard_to is unsupported."""
     mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, FSDP2(reshard_to=2)))
     assert "cannot be resharded" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
@@ -410,7 +410,7 @@ def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
 
 
 def test_a_compiled_model_keeps_its_precision() -> None:
-    """What a compiler fuses it need not round in between; compressed gradients are no part of the graph."""
+    """A compiler need not round between fused operations; compressed gradients are not in the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)
     layout = replace(layout_of(FSDP2(mixed_precision=BF16)), execution=compiled)
     assert "may round at other places" in (unsupported(PLAIN, layout) or "")
@@ -419,7 +419,7 @@ def test_a_compiled_model_keeps_its_precision() -> None:
 
 
 def test_the_bf16_hook_is_for_no_cpu() -> None:
-    """A hook that DDP refuses on CPU is a reason, not a crash; the fp16 one is the nearest."""
+    """DDP refuses the bf16 hook on CPU, so it is unsupported, and the repair takes the fp16 hook."""
     for kind in (DDP, Replicate):
         layout = layout_of(kind(compression=Compression.BF16))
         assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
@@ -431,7 +431,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
     [(4, DDP(), "never sees a full one"), (6, FSDP2(), None), (4, FSDP2(), None), (3, FSDP2(), "Muon on a dim")],
 )
 def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
-    """Muon goes with FSDP2 over tensor parallelism where each rank has a part, and not with what trains local tensors."""
+    """Muon runs with FSDP2 over tensor parallelism if each rank has a shard, but not if local tensors are trained."""
     plan = (LayerPlan(split=Split.COLUMN), LayerPlan())
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), outer))
@@ -445,7 +445,7 @@ TRACED = Execution(whole_step=True)
 
 @pytest.mark.usefixtures("of_torch_213")
 def test_a_graph_counts_no_steps() -> None:
-    """Traced, an optimizer that reads its step count gives way to one that does not, fused where it need not be a loop."""
+    """In a traced step, an optimizer that reads its step count is replaced, by a fused one if possible."""
     adam, eager = replace(PLAIN, optimizer=Adam(implementation=Implementation.FOREACH)), layout_of(SPMD())
     traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, layout_of(WHOLE_PLAN)))
     assert unsupported(adam, eager) is None
@@ -475,7 +475,7 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
 
 
 def test_hooks_are_in_no_graph() -> None:
-    """A step is traced only where operations do everything."""
+    """A step can be traced only if operations do all the work."""
     layout = replace(layout_of(FSDP2()), execution=TRACED)
     assert "parallelisms with hooks" in (unsupported(PLAIN, layout) or "")
     assert repaired_layout(layout) == layout_of(FSDP2())
@@ -490,7 +490,7 @@ def test_no_layer_runs_twice_in_a_graph() -> None:
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
-    """A microbatch that would have to grow beyond 64 rows shrinks to the nearest multiple."""
+    """A microbatch that would grow beyond 64 rows shrinks to the nearest multiple."""
     layout = layout_of(DDP(), size=7)
     nearest = repaired(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
     assert nearest.data.microbatches == (63, 7)
