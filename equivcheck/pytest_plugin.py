@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
-from equivcheck.system.tally import Row, take
+from equivcheck.system.tally import TallyRow, take_counts
 
 PROPERTY = "equivcheck"
 """Test reports carry their counts under this name, also from pytest-xdist workers and into JUnit files."""
@@ -22,7 +22,7 @@ class ScenarioSummary:
     """Sums the counts in all test reports and prints them when pytest ends."""
 
     def __init__(self) -> None:
-        self.checked: Counter[Row] = Counter()
+        self.checked: Counter[TallyRow] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the counts of one test."""
@@ -59,7 +59,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        checked = take()
+        checked = take_counts()
         if checked:
             item.user_properties.append((PROPERTY, json.dumps([[*row, count] for row, count in sorted(checked.items())])))
 
@@ -72,7 +72,7 @@ def pytest_sessionfinish() -> None:
         pool.close_worlds()
 
 
-def table(checked: Counter[Row]) -> list[str]:
+def table(checked: Counter[TallyRow]) -> list[str]:
     """Return one line per layout and world with a column for each outcome, then the share of equivalent scenarios."""
     outcomes = sorted({outcome for _, _, outcome in checked}, key=lambda outcome: (outcome != "equivalent", outcome))
     places = sorted({(layout, world) for layout, world, _ in checked})

@@ -10,9 +10,9 @@ from itertools import product
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.composition.limits import repaired_layout
+from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.composition.registry import kinds_of, layout_names
-from equivcheck.scenario import FSDP1, Axis, Compile, Execution, Layout, Mesh, Parallelism, Recompute
+from equivcheck.scenario import FSDP1, Axis, Checkpointing, Compile, Execution, Layout, Mesh, Parallelism
 from equivcheck.scenario.mesh import DP, MAX_RANKS, TP
 from equivcheck.strategies.chance import below
 from equivcheck.strategies.parallelism import parallelisms_of
@@ -40,7 +40,7 @@ COMPILED: SearchStrategy[Execution] = st.sampled_from(
 
 _SELDOM = st.sampled_from((False,) * 19 + (True,))
 """Rare, because tracing a step costs as much as running ten."""
-_CHECKPOINTINGS = st.sampled_from((Recompute.NONE,) * 6 + (Recompute.ODD_LAYERS, Recompute.EVERY_LAYER))
+_CHECKPOINTINGS = st.sampled_from((Checkpointing.NONE,) * 6 + (Checkpointing.ODD_LAYERS, Checkpointing.EVERY_LAYER))
 
 
 @st.composite
@@ -76,7 +76,7 @@ def executions(
     """Executions: a quarter use activation checkpointing, some trace steps. If `compiles` draws True, one from `compiled`."""
     execution = draw(compiled) if draw(compiles) else Execution(whole_step=draw(_SELDOM))
     checkpointing = draw(_CHECKPOINTINGS)
-    return execution if checkpointing is Recompute.NONE else replace(execution, checkpointing=checkpointing)
+    return execution if checkpointing is Checkpointing.NONE else replace(execution, checkpointing=checkpointing)
 
 
 _EXECUTIONS = executions()
@@ -102,7 +102,7 @@ def layouts(
     names = choices[draw(below(len(choices)))]
     execution = draw(executions)
     most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled or execution.whole_step else max_ranks
-    return repaired_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
+    return repair_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))
 
 
 @cache

@@ -37,7 +37,7 @@ _DECAY = st.sampled_from((0.0, 0.1, 0.01))
 _BETAS = st.sampled_from(((0.9, 0.999), (0.9, 0.99), (0.5, 0.9)))
 _EPS = st.sampled_from((1e-8, 1e-6, 1e-3))
 _IMPLEMENTATIONS = {kind: st.sampled_from(kind.implementations()) for kind in OPTIMIZERS}
-_MAXIMIZE = {kind: SOMETIMES if kind.maximizable else st.just(False) for kind in OPTIMIZERS}
+_MAXIMIZE = {kind: SOMETIMES if kind.has_maximize else st.just(False) for kind in OPTIMIZERS}
 
 _COUPLED: dict[str, SearchStrategy[Any]] = {"lr": _LR, "weight_decay": _DECAY}
 _ADAPTIVE: dict[str, SearchStrategy[Any]] = {**_COUPLED, "betas": _BETAS, "eps": _EPS}

@@ -17,15 +17,15 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
-    Balance,
+    AttentionExchange,
     Collectives,
     Compression,
     ContextParallel,
     Distribution,
     ElementType,
-    Exchange,
     ExpertParallel,
     ExpertStorage,
+    LoadBalancer,
     LocalDataParallel,
     LocalTensorParallel,
     LowPrecision,
@@ -170,7 +170,7 @@ def fsdp2(draw: DrawFn) -> FSDP2:
         separate_reduce_group=draw(SOMETIMES),
         shard_last_dim=draw(SOMETIMES),
         ignore_frozen=draw(SOMETIMES),
-        muon_owners=draw(EVENLY),
+        distributed_muon=draw(EVENLY),
     )
 
 
@@ -198,7 +198,7 @@ def pipeline() -> SearchStrategy[Pipeline]:
 
 def context_parallel() -> SearchStrategy[ContextParallel]:
     """`ContextParallel` with every exchange and balance."""
-    return st.builds(ContextParallel, exchange=st.sampled_from(Exchange), balance=st.sampled_from(Balance))
+    return st.builds(ContextParallel, exchange=st.sampled_from(AttentionExchange), balance=st.sampled_from(LoadBalancer))
 
 
 _SHIPPED: dict[str, SearchStrategy[Parallelism]] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.layouts.base.plan.rules import TIED_HALVES, LayerSite, legal_plans
 from equivcheck.scenario import (
     ActivationSharding,
@@ -23,9 +23,9 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.strategies.chance import EVENLY, below
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
-_WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.OUTSIDE)
+_WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.NOT_IN_PLAN)
 _NO_PLAN = (_WHOLE,)
 SPLITS = tuple(TIED_HALVES)
 """How an embedding or a head can be sharded, simplest first."""
@@ -39,7 +39,7 @@ def needs_plan(layout: Layout) -> bool:
 def with_idle_plan(layout: Layout, training: Training) -> Layout:
     """Give the layout a plan that fits any training: each layer replicated, or outside if the plan knows none of its linears."""
     layers = training.model.layers
-    return _with_plan(layout, tuple(_WHOLE if kind_of(layer).parts(layer) else _OUTSIDE for layer in layers))
+    return _with_plan(layout, tuple(_WHOLE if layer_kind(layer).linears(layer) else _OUTSIDE for layer in layers))
 
 
 def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool, repaired: bool = True) -> Layout:
@@ -47,10 +47,10 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
     model, ranks, plan = training.model, layout.mesh.size(TP), []
     is_local = layout.has(LocalTensorParallel)
     source = _drawn_source(draw, training, ranks, empty=is_local)
-    has_head = model.head is not None and not (model.head.tied and source is Split.OUTSIDE)
-    ends = (ActivationSharding.WHOLE, ActivationSharding.ROWS) if has_head else (ActivationSharding.WHOLE,)
+    has_head = model.head is not None and not (model.head.tied and source is Split.NOT_IN_PLAN)
+    ends = (ActivationSharding.REPLICATED, ActivationSharding.ROWS) if has_head else (ActivationSharding.REPLICATED,)
     rows = tuple(rows // layout.num_data_ranks for rows in training.data.microbatches)
-    place = LayerSite(model=model, index=0, input=ActivationSharding.WHOLE, tp=ranks, rows=rows, ends=ends)
+    place = LayerSite(model=model, index=0, input=ActivationSharding.REPLICATED, tp=ranks, rows=rows, ends=ends)
     among = partial(legal_plans, beyond=beyond, repaired=repaired, local=is_local)
     source_output = _drawn_source_output(draw, place, source, among)
     place = replace(place, input=source_output)
@@ -59,7 +59,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
         plan.append(legal[draw(below(len(legal)))])
         place = replace(place, input=plan[-1].output)
     head = _drawn_head(draw, training, source, last=place.input)
-    in_parts = head is Split.COLUMN and isinstance(training.loss, CrossEntropy) and draw(EVENLY)
+    in_parts = head is Split.COLWISE and isinstance(training.loss, CrossEntropy) and draw(EVENLY)
     return _with_plan(layout, tuple(plan), source=source, source_output=source_output, head=head, loss_parallel=in_parts)
 
 
@@ -68,8 +68,8 @@ def _drawn_source_output(
 ) -> ActivationSharding:
     """Sharded by positions in half of all cases, if the layers accept that."""
     by_rows = replace(place, input=ActivationSharding.ROWS)
-    if source is Split.OUTSIDE or not among(by_rows) or draw(EVENLY):
-        return ActivationSharding.WHOLE
+    if source is Split.NOT_IN_PLAN or not among(by_rows) or draw(EVENLY):
+        return ActivationSharding.REPLICATED
     return ActivationSharding.ROWS
 
 
@@ -77,16 +77,20 @@ def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, empty: bool) 
     """Sharded by tokens only if each rank gets some, unless ranks may be `empty`."""
     source = training.model.source
     if source is None:
-        return Split.OUTSIDE
-    splits = tuple(split for split in SPLITS if split is not Split.ROW or empty or not leaves_nothing(source.vocabulary, ranks))
+        return Split.NOT_IN_PLAN
+    splits = tuple(
+        split for split in SPLITS if split is not Split.ROWWISE or empty or not is_last_shard_empty(source.vocabulary, ranks)
+    )
     return splits[draw(below(len(splits)))]
 
 
 def _drawn_head(draw: DrawFn, training: Training, source: Split, *, last: ActivationSharding) -> Split:
     head = training.model.head
     if head is None:
-        return Split.OUTSIDE
-    splits = SPLITS if last is ActivationSharding.WHOLE else tuple(split for split in SPLITS if split is not Split.OUTSIDE)
+        return Split.NOT_IN_PLAN
+    splits = (
+        SPLITS if last is ActivationSharding.REPLICATED else tuple(split for split in SPLITS if split is not Split.NOT_IN_PLAN)
+    )
     return TIED_HALVES[source] if head.tied else splits[draw(below(len(splits)))]
 
 

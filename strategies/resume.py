@@ -8,8 +8,8 @@ from math import lcm
 
 from hypothesis.strategies import DrawFn
 
-from equivcheck.layouts.composition.fitting import fitted_training, row_multiple, with_scaled_rows
-from equivcheck.layouts.composition.limits import can_resume, resumable_layout
+from equivcheck.layouts.composition.fitting import fit_training, multiply_rows, row_multiple
+from equivcheck.layouts.composition.limits import can_resume, repair_layout_for_resume
 from equivcheck.layouts.composition.registry import BrokenLayout
 from equivcheck.layouts.composition.resume_limits import flattenings
 from equivcheck.layouts.parallelisms.pipeline.stages import num_stages
@@ -38,7 +38,7 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
     `loss_parallel` needs a loss over labels, which a pipeline that scales gradients cannot have.
     """
     training, layout = scenario.training, scenario.layout
-    first = resumable_layout(draw(_FIRST_LAYOUTS))
+    first = repair_layout_for_resume(draw(_FIRST_LAYOUTS))
     staged = needs_stages(first)
     if staged:
         first = with_drawn_schedule(draw, first)
@@ -46,11 +46,11 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
     multiple = lcm(*(row_multiple(each, over_all_ranks=True) for each in (layout, first)))
     if not choices or multiple > USUAL_ROWS or (staged and num_stages(first) > len(training.model.layers)):
         return scenario
-    training = with_scaled_rows(training, multiple)
+    training = multiply_rows(training, multiple)
     if staged:
         first = with_drawn_boundaries(draw, first, len(training.model.layers))
     if needs_plan(first):
-        training = fitted_training(training, layout, with_idle_plan(first, training))
+        training = fit_training(training, layout, with_idle_plan(first, training))
         first = with_drawn_plan(draw, first, training, beyond=False, repaired=False)
     resume = Resume(
         layout=first,
@@ -58,5 +58,5 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
         flatten_optimizer_state_dict=choices[draw(below(len(choices)))],
     )
     with suppress(BrokenLayout):
-        return replace(scenario, training=fitted_training(training, layout, first), resume=resume)
+        return replace(scenario, training=fit_training(training, layout, first), resume=resume)
     return scenario

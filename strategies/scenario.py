@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.repairs import with_summed_squares
-from equivcheck.layouts.composition.fitting import fitted_training, row_multiple, with_scaled_rows
+from equivcheck.layouts.composition.fitting import fit_training, multiply_rows, row_multiple
 from equivcheck.layouts.composition.limits import runs_sequences
 from equivcheck.scenario import SPMD, Execution, Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.mesh import MAX_RANKS
@@ -84,14 +84,14 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     staged = needs_stages(layout)
     if staged:
         layout = with_drawn_schedule(draw, layout)
-    training = with_scaled_rows(training, _row_multiple(draw, layout))
+    training = multiply_rows(training, _row_multiple(draw, layout))
     if staged:
-        training = fitted_training(training, layout, beyond=beyond)
+        training = fit_training(training, layout, beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
     if needs_plan(layout):
-        training = fitted_training(training, with_idle_plan(layout, training), beyond=beyond)
+        training = fit_training(training, with_idle_plan(layout, training), beyond=beyond)
         layout = with_drawn_plan(draw, layout, training, beyond=beyond)
-    training = fitted_training(training, layout, beyond=beyond)
+    training = fit_training(training, layout, beyond=beyond)
     return Scenario(training=training, layout=layout, schedule_seed=draw(SEEDS))
 
 
@@ -103,7 +103,7 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
     """
     if trainings is not None:
         return draw(trainings)
-    if any(parallelism.cuts_positions for parallelism in layout.parallelisms):
+    if any(parallelism.shards_positions for parallelism in layout.parallelisms):
         return draw(_SEQUENCES)
     training = draw(_TRAININGS if runs_sequences(layout) else _PLAIN_TRAININGS)
     by_propagation = layout.has(SPMD)

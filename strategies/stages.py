@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.layouts.base.limits.limit import parallelism_of
-from equivcheck.layouts.composition.limits import repaired_layout
+from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.scenario import Layout, Pipeline, PipelineSchedule
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.pipeline import runs_chunks
+from equivcheck.scenario.pipeline import can_run_chunks
 from equivcheck.strategies.chance import EVENLY, MOSTLY, SOMETIMES
 
 _NO_STAGES = Pipeline()
@@ -23,7 +23,7 @@ _CHUNKS = (1, 2, 3, 4, 6, 8)
 
 def needs_stages(layout: Layout) -> bool:
     """Whether the layout has a pipeline with the default options (after repairs), a placeholder for drawn ones."""
-    return bool(layout.of(Pipeline)) and layout == repaired_layout(_with_pipeline(layout, _NO_STAGES))
+    return bool(layout.of(Pipeline)) and layout == repair_layout(_with_pipeline(layout, _NO_STAGES))
 
 
 def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
@@ -39,7 +39,7 @@ def with_drawn_schedule(draw: DrawFn, layout: Layout) -> Layout:
         static_shapes=draw(SOMETIMES),
         scale_grads=draw(SOMETIMES),
     )
-    return repaired_layout(_with_pipeline(layout, pipeline))
+    return repair_layout(_with_pipeline(layout, pipeline))
 
 
 def with_drawn_boundaries(draw: DrawFn, layout: Layout, num_layers: int) -> Layout:
@@ -67,7 +67,7 @@ def _schedules(ranks: int) -> SearchStrategy[tuple[PipelineSchedule, int]]:
 
 @cache
 def _chunks(schedule: PipelineSchedule, ranks: int) -> SearchStrategy[int]:
-    return st.sampled_from([chunks for chunks in (*_CHUNKS, 2 * ranks) if runs_chunks(schedule, chunks, ranks)])
+    return st.sampled_from([chunks for chunks in (*_CHUNKS, 2 * ranks) if can_run_chunks(schedule, chunks, ranks)])
 
 
 @cache

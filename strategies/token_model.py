@@ -12,21 +12,21 @@ from equivcheck.scenario import (
     Experts,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     Model,
     Norm,
-    Scores,
+    ScoreFunction,
     Tokens,
 )
 from equivcheck.strategies.chance import EVENLY, MOSTLY, RARELY, SOMETIMES
 from equivcheck.strategies.layer import ACTIVATIONS
-from equivcheck.training.layers.registry import others
+from equivcheck.training.layers.registry import third_party_kinds
 
 LENGTHS: SearchStrategy[int] = st.sampled_from((2, 3, 4, 1, 5, 8))
 """Short lists throughout, because DTensor caches its results by shape."""
 VOCABULARIES: SearchStrategy[int] = st.sampled_from((3, 4, 5, 7, 8, 11, 16))
-IGNORED: SearchStrategy[Ignored] = st.sampled_from(Ignored)
+IGNORED: SearchStrategy[IgnoredLabels] = st.sampled_from(IgnoredLabels)
 
 _FEATURES = st.sampled_from((4, 2, 6, 8, 3, 1))
 _HIDDEN = st.sampled_from((1, 2, 3, 4, 6, 8))
@@ -41,7 +41,7 @@ _USUAL_KINDS = (Layer, GatedMLP, Attention)
 _KINDS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts))
 _KINDS_AND_OTHERS: SearchStrategy[type[AnyLayer]] = st.sampled_from((*_USUAL_KINDS, *_USUAL_KINDS, Experts, AnyLayer))
 """`AnyLayer` stands for third-party layers."""
-_SCORES = st.sampled_from(Scores)
+_SCORES = st.sampled_from(ScoreFunction)
 _NUM_EXPERTS = st.sampled_from((2, 3, 4, 5, 6, 8))
 _BALANCES = st.sampled_from((0.0, 0.1, 0.01, 0.0))
 _SMOOTHINGS = st.sampled_from((0.0, 0.1))
@@ -51,11 +51,11 @@ _Z_LOSSES = st.sampled_from((0.0, 0.01))
 @st.composite
 def attentions(draw: DrawFn, *, length: int = 2) -> Attention:
     """Attention. A bias is only drawn if it has an effect: a key bias needs rotary positions and a length above 1."""
-    kv_heads, width, rotary = draw(_KV_HEADS), draw(_WIDTHS), draw(EVENLY)
+    num_kv_heads, width, rotary = draw(_KV_HEADS), draw(_WIDTHS), draw(EVENLY)
     return Attention(
-        heads=min(kv_heads * draw(_GROUPS), 8 // kv_heads * kv_heads),
-        kv_heads=kv_heads,
-        head_width=width + width % 2 if rotary else width,
+        num_heads=min(num_kv_heads * draw(_GROUPS), 8 // num_kv_heads * num_kv_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=width + width % 2 if rotary else width,
         causal=not draw(SOMETIMES),
         rotary=rotary,
         fused=draw(EVENLY),
@@ -112,12 +112,12 @@ _EXPERTS = experts()
 def token_models(draw: DrawFn) -> Model:
     """Models with 1 to 5 layers over sequences. Most take tokens, and most of these have a head, a third of them tied."""
     length, features, depth = draw(LENGTHS), draw(_FEATURES), draw(_DEPTHS)
-    of_others = [found for kind in others() if (found := kind.strategy(features)) is not None]
+    of_others = [found for kind in third_party_kinds() if (found := kind.strategy(features)) is not None]
     kinds = _KINDS_AND_OTHERS if of_others else _KINDS
     layers = [_fitted(draw(_layers_of(draw(kinds), length, features, of_others)), features) for _ in range(depth)]
     layers = [_shared(draw, layer, layers[:index]) for index, layer in enumerate(layers)]
     if all(layer.frozen or layer.shares is not None for layer in layers):
-        layers[0] = layers[0].having(frozen=False)
+        layers[0] = layers[0].with_fields(frozen=False)
     if draw(RARELY):
         return Model(features=features, length=length, layers=tuple(layers))
     source = _tokens(draw)
@@ -154,11 +154,11 @@ def _shared(draw: DrawFn, layer: AnyLayer, before: list[AnyLayer]) -> AnyLayer:
     owner = next((index for index, other in enumerate(before) if isinstance(other, Layer)), None)
     if not isinstance(layer, Layer) or owner is None or not draw(MOSTLY):
         return layer
-    return layer.having(shares=owner)
+    return layer.with_fields(shares=owner)
 
 
 def _fitted(layer: AnyLayer, features: int) -> AnyLayer:
-    return layer.having(norm=_norm(layer.norm, features))
+    return layer.with_fields(norm=_norm(layer.norm, features))
 
 
 def _norm(norm: Norm | None, features: int) -> Norm | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.base.limits.repairs import tamed
+from equivcheck.layouts.base.limits.repairs import with_stable_lr
 from equivcheck.scenario import (
     ClipNorm,
     ClipValue,
@@ -15,16 +15,16 @@ from equivcheck.scenario import (
     CrossEntropy,
     Data,
     ExponentialLR,
-    Group,
     Head,
     LinearLR,
     Loss,
     Model,
     NormType,
     Optimizer,
+    ParameterGroup,
+    ParameterSelection,
     Precision,
     Schedule,
-    Select,
     StepLR,
     Training,
     ZeroGrad,
@@ -46,7 +46,7 @@ THRESHOLDS: SearchStrategy[float] = st.sampled_from((0.1, 0.01, 1.0, 100.0))
 
 _BATCH_DIMS = st.sampled_from((0, 0, 0, 1))
 _COUNTS = st.sampled_from((1, 1, 2, 2, 3, 4))
-_SELECTS = st.sampled_from(Select)
+_SELECTS = st.sampled_from(ParameterSelection)
 _LR_FACTORS = st.sampled_from((1.0, 0.5, 2.0))
 _DECAYS = st.sampled_from((0.0, 0.1))
 _BY_NORM: tuple[NormType | None, ...] = (NormType.TWO, NormType.ONE, NormType.INF)
@@ -75,9 +75,9 @@ def data(draw: DrawFn, *, rows: SearchStrategy[int] = ROWS, max_microbatches: in
 
 
 @st.composite
-def groups(draw: DrawFn) -> Group:
+def groups(draw: DrawFn) -> ParameterGroup:
     """Groups, half without weight decay. `trainings` drops the decay if the optimizer has none."""
-    return Group(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
+    return ParameterGroup(select=draw(_SELECTS), lr_factor=draw(_LR_FACTORS), weight_decay=draw(_DECAYS))
 
 
 @st.composite
@@ -115,7 +115,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     data: SearchStrategy[Data] = _DATA,
     optimizers: SearchStrategy[Optimizer] = _OPTIMIZERS,
     losses: SearchStrategy[Loss | CrossEntropy] | None = None,
-    groups: SearchStrategy[Group] = _GROUPS,
+    groups: SearchStrategy[ParameterGroup] = _GROUPS,
     schedules: SearchStrategy[Schedule | None] = _SCHEDULES,
     clippings: SearchStrategy[Clipping | None] = _CLIPPINGS,
     precisions: SearchStrategy[Precision] = PRECISIONS,
@@ -129,7 +129,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     num_steps = draw(steps)
     model = draw(models) if models is not None else draw(_TOKEN_MODELS if draw(tokens) else _MODELS)
     batches, optimizer = draw(data), draw(optimizers)
-    if not optimizer.takes_vectors:
+    if not optimizer.updates_vectors:
         model = _of_matrices(model)
     chosen = tuple(draw(groups) for _ in range(draw(_NUM_GROUPS)))
     if not optimizer.decays:
@@ -138,7 +138,7 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
     return Training(
         model=model,
         data=batches,
-        optimizer=tamed(optimizer, loss),
+        optimizer=with_stable_lr(optimizer, loss),
         loss=loss,
         groups=chosen,
         schedule=draw(schedules),
@@ -152,11 +152,11 @@ def trainings(  # noqa: PLR0913 - a strategy for each field, all by keyword
 
 def _of_matrices(model: Model) -> Model:
     """Remove biases, norms, scale and experts, whose linears share one tensor."""
-    layers = tuple(layer.without_routing().having(bias=False, norm=None) for layer in model.layers)
+    layers = tuple(layer.without_routing().with_fields(bias=False, norm=None) for layer in model.layers)
     return replace(model, layers=layers, head=model.head and Head(tied=model.head.tied), scale=False)
 
 
 def _loss(draw: DrawFn, model: Model, batches: Data) -> Loss | CrossEntropy:
-    has_labels = model.outputs > 1 and (model.length is not None or not batches.batch_dim)
+    has_labels = model.out_features > 1 and (model.length is not None or not batches.batch_dim)
     of_labels = draw(MOSTLY if model.source is not None else RARELY)
     return draw(_CROSS_ENTROPIES) if has_labels and of_labels else draw(LOSSES)

@@ -14,7 +14,7 @@ from packaging.version import Version
 from equivcheck.system import torch_version
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
 from equivcheck.system.profiles import register_profiles
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.workers import fork_server
 from equivcheck.worlds.workers.fork_server import WorkerForkServer
 from equivcheck.worlds.workers.process import worker_environment
@@ -77,5 +77,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what the installed torch does not have."""
     for marker in item.iter_markers("torch"):
         versions, why = marker.args
-        if not torch_in(versions):
+        if not is_torch_in(versions):
             pytest.skip(f"needs torch {versions}: {why}")

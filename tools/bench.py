@@ -17,7 +17,7 @@ from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.campaign.findings.environment import environment
 from equivcheck.checking.check import check
 from equivcheck.cli.options import console, json_option, layouts_option, print_json
-from equivcheck.layouts.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.layouts.composition.registry import kinds_of
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -119,7 +119,7 @@ class _SpawnedRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,  # noqa: ARG002
         deadline: float = 60.0,
-        is_foreign: bool = True,  # noqa: ARG002
+        is_user_code: bool = True,  # noqa: ARG002
     ) -> Run:
         return run_spawned(program, *arguments, size=self.size, deadline=deadline)
 
@@ -181,7 +181,7 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
 
 def fixed_scenarios(name: str, size: int, num: int) -> list[Scenario]:
     """Build scenarios that differ only in their data: three linear layers, AdamW, three steps."""
-    layout = repaired_layout(_fixed_layout(name, size))
+    layout = repair_layout(_fixed_layout(name, size))
     model = Model(features=16, layers=(Layer(width=32), Layer(width=32), Layer(width=16)))
     training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), loss=Loss.MSE_SUM, steps=3)
     training = repaired(training, layout)
@@ -203,7 +203,7 @@ def _fixed_parallelism(kind: type[Parallelism]) -> Parallelism:
     if kind is not TensorParallel:
         return kind()
     return TensorParallel(
-        plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW), LayerPlan())
+        plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE), LayerPlan())
     )
 
 

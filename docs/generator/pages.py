@@ -32,7 +32,7 @@ def limits() -> str:
 def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
     kinds: dict[str, list[str]] = {GAPS: [], FIXED: []}
     for limit in found:
-        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sources.in_words(limit))}")
+        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sources.reason_with_versions(limit))}")
     lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
     return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
 
@@ -86,7 +86,7 @@ def _briefly(layouts: Iterable[str]) -> str:
 def known_issues() -> str:
     """Every problem of torch on file: what, in which versions, the smallest scenario and the script that show it."""
     smallest = sources.smallest_scenarios()
-    found = sources.issues_on_file()
+    found = sources.all_known_issues()
     versions = list(dict.fromkeys(version for row in sources.measured().values() for version in row))
     rows = [
         (f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), *_shows(issue, versions)) for issue in found
@@ -169,7 +169,7 @@ def _place(identifier: str) -> str:
 
 def _avoided_where(issue: object) -> str:
     """What a scenario is like in which the issue cannot show: the first sentence of its workaround."""
-    return _prose((sources.WITHOUT[issue.without].__doc__ or "").strip())
+    return _prose((sources.WORKAROUNDS[issue.without].__doc__ or "").strip())
 
 
 def _upstream(link: str) -> str:

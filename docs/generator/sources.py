@@ -12,13 +12,13 @@ from pathlib import Path
 import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, in_words
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with_versions
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle.known_issues.issue_script import issue_script
-from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.known_issues.showing import measured
-from equivcheck.oracle.known_issues.workarounds import WITHOUT
+from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
 from equivcheck.programs.run.issue_text import is_reported, issue_text, sentence_of
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
@@ -27,18 +27,18 @@ ROOT = Path(__file__).parents[2]
 
 __all__ = [
     "ON_FILE",
-    "WITHOUT",
+    "WORKAROUNDS",
     "AnyLimit",
-    "in_words",
+    "all_known_issues",
     "is_reported",
     "issue_script",
     "issue_text",
-    "issues_on_file",
     "limits_by_layout",
     "main",
     "measured",
     "mutants",
     "nouns",
+    "reason_with_versions",
     "sentence_of",
     "smallest_scenarios",
 ]

@@ -14,9 +14,9 @@ from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from equivcheck.campaign.plan import Plan
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
-C = TypeVar("C", bound=Case)
+C = TypeVar("C", bound=Checkable)
 
 _BATCH = 500
 """Cases per batch."""
@@ -77,7 +77,7 @@ def draw(plan: Plan, take: Callable[[Any], None]) -> float:
     assert plan.strategy is not None
     strategy = plan.strategy(plan)
 
-    def take_in_time(case: Case) -> None:
+    def take_in_time(case: Checkable) -> None:
         if time.monotonic() - started >= plan.seconds:
             raise EndBatch
         take(case)

@@ -18,7 +18,7 @@ from equivcheck.campaign.messages import Control
 from equivcheck.campaign.plan import Fault, Plan, generated_programs
 from equivcheck.mutants.mutant import Family, Mutant
 from equivcheck.oracle.verdict.verdict import CaseVerdict
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.mesh import MAX_RANKS
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -36,7 +36,7 @@ _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
 _USUAL_RANKS = 4
 """Most ranks of a control's scenarios, unless its fault needs more."""
 
-CheckWithFault = Callable[[Case, Any], CaseVerdict]
+CheckWithFault = Callable[[Checkable, Any], CaseVerdict]
 """Checks a case with a planted fault."""
 
 
@@ -105,7 +105,7 @@ class ControlRun:
 
     def _plant_next(self, passed_over: tuple[str, ...]) -> None:
         self._fault = self._faults.popleft()
-        self._waiting: deque[Case] = deque()
+        self._waiting: deque[Checkable] = deque()
         self._drawn = 0
         self._control = Control(name=self._fault.name, wrong=self._fault.wrong, passed_over=passed_over)
 
@@ -176,10 +176,10 @@ def _(fault: ProgramFault, plan: Plan) -> SearchStrategy[Any]:
     return plan.programs(plan)
 
 
-def _drawn(strategy: SearchStrategy[Any], seed: int) -> list[Case]:
-    found: list[Case] = []
+def _drawn(strategy: SearchStrategy[Any], seed: int) -> list[Checkable]:
+    found: list[Checkable] = []
 
-    def take(case: Case) -> None:
+    def take(case: Checkable) -> None:
         if len(found) >= _CHUNK:
             raise EndBatch
         if case not in found:  # the plainest comes again and again

@@ -52,7 +52,7 @@ class Worker(Protocol):
 W = TypeVar("W", bound=Worker)
 
 
-class Crew(Protocol[W]):
+class CampaignWorkers(Protocol[W]):
     """A campaign's workers. Leaving the context ends all of them."""
 
     workers: list[W]
@@ -85,7 +85,7 @@ class Crew(Protocol[W]):
         """Kill a worker and drop its messages."""
 
 
-class LocalCrew(Pool[CheckingProcess]):
+class LocalWorkers(Pool[CheckingProcess]):
     """Worker processes on this machine. They are forked from one warmed-up process if the plan uses the standard check."""
 
     nodes: Sequence[Node] = ()
@@ -108,7 +108,7 @@ class LocalCrew(Pool[CheckingProcess]):
         self.workers.append(CheckingProcess(plan, place, suspect))
 
     def messages(self) -> Iterator[tuple[CheckingProcess, Any]]:
-        """See `Crew.messages`."""
+        """See `CampaignWorkers.messages`."""
         for worker, message in super().messages():
             if isinstance(message, Ended | Stuck):
                 yield worker, self._ended(worker, message)

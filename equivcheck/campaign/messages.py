@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from equivcheck.campaign.tally import Tally
 from equivcheck.oracle.verdict.verdict import CaseVerdict
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Fuzz:
 class CheckOne:
     """Sent to the worker: check this case, answer with `Checked`, and end."""
 
-    case: Case
+    case: Checkable
     """Case to check."""
     beyond: bool = False
     """Whether to run it even if torch does not support it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from equivcheck.errors import UsageError
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ class Check(Protocol):
         """
 
 
-def oracle_check(case: Case, /, **options: Any) -> CaseVerdict:
+def oracle_check(case: Checkable, /, **options: Any) -> CaseVerdict:
     """Call `check_case`. Importing it here keeps torch out of other imports."""
     from equivcheck.checking.cases import check_case
 
     return check_case(case, **options)
 
 
-def explaining_check(case: Case, /, *, deadline: float, alter: Any = None, **options: Any) -> CaseVerdict:
+def explaining_check(case: Checkable, /, *, deadline: float, alter: Any = None, **options: Any) -> CaseVerdict:
     """Check a case and diagnose a failure.
 
     This is slower than `oracle_check`. A case that torch does not support gets no diagnosis.

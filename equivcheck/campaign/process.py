@@ -12,7 +12,7 @@ from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.layouts.base.execution.compile_time import all_compile_seconds
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
@@ -110,7 +110,7 @@ class CheckerFailed(EquivCheckError):
 
 
 def check_isolated(
-    case: Case, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
+    case: Checkable, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
 ) -> CaseVerdict:
     """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or never ends, that is the verdict.
 

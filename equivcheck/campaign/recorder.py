@@ -8,7 +8,7 @@ import pickle
 import struct
 from typing import IO
 
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.system.unnamed_file import unnamed_file
 
 _SIZE = 1 << 16
@@ -41,7 +41,7 @@ class Recorder:
         """File descriptor for the worker."""
         return self._file.fileno()
 
-    def begin(self, case: Case) -> None:
+    def begin(self, case: Checkable) -> None:
         """Record the start of a check. If the pickled case does not fit, the check counts, but `last` cannot return it."""
         payload = pickle.dumps(case, pickle.HIGHEST_PROTOCOL)
         if len(payload) > _SIZE - _HEADER.size:
@@ -60,12 +60,12 @@ class Recorder:
         """Checks begun plus beats. It rises while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
-    def last(self) -> Case | None:
+    def last(self) -> Checkable | None:
         """Last recorded case; None if there is none or it did not fit."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:
             return None
-        case: Case = pickle.loads(self._memory[_HEADER.size : _HEADER.size + length])
+        case: Checkable = pickle.loads(self._memory[_HEADER.size : _HEADER.size + length])
         return case
 
     def close(self) -> None:

@@ -14,12 +14,12 @@ from equivcheck.campaign.worker import CheckerBroke, Worker
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.system.collection import COLLECTION_THRESHOLDS
 from equivcheck.worlds.preload import preload
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int, recorder_fd: int) -> None:
     """Serve the supervisor at the other end of `fd`."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     plan, place = link.task
     try:
         worker = Worker(plan, place, link, Recorder.inherited(recorder_fd))
@@ -31,7 +31,7 @@ def main(fd: int, recorder_fd: int) -> None:
         link.send(_broken(error, ""))
 
 
-def _serve(worker: Worker, plan: Plan, link: Link) -> None:
+def _serve(worker: Worker, plan: Plan, link: SupervisorLink) -> None:
     import_everything(plan)
     link.send(Ready())
     order = link.next()

@@ -36,7 +36,7 @@ class Shard:
         return campaign_seed if self.of == 1 else batch_seed(campaign_seed, self.number, self.of) % 2**_SEED_BITS
 
 
-def shard_of(text: str) -> Shard:
+def parse_shard(text: str) -> Shard:
     """Parse ``2/8``. Raises `UsageError`."""
     written = _WRITTEN.fullmatch(text)
     if written is None:

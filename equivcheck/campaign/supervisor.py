@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from equivcheck.campaign.crew import Crew, LocalCrew, Worker
+from equivcheck.campaign.crew import CampaignWorkers, LocalWorkers, Worker
 from equivcheck.campaign.events import Event, Listener, NodeWorks, Started, Summary, Ticked
 from equivcheck.campaign.findings.example import is_shrunk
 from equivcheck.campaign.findings.fingerprint import fingerprint
@@ -46,7 +46,9 @@ _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
 """
 
 
-def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: Crew[Any] | None = None) -> Summary:
+def fuzz(
+    plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), crew: CampaignWorkers[Any] | None = None
+) -> Summary:
     """Check generated cases until the plan's time is up, and keep the failures. The default `crew` runs on this machine.
 
     SIGINT or SIGTERM ends it early with a summary; the second one raises `KeyboardInterrupt`. Raises `StoreFailed` if the store
@@ -54,12 +56,17 @@ def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener] = (), cr
     """
     store.require_writable()
     with Interruption() as interruption:
-        return _Campaign(plan, store, listeners, interruption, crew or LocalCrew()).run()
+        return _Campaign(plan, store, listeners, interruption, crew or LocalWorkers()).run()
 
 
 class _Campaign:
     def __init__(
-        self, plan: Plan, store: FindingStore, listeners: Sequence[Listener], interruption: Interruption, crew: Crew[Any]
+        self,
+        plan: Plan,
+        store: FindingStore,
+        listeners: Sequence[Listener],
+        interruption: Interruption,
+        crew: CampaignWorkers[Any],
     ) -> None:
         self._plan, self._store, self._listeners, self._interruption = plan, store, listeners, interruption
         self._crew, self._nodes = crew, NodeWorks(crew.nodes)

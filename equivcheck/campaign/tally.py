@@ -12,7 +12,7 @@ from equivcheck.campaign.coverage.reach import Reach
 from equivcheck.campaign.findings.fingerprint import blur
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.programs.verdict import ProgramVerdict
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
 _LOG_RATIO = math.log(1.05)
 """Bucket width: a quantile is off by at most 2.5 %."""
@@ -88,11 +88,11 @@ class Tally:
     """Checks per finding, by fingerprint."""
     slowest_seconds: float = 0.0
     """Duration of the slowest check."""
-    slowest: Case | None = None
+    slowest: Checkable | None = None
     """Case of the slowest check; None before the first check."""
     nearest_error: float = 0.0
     """Largest error in an equivalent check, relative to tolerance. An error above 1 would be a divergence."""
-    nearest: Case | None = None
+    nearest: Checkable | None = None
     """Case with the largest error; None before the first equivalent check."""
     reach: Reach = field(default_factory=Reach)
     """Feature pairs in the checked scenarios."""
@@ -128,7 +128,7 @@ class Tally:
         if verdict.beyond:
             self.beyond[verdict.outcome] += 1
             return
-        names = verdict.case.counted_by
+        names = verdict.case.summary_row
         self.outcomes[names[0], verdict.outcome] += 1
         self.durations.setdefault(names[0], Histogram()).add(seconds)
         if verdict.outcome is Outcome.EQUIVALENT:
@@ -165,10 +165,10 @@ class Tally:
         self._note_slowest(other.slowest_seconds, other.slowest)
         self._note_nearest(other.nearest_error, other.nearest)
 
-    def _note_slowest(self, seconds: float, case: Case | None) -> None:
+    def _note_slowest(self, seconds: float, case: Checkable | None) -> None:
         if case is not None and seconds > self.slowest_seconds:
             self.slowest_seconds, self.slowest = seconds, case
 
-    def _note_nearest(self, error: float, case: Case | None) -> None:
+    def _note_nearest(self, error: float, case: Checkable | None) -> None:
         if case is not None and error > self.nearest_error:
             self.nearest_error, self.nearest = error, case

@@ -27,7 +27,7 @@ from equivcheck.campaign.turns import Turns
 from equivcheck.checking.confirm import CONFIRMING, CONFIRMING_SECONDS, confirmed_by, may_be_confirmed
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.work_clock import WorkClock
 
@@ -94,12 +94,12 @@ class Worker:
         self._end_control()
         self._report()
 
-    def check(self, case: Case, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
+    def check(self, case: Checkable, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
         """Record a case and check it."""
         self._recorder.begin(case)
         return self._asked(case, coarse=coarse, beyond=beyond)
 
-    def _asked(self, case: Case, **options: Any) -> CaseVerdict:
+    def _asked(self, case: Checkable, **options: Any) -> CaseVerdict:
         try:
             return self._plan.check(case, **{"world": self._plan.world, "deadline": self._plan.deadline, **options})
         except Exception as error:
@@ -121,7 +121,7 @@ class Worker:
             elif control.has_waiting:
                 self._step_control(control)
 
-    def _check_altered(self, case: Case, alter: Any) -> CaseVerdict:
+    def _check_altered(self, case: Checkable, alter: Any) -> CaseVerdict:
         self._recorder.beat()
         return self._asked(case, alter=alter)
 
@@ -138,7 +138,7 @@ class Worker:
     def _over(self) -> bool:
         return self._ends or time.monotonic() >= self._until
 
-    def _take(self, case: Case) -> None:
+    def _take(self, case: Checkable) -> None:
         if self._over or (self._shrinking.is_drawn_out if self._shrinking else self._checks_left <= 0):
             raise EndBatch
         is_late = time.monotonic() >= self._late
@@ -166,7 +166,7 @@ class Worker:
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
-    def _candidate(self, case: Case) -> Candidate | None:
+    def _candidate(self, case: Checkable) -> Candidate | None:
         """The case to check for a drawn one. While a case that avoids known issues is shrunk, smaller cases avoid them too."""
         if self._source.beyond:
             return Candidate(case=case)
@@ -226,7 +226,7 @@ class Worker:
         except Exception as error:
             self._send(verdict.without("shrinking", error))
 
-    def _try(self, case: Case, *, coarse: bool, beyond: bool) -> CaseVerdict:
+    def _try(self, case: Checkable, *, coarse: bool, beyond: bool) -> CaseVerdict:
         self._tally.num_shrinking += 1
         return self.check(case, coarse=coarse, beyond=beyond)
 

@@ -12,11 +12,11 @@ from equivcheck.programs.check import check_program
 from equivcheck.programs.deadline import seconds_of_program
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
 
 def check_case(  # noqa: PLR0913 - options, all by keyword
-    case: Case, *, world: str, deadline: float, alter: Any = None, coarse: bool = False, beyond: bool = False
+    case: Checkable, *, world: str, deadline: float, alter: Any = None, coarse: bool = False, beyond: bool = False
 ) -> CaseVerdict:
     """Check a case and return its verdict without calls, because it is sent to another process.
 

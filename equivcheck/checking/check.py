@@ -8,20 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from equivcheck.layouts.composition.limits import why_unsupported
-from equivcheck.layouts.composition.running import RanksResult, Runner, able
+from equivcheck.layouts.composition.running import RanksResult, Runner, world_for
 from equivcheck.oracle.comparison.communication import CallComparison, compare_calls
-from equivcheck.oracle.judge import Case, judge, judge_coarsely, judge_failure
+from equivcheck.oracle.judge import ExpectedRun, judge, judge_coarsely, judge_failure
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict, explain_by
 from equivcheck.scenario import Scenario
-from equivcheck.system.tally import IN_PART, record
+from equivcheck.system.tally import IN_PART, record_check
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.signature import signature
 from equivcheck.worlds.trace.differences import Divergence
-from equivcheck.worlds.world import World, without_cover
+from equivcheck.worlds.world import World, unwrap_world
 
 if TYPE_CHECKING:
     from equivcheck.programs.nouns import TensorProgram
@@ -77,12 +77,12 @@ def check(  # noqa: PLR0913 - options, all by keyword
     if not isinstance(scenario, Scenario):
         from equivcheck.programs.check import check_program
 
-        place = without_cover(world)
+        place = unwrap_world(world)
         return on_first_rank(place, lambda: check_program(scenario, world=place, deadline=deadline, target=target))
     started = time.perf_counter()
-    runner = Runner(world=able(scenario, without_cover(world)), deadline=deadline, alter=alter)
+    runner = Runner(world=world_for(scenario, unwrap_world(world)), deadline=deadline, alter=alter)
     verdict = on_first_rank(runner.world, lambda: _judge(scenario, runner, beyond=beyond, coarse=coarse))
-    record(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
+    record_check(scenario.layout.name, verdict.world, IN_PART if verdict.undecided else verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
@@ -134,7 +134,7 @@ def _compared_with_reference(verdict: Verdict, result: RanksResult, calls: tuple
     far = judge_coarsely(verdict, run.coarse_reference(), result, calls) if coarse else None
     if far is not None:
         return far
-    case = Case(
+    case = ExpectedRun(
         reference=run.reference,
         confirming_reference=run.confirming_reference,
         required_steps=1 + (resume.steps if resume else 0),

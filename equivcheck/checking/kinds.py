@@ -8,19 +8,19 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.codec import CASE
 
 VERDICTS: dict[type, tuple[type[CaseVerdict], str]] = {Scenario: (Verdict, CASE), TensorProgram: (ProgramVerdict, "program")}
 """Verdict class by case class, and its field name for the case."""
 
 
-def verdict_on(case: Case, **values: Any) -> CaseVerdict:
+def verdict_on(case: Checkable, **values: Any) -> CaseVerdict:
     """Build the verdict on any case."""
     verdict, field = VERDICTS[type(case)]
     return verdict(**{field: case, **values})
 
 
-def num_steps(case: Case) -> int:
+def num_steps(case: Checkable) -> int:
     """In how many steps the case can diverge."""
     return case.training.steps if isinstance(case, Scenario) else 1

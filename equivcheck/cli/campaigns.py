@@ -12,7 +12,7 @@ from equivcheck.cli.options import COLUMNS, console, print_json
 from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
-    from equivcheck.campaign.crew import Crew
+    from equivcheck.campaign.crew import CampaignWorkers
     from equivcheck.campaign.events import Summary
     from equivcheck.campaign.findings.finding import Finding
     from equivcheck.campaign.findings.store import FindingStore
@@ -31,7 +31,7 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     as_json: bool,
     verbose: bool = False,
     html: Path | None = None,
-    crew: Crew[Any] | None = None,
+    crew: CampaignWorkers[Any] | None = None,
 ) -> ExitCode:
     """Run a campaign; its summary is on stdout, what the run means for findings of others as well, and its page in a file."""
     from equivcheck.campaign.findings.store import FindingStore
@@ -74,12 +74,12 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
     """How the findings stand that the run told of; None, and a line on stderr, where its history was not written."""
     from equivcheck.campaign.history.history import History, HistoryFailed
-    from equivcheck.campaign.history.standing import records, told_in
+    from equivcheck.campaign.history.standing import records, records_decided_by
 
     try:
         if writer.failed:
             raise HistoryFailed(writer.failed)
-        return told_in(writer.run, records(History(store.path)))
+        return records_decided_by(writer.run, records(History(store.path)))
     except HistoryFailed as error:
         click.echo(f"{error}; each finding of this run counts as new", err=True)
         return None
@@ -121,7 +121,7 @@ def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbo
 
 def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> ExitCode:
     """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
-    from equivcheck.campaign.history.standing import can_fail, fails
+    from equivcheck.campaign.history.standing import can_make_run_fail, fails
 
     if summary.broken:
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
@@ -136,5 +136,5 @@ def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> E
         click.echo(f"error: {control_text(summary.control)} ({summary.control.wrong.rstrip('.')}); {means}", err=True)
         return ExitCode.CANNOT_RUN
     names = (finding.verdict.case.name for finding in summary.findings)
-    found = any(can_fail(run, name) for name in names) if told is None else any(fails(run, record) for record in told)
+    found = any(can_make_run_fail(run, name) for name in names) if told is None else any(fails(run, record) for record in told)
     return ExitCode.FINDINGS if found else ExitCode.NOTHING_FOUND

@@ -26,7 +26,7 @@ from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
 from equivcheck.system.input_file import read_stream, read_text
 from equivcheck.system.streams import standard_input
-from equivcheck.worlds.pool import STARTED
+from equivcheck.worlds.pool import TORCHRUN
 
 if TYPE_CHECKING:
     from equivcheck.oracle.verdict.verdict import CaseVerdict
@@ -56,10 +56,10 @@ def check(  # noqa: PLR0913, PLR0917 - options
         write_page(html, lambda page: _write_page(page, verdict, file, deadline))
         return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
 
-    if world != STARTED:
+    if world != TORCHRUN:
         return checked()
     if html is not None:
-        raise UsageError(f"--html draws a run of its own; allowed: a world other than {STARTED}")
+        raise UsageError(f"--html draws a run of its own; allowed: a world other than {TORCHRUN}")
     return on_all_ranks(checked)
 
 
@@ -103,7 +103,7 @@ def _print(verdict: Any, *, comm: bool, as_json: bool) -> None:
 
 def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) -> None:
     from equivcheck.cli.findings.script import script_or_reason
-    from equivcheck.report.finding_page.page import Told
+    from equivcheck.report.finding_page.page import PageContext
     from equivcheck.report.finding_page.page import write_page as write
     from equivcheck.report.finding_page.second_run import run_once_more
 
@@ -111,7 +111,7 @@ def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) ->
     named = shlex.quote("case.json" if file == "-" else file)
     commands = (f"equivcheck check {named}", f"equivcheck export {named} -o repro.py")
     again = partial(run_once_more, deadline=deadline)
-    write(verdict, page, Told(script=script, why_no_script=why, commands=commands), again)
+    write(verdict, page, PageContext(script=script, why_no_script=why, commands=commands), again)
 
 
 def read_case(file: str) -> Scenario | TensorProgram:

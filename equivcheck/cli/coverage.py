@@ -49,7 +49,7 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.campaign.coverage.legality import Examples
     from equivcheck.campaign.coverage.reach import Reach
     from equivcheck.campaign.plan import Plan
-    from equivcheck.report.coverage_text import Measured, coverage_object, print_coverage
+    from equivcheck.report.coverage_text import MeasuredCoverage, coverage_object, print_coverage
     from equivcheck.scenario import Scenario
 
     plan = Plan(seconds=seconds, seed=secrets.randbits(32) if seed is None else seed, layouts=layouts)
@@ -63,7 +63,7 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     took = draw(plan, take)
     if legal is not None:
         write_legal(examples, legal)
-    measured = Measured(reach=reach, plan=plan, seconds=took)
+    measured = MeasuredCoverage(reach=reach, plan=plan, seconds=took)
     if as_json:
         print_json(coverage_object(measured))
     else:
@@ -92,11 +92,11 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 def write_legal(examples: Examples, file: Path) -> None:
     """Look for a scenario of each pair that was never drawn, which may have others, and write which pairs are legal."""
     from equivcheck.campaign.coverage.legality import witness
-    from equivcheck.campaign.coverage.pairs import table_of
+    from equivcheck.campaign.coverage.pairs import format_pairs
 
     with click.progressbar(examples.undrawn(), label="legal pairs", file=sys.stderr) as pairs:
         for one, other in pairs:
             scenario = None if examples.came_together(one, other) else witness(one, other, examples)
             if scenario is not None:
                 examples.add(scenario)
-    replace_text(file, table_of(examples.legal))
+    replace_text(file, format_pairs(examples.legal))

@@ -18,7 +18,7 @@ from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.mesh import MAX_RANKS
 
 if TYPE_CHECKING:
-    from equivcheck.campaign.cluster.crew import ClusterCrew
+    from equivcheck.campaign.cluster.crew import ClusterWorkers
     from equivcheck.campaign.shard import Shard
 
 _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
@@ -147,7 +147,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         return run_campaign(plan, store, run, as_json=as_json, verbose=verbose, html=html, crew=crew)
 
 
-def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterCrew | None]:
+def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterWorkers | None]:
     """The nodes that do the work; none for this machine."""
     if address is None:
         return contextlib.nullcontext()

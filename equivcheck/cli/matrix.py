@@ -13,7 +13,7 @@ from equivcheck.cli.shell import ExitCode
 
 if TYPE_CHECKING:
     from equivcheck.user.matrix.result import MatrixResult
-    from equivcheck.user.matrix.row import Row
+    from equivcheck.user.matrix.row import LayoutRow
 
 
 @click.command()
@@ -55,10 +55,10 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     return _exit_code(found)
 
 
-def _tell(row: Row, number: int) -> None:
-    from equivcheck.user.matrix.text import in_a_line
+def _tell(row: LayoutRow, number: int) -> None:
+    from equivcheck.user.matrix.text import row_line
 
-    click.echo(f"{number} {in_a_line(row)}", err=True)
+    click.echo(f"{number} {row_line(row)}", err=True)
 
 
 def _write(name: str, found: MatrixResult, junit: Path | None, html: Path | None) -> None:

@@ -12,7 +12,7 @@ import click
 
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.errors import UsageError
-from equivcheck.worlds.pool import COMPARABLE, STARTED, WITH_DATA
+from equivcheck.worlds.pool import LOCAL_WORLDS, TORCHRUN, WORLDS_WITH_DATA
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,16 +48,16 @@ def deadline_option(default: float) -> Option:
 
 def world_option(default: str | None, text: str = "Where the ranks run.", *, may_stand: bool = False) -> Option:
     """``--world``; with one that stands already, of which every process runs the command, where it `may_stand`."""
-    worlds = click.Choice(WITH_DATA) if may_stand else _WorldOfItsOwn(COMPARABLE)
+    worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
 
 
 def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
     """The value of ``--shard``, such as ``2/8``."""
-    from equivcheck.campaign.shard import shard_of
+    from equivcheck.campaign.shard import parse_shard
 
     try:
-        return shard_of(value)
+        return parse_shard(value)
     except UsageError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -67,7 +67,7 @@ class _WorldOfItsOwn(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Say of a world that stands what takes it."""
-        if value == STARTED:
+        if value == TORCHRUN:
             self.fail(f"{value} runs one check; allowed: {', '.join(self.choices)}, or `check FILE --world {value}`", param, ctx)
         return super().convert(value, param, ctx)
 

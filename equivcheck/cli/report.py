@@ -15,7 +15,7 @@ import click
 from equivcheck.cli.options import json_option, output_file, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from equivcheck.campaign.history.run import Run
@@ -76,26 +76,26 @@ def report(  # noqa: PLR0913, PLR0917 - options
     if as_json:
         print_json({"path": str(page), "run": past.run.id, "mode": past.run.mode.value, "began": past.run.began})
     else:
-        click.echo(printable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
+        click.echo(escape_unprintable(f"{page}: run {past.run.id}, {past.run.mode.value}, began {past.run.began[:19]} UTC"))
     return ExitCode.NOTHING_FOUND
 
 
 def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> ExitCode:
     from equivcheck.cli.findings.replay import find
     from equivcheck.cli.findings.script import script_or_reason
-    from equivcheck.report.finding_page.page import Told, write_page
+    from equivcheck.report.finding_page.page import PageContext, write_page
     from equivcheck.report.finding_page.second_run import run_isolated
 
     kept = find(named, store)
     script, why = script_or_reason(kept.verdict, seen_on=kept.environment.torch)
     folder = shlex.quote(str(kept.path))
     commands = (f"equivcheck replay {folder}", f"equivcheck export {folder} -o repro.py")
-    told = Told(script=script, why_no_script=why, commands=commands, kept=kept)
+    told = PageContext(script=script, why_no_script=why, commands=commands, kept=kept)
     write_page(kept.verdict, page, told, partial(run_isolated, deadline=_DEADLINE))
     if as_json:
         print_json({"path": str(page), "finding": kept.fingerprint, "outcome": kept.verdict.outcome.value})
     else:
-        click.echo(printable(f"{page}: {kept.fingerprint} {kept.verdict.case.name}, {kept.verdict.outcome.value}"))
+        click.echo(escape_unprintable(f"{page}: {kept.fingerprint} {kept.verdict.case.name}, {kept.verdict.outcome.value}"))
     return ExitCode.NOTHING_FOUND
 
 
@@ -109,7 +109,9 @@ def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
     runs = (past.run for past in past_runs(History(store)))
     found = tuple(takewhile(lambda run: run.began >= since.isoformat(), runs))[::-1]
     if not found:
-        raise UsageError(printable(f"no run of {store} began at {since:%Y-%m-%d %H:%M} UTC or later; allowed: an earlier moment"))
+        raise UsageError(
+            escape_unprintable(f"no run of {store} began at {since:%Y-%m-%d %H:%M} UTC or later; allowed: an earlier moment")
+        )
     return found
 
 
@@ -143,7 +145,7 @@ def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
         try:
             finding = FindingStore(store).load(record.fingerprint)
         except UsageError as error:
-            click.echo(printable(str(error)), err=True)
+            click.echo(escape_unprintable(str(error)), err=True)
             continue
         script, why = script_or_reason(finding.verdict, seen_on=finding.environment.torch)
         yield Reported(record=record, finding=finding, script=script, why_no_script=why)

@@ -56,13 +56,13 @@ def selftest(  # noqa: PLR0913, PLR0917 - options
     """
     from equivcheck.quality.selftest.examine import Effort
     from equivcheck.quality.selftest.supervisor import selftest as examine_all
-    from equivcheck.report.selftest_text import in_a_line, print_selftest, selftest_object
+    from equivcheck.report.selftest_text import mutant_line, print_selftest, selftest_object
 
     found = examine_all(
         mutants,
         Effort(seed=seed, examples=examples, seconds=seconds),
         num_workers=workers or num_cores(),
-        listener=lambda row, count: click.echo(f"{count}/{len(mutants)} {in_a_line(row)}", err=True),
+        listener=lambda row, count: click.echo(f"{count}/{len(mutants)} {mutant_line(row)}", err=True),
     )
     if as_json:
         print_json(selftest_object(found))

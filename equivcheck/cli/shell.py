@@ -19,8 +19,8 @@ from click.exceptions import NoArgsIsHelpError
 
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.system.collection import rare_collections
-from equivcheck.system.imports import imports
-from equivcheck.system.printable import in_short, printable
+from equivcheck.system.imports import holds_import_lock
+from equivcheck.system.printable import escape_unprintable, shorten
 from equivcheck.system.streams import require_stdout, standard_streams
 from equivcheck.system.torch_version import OLDEST
 
@@ -76,7 +76,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     """Raise `KeyboardInterrupt`, but end at once during an import: torch aborts where its own is interrupted, or goes on."""
-    if imports(threading.get_ident()):
+    if holds_import_lock(threading.get_ident()):
         os.write(2, b"error: interrupted\n")
         os._exit(ExitCode.CANNOT_RUN)
     raise KeyboardInterrupt
@@ -88,7 +88,7 @@ def report(error: Exception) -> ExitCode:
         error.show()
         return ExitCode.USAGE
     line = " ".join(_sentence(error).split())
-    click.echo(f"error: {in_short(printable(line), LONGEST_LINE)}", err=True)
+    click.echo(f"error: {shorten(escape_unprintable(line), LONGEST_LINE)}", err=True)
     is_usage = isinstance(error, (click.ClickException, UsageError, InvalidScenario))
     return ExitCode.USAGE if is_usage else ExitCode.CANNOT_RUN
 

@@ -11,7 +11,7 @@ import click
 from equivcheck.cli.shell import ExitCode, report
 from equivcheck.errors import UsageError
 from equivcheck.system.streams import standard_streams
-from equivcheck.worlds.torchrun.place import is_first, place_of
+from equivcheck.worlds.torchrun.place import is_first_rank, place_of
 
 
 def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
@@ -20,7 +20,7 @@ def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
     They end at once: torchrun stops those that take longer than the first that failed, and theirs would be another code.
     Returns, with nothing done, where nobody has started such a world; then raises `UsageError` in the first process.
     """
-    first = is_first(os.environ)
+    first = is_first_rank(os.environ)
     try:
         place_of(os.environ)
     except UsageError:
@@ -36,10 +36,10 @@ def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
 
 
 def _code(command: Callable[[], ExitCode], *, first: bool) -> ExitCode:
-    from equivcheck.worlds.pool import standing_ranks
+    from equivcheck.worlds.pool import torchrun_ranks
 
     try:
-        return standing_ranks().on_first_rank(lambda: _spoken(command))
+        return torchrun_ranks().on_first_rank(lambda: _spoken(command))
     except KeyboardInterrupt:
         return report(click.Abort()) if first else ExitCode.CANNOT_RUN
     except UsageError as error:  # of what is the same in all processes

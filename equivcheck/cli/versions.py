@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def _check_issues(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[KnownIssue, ...]:  # noqa: ARG001
-    from equivcheck.oracle.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.known import all_known_issues
 
-    issues = {issue.id: issue for issue in issues_on_file()}
+    issues = {issue.id: issue for issue in all_known_issues()}
     for name in value:
         if name not in issues:
             raise click.BadParameter(f"known issue {name!r} does not exist; allowed: {', '.join(sorted(issues))}")
@@ -69,15 +69,15 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     """
     from equivcheck.oracle.known_issues.showing import table_path
     from equivcheck.quality.versions.corpus import drawn
-    from equivcheck.quality.versions.matrix import Matrix, code_of_equivcheck, continued
+    from equivcheck.quality.versions.matrix import Matrix, code_digest, load_or_new
     from equivcheck.quality.versions.table import print_matrix
     from equivcheck.scenario.file_format.codec import encode
 
     if write_shows and not _is_checkout():
         raise UsageError(f"--write-shows would write {table_path()}, which is installed; allowed: in a checkout of equivcheck")
     ids = tuple(issue.id for issue in issues)
-    matrix = Matrix(code=code_of_equivcheck(), seed=seed, scenarios=drawn(count, seed), issues=ids, versions={})
-    matrix = matrix if again else continued(output, matrix)
+    matrix = Matrix(code=code_digest(), seed=seed, scenarios=drawn(count, seed), issues=ids, versions={})
+    matrix = matrix if again else load_or_new(output, matrix)
     matrix = _filled(matrix, versions, environments(pythons, cache, index_url), issues, output)
     if write_shows:
         _write_shows(matrix)
@@ -92,13 +92,13 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
 def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[KnownIssue, ...], output: Path) -> Matrix:
     """The matrix with every version that is named; it is written after each, so that an interruption loses one at most."""
-    from equivcheck.quality.versions.matrix import measured_on
+    from equivcheck.quality.versions.matrix import measure_version
 
     for version in where.named(named):
         if str(version) in matrix.versions:
             where.tell(f"torch {version}: in {output}; --again runs it again")
             continue
-        found = measured_on(where.installation(version), matrix.scenarios, issues, where.tell)
+        found = measure_version(where.installation(version), matrix.scenarios, issues, where.tell)
         matrix = matrix.with_version(version, found)
         with contextlib.suppress(OSError):  # told in the end, when all results have been printed
             matrix.save(output)
@@ -129,10 +129,10 @@ def _is_checkout() -> bool:
 
 def _write_shows(matrix: Matrix) -> None:
     """What was not measured now stays as it is."""
-    from equivcheck.oracle.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.known import all_known_issues
     from equivcheck.oracle.known_issues.showing import measured, table_path, written_table
     from equivcheck.quality.versions.matrix import shows_of
 
     before, now = measured(), shows_of(matrix)
-    table = {issue.id: {**before.get(issue.id, {}), **now.get(issue.id, {})} for issue in issues_on_file()}
+    table = {issue.id: {**before.get(issue.id, {}), **now.get(issue.id, {})} for issue in all_known_issues()}
     table_path().write_text(written_table(table), encoding="utf-8")

@@ -31,7 +31,7 @@ def cause_by_ablation(
 def _plainer(scenario: Scenario) -> Iterator[tuple[Scenario, Cause, str]]:
     training = scenario.training
     if any(layer.dropout for layer in training.model.layers):
-        plain = each_layer(training, lambda _, layer: layer.having(dropout=0.0))
+        plain = each_layer(training, lambda _, layer: layer.with_fields(dropout=0.0))
         words = "dropout masks differ from the single-device run: without dropout your ranks match it"
         yield replace(scenario, training=plain), Cause.ANOTHER_MASK, words
     if has_ties(training.model):

@@ -11,7 +11,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR, Expected
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.moments import Moment, moments
-from equivcheck.worlds.trace.pieces import Whole, part_of, parts_of, whole_tensors
+from equivcheck.worlds.trace.pieces import TensorsByName, full_tensors_of, select_piece, values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Trace
 
@@ -33,7 +33,7 @@ def num_agreeing_moments(diverged: Evidence, traces: Sequence[Trace]) -> int:
 
 
 def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], made: tuple[Moment, ...]) -> bool:
-    wholes = [whole_tensors(moment.snapshot) for moment in made]
+    wholes = [full_tensors_of(moment.snapshot) for moment in made]
     if expected.phase is Phase.LOSS:
         return _losses_agree(diverged, expected, found, wholes)
     limits = _limits(diverged, expected, wholes)
@@ -42,14 +42,14 @@ def _agrees(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], m
         whole = wholes[rank % len(wholes)]
         if not all(moment.snapshot.fits[at] or not moment.snapshot.present[at] for at in range(len(moment.snapshot.fits))):
             return False
-        for piece, values in parts_of(moment.snapshot):
+        for piece, values in values_by_piece(moment.snapshot):
             if not _piece_agrees(piece, values, whole, limits):
                 return False
             held[piece.name] = held.get(piece.name, 0) + piece.numel
     return all(held.get(name, 0) >= values.size for name, values in wholes[0].items())
 
 
-def _piece_agrees(piece: Piece, values: Vector | None, whole: Whole, limits: dict[str, float]) -> bool:
+def _piece_agrees(piece: Piece, values: Vector | None, whole: TensorsByName, limits: dict[str, float]) -> bool:
     if not piece.name or not piece.numel:
         return True
     other = whole.get(piece.name)
@@ -57,10 +57,10 @@ def _piece_agrees(piece: Piece, values: Vector | None, whole: Whole, limits: dic
         return other is None and values is None
     if other.shape != piece.shape:
         return False
-    return _distance(values, part_of(other, piece)) <= limits[piece.name]
+    return _distance(values, select_piece(other, piece)) <= limits[piece.name]
 
 
-def _losses_agree(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], wholes: list[Whole]) -> bool:
+def _losses_agree(diverged: Evidence, expected: Expected, found: tuple[Moment, ...], wholes: list[TensorsByName]) -> bool:
     held = [moment.snapshot.values for moment in found if moment.snapshot.present[0]]
     made = [whole["loss"] for whole in wholes if "loss" in whole]
     if not held or not made:
@@ -76,7 +76,7 @@ def _distance(values: Vector, other: Vector) -> float:
     return math.inf if np.isnan(distance) else float(distance)
 
 
-def _limits(diverged: Evidence, expected: Expected, wholes: list[Whole]) -> dict[str, float]:
+def _limits(diverged: Evidence, expected: Expected, wholes: list[TensorsByName]) -> dict[str, float]:
     """Tolerance per tensor: the reference's, increased if the tensor is larger in the counterfactual."""
     eps = diverged.eps
     with np.errstate(invalid="ignore", over="ignore"):
@@ -104,6 +104,6 @@ def _disagrees_alike(diverged: Evidence, expected: Expected, made: tuple[Moment,
     }
     if not names:
         return True
-    wholes = [whole_tensors(moment.snapshot) for moment in made]
+    wholes = [full_tensors_of(moment.snapshot) for moment in made]
     here = [name for name in names if any(name in whole for whole in wholes)]
     return all(any(not np.array_equal(whole[name], wholes[0][name]) for whole in wholes[1:]) for name in here)

@@ -20,7 +20,7 @@ from equivcheck.training.read import buffer_snapshot, snapshot
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.ranks import Ranks
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
-from equivcheck.worlds.trace.pieces import parts_of
+from equivcheck.worlds.trace.pieces import values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Snapshot, Trace
 
@@ -37,7 +37,7 @@ class InitialValues:
     def parts(self) -> Iterator[tuple[Piece, Vector]]:
         """Each piece with its values."""
         for kept in (self.parameters, self.buffers):
-            for piece, values in parts_of(kept):
+            for piece, values in values_by_piece(kept):
                 if values is not None and piece.name:
                     yield piece, values
 

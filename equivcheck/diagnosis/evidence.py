@@ -12,7 +12,7 @@ import numpy as np
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment
-from equivcheck.worlds.trace.pieces import Whole, fill, parts_of
+from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
 from equivcheck.worlds.trace.trace import Trace
 
 RATIO = 1e-4
@@ -75,9 +75,9 @@ class Evidence(ABC):
             dict.fromkeys(found.tensor for found in self.divergences if (found.step, found.phase) == (self.first.step, phase))
         )
 
-    def expected_values(self, step: int, phase: Phase) -> Whole:
+    def expected_values(self, step: int, phase: Phase) -> TensorsByName:
         """The reference's tensors at a step and phase."""
-        values: Whole = {}
+        values: TensorsByName = {}
         for found in self.reference.moments:
             if (found.step, found.phase) == (step, phase):
                 ends = [*found.table.offsets[1:], found.table.total]
@@ -85,13 +85,13 @@ class Evidence(ABC):
                 values |= {name: found.values[start:end].reshape(shape) for name, shape, start, end in rows}
         return values
 
-    def found_values(self, step: int, phase: Phase) -> Whole:
+    def found_values(self, step: int, phase: Phase) -> TensorsByName:
         """The ranks' tensors at a step and phase. If ranks disagree, the lowest rank counts."""
-        values: Whole = {}
+        values: TensorsByName = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):
                 for moment in reversed(found):
-                    for piece, held in parts_of(moment.snapshot):
+                    for piece, held in values_by_piece(moment.snapshot):
                         if piece.name and held is not None:
                             fill(values.setdefault(piece.name, np.full(piece.shape, np.nan)), piece, held)
         return values

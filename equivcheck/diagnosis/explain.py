@@ -17,7 +17,7 @@ from equivcheck.diagnosis.drift import drift_of
 from equivcheck.diagnosis.failures import diagnosis_of_failure
 from equivcheck.diagnosis.patterns import pattern_of
 from equivcheck.errors import UsageError
-from equivcheck.layouts.composition.running import able, alone
+from equivcheck.layouts.composition.running import single_process_world, world_for
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome, Verdict
 from equivcheck.training.setup import Setup
@@ -85,7 +85,7 @@ def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: s
         return verdict
     if verdict.divergence is not None and verdict.divergence.difference is Difference.FULL_TENSOR:
         return _of_right_values(verdict)
-    for place in dict.fromkeys((able(verdict.scenario, world), alone(verdict.world))):
+    for place in dict.fromkeys((world_for(verdict.scenario, world), single_process_world(verdict.world))):
         try:
             diverged = run_again(verdict.scenario, alter, place, deadline)
         except RanksFailed as error:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.diagnosis.words import number_of, numbered, rows_of_tensor, tensors
+from equivcheck.diagnosis.words import count_description, numbered, rows_of_tensor, tensors
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.trace.differences import Difference, Phase
-from equivcheck.worlds.trace.pieces import Whole, part_of, parts_of
+from equivcheck.worlds.trace.pieces import TensorsByName, select_piece, values_by_piece
 from equivcheck.worlds.trace.tensors import Vector
 
 NEAR = 1e-6
@@ -63,12 +63,14 @@ def _subject(diverged: Evidence, names: list[str]) -> str:
     return f"{f'the {kind}s of ' if kind else ''}{tensors(names)} are"
 
 
-def _zero(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _zero(diverged: Evidence, names: list[str], found: TensorsByName) -> Iterator[Diagnosis]:
     if not any(found[name].any() for name in names):
         yield _pattern(Cause.GRADIENT_LOST, f"{_subject(diverged, names)} zero")
 
 
-def _rounded(diverged: Evidence, names: list[str], found: Whole, types: Sequence[tuple[torch.dtype, str]]) -> Iterator[Diagnosis]:
+def _rounded(
+    diverged: Evidence, names: list[str], found: TensorsByName, types: Sequence[tuple[torch.dtype, str]]
+) -> Iterator[Diagnosis]:
     for kind, name in types:
         if all(_holds(kind, found[each]) for each in names):
             is_update = diverged.first.phase in (Phase.UPDATE, Phase.STATE)
@@ -81,7 +83,7 @@ def _holds(kind: torch.dtype, values: np.ndarray) -> bool:
     return values.size > 0 and bool((tensor.to(kind).to(tensor.dtype) == tensor).all())
 
 
-def _stale(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagnosis]:
+def _stale(diverged: Evidence, names: list[str], found: TensorsByName) -> Iterator[Diagnosis]:
     for step in range(diverged.first.step - 1, -1, -1):
         before = diverged.found_values(step, diverged.first.phase)
         if all(name in before and np.allclose(found[name], before[name], rtol=NEAR, atol=0.0) for name in names):
@@ -91,12 +93,12 @@ def _stale(diverged: Evidence, names: list[str], found: Whole) -> Iterator[Diagn
 def _multiple(diverged: Evidence, names: list[str], *, is_one_number: bool) -> Iterator[Diagnosis]:
     """A single number counts only if its factor is a known count, such as the rank count."""
     ratio = diverged.ratio(names, diverged.first.phase)
-    if ratio is not None and (not is_one_number or number_of(diverged, ratio)):
+    if ratio is not None and (not is_one_number or count_description(diverged, ratio)):
         words = f"{_subject(diverged, names)} {ratio:g} times as large as on one device"
-        yield _pattern(Cause.SCALED, words + number_of(diverged, ratio))
+        yield _pattern(Cause.SCALED, words + count_description(diverged, ratio))
 
 
-def _moved(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+def _moved(diverged: Evidence, names: list[str], found: TensorsByName, expected: TensorsByName) -> Iterator[Diagnosis]:
     some = [name for name in names if found[name].size > 1 and not _is_close(found[name], expected[name])]
     if not some or len(some) < len(names):
         return
@@ -128,7 +130,7 @@ def _disagreeing(diverged: Evidence) -> Iterator[Diagnosis]:
         yield _pattern(Cause.RANKS_DISAGREE, words)
 
 
-def _partial(diverged: Evidence, names: list[str], found: Whole, expected: Whole) -> Iterator[Diagnosis]:
+def _partial(diverged: Evidence, names: list[str], found: TensorsByName, expected: TensorsByName) -> Iterator[Diagnosis]:
     wrong = {name: ~np.isclose(found[name], expected[name], rtol=NEAR, atol=0.0, equal_nan=True) for name in names}
     wrong = {name: mask for name, mask in wrong.items() if mask.any()}
     ranks = _ranks_with(diverged, wrong)
@@ -146,8 +148,10 @@ def _ranks_with(diverged: Evidence, wrong: dict[str, np.ndarray]) -> list[int]:
                 rank
                 for rank, moment in enumerate(found)
                 if any(
-                    piece.name in wrong and wrong[piece.name].shape == piece.shape and part_of(wrong[piece.name], piece).any()
-                    for piece, _ in parts_of(moment.snapshot)
+                    piece.name in wrong
+                    and wrong[piece.name].shape == piece.shape
+                    and select_piece(wrong[piece.name], piece).any()
+                    for piece, _ in values_by_piece(moment.snapshot)
                 )
             ]
     return []

@@ -15,9 +15,9 @@ from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.scenario import Scenario
 from equivcheck.training.loop import train
 from equivcheck.training.read import local_values, state_slots
-from equivcheck.training.setup import Setup, own_state
-from equivcheck.training.single_device import single_device
-from equivcheck.worlds.trace.pieces import Whole, part_of
+from equivcheck.training.setup import Setup, unsharded_state
+from equivcheck.training.single_device import single_device_setup
+from equivcheck.worlds.trace.pieces import TensorsByName, select_piece
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 
@@ -29,9 +29,9 @@ class NotWritable(EquivCheckError):
 class StepValues:
     """The reference's values when a step starts."""
 
-    parameters: Whole
+    parameters: TensorsByName
     """Full parameters by name."""
-    state: Whole
+    state: TensorsByName
     """Optimizer state by ``parameter/key``; empty before the first update."""
     types: dict[str, torch.dtype]
     """Element type per state."""
@@ -40,7 +40,7 @@ class StepValues:
 def values_at_steps(scenario: Scenario) -> list[StepValues]:
     """Train on one device and record the values before each step."""
     rounding, kept = rounding_of(scenario.layout, scenario.training.precision), list[StepValues]()
-    setup = single_device(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
+    setup = single_device_setup(scenario.training) if rounding is None else rounded_setup(scenario.training, rounding)
 
     def keep(optimizer: torch.optim.Optimizer, _step: int) -> None:
         named = dict(setup.model.named_parameters())
@@ -87,7 +87,7 @@ def _write_all(setup: Setup, optimizer: torch.optim.Optimizer, values: StepValue
     for slot in slots:
         _write(slot.parameter, slot.pieces, values.parameters)
     if state:
-        if setup.state_of is own_state:
+        if setup.state_of is unsharded_state:
             _make_missing(optimizer, slots, values)
         for slot, tensor in state_slots(setup.state_of(optimizer), slots):
             _write(tensor, slot.pieces, values.state)
@@ -126,4 +126,4 @@ def _part(piece: Piece, wholes: Mapping[str, Any]) -> Any:
     whole = wholes.get(piece.name)
     if whole is None or whole.shape != piece.shape:
         return None
-    return part_of(whole, piece)
+    return select_piece(whole, piece)

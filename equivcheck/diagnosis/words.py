@@ -67,7 +67,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
     return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"
 
 
-def number_of(evidence: Evidence, ratio: float) -> str:
+def count_description(evidence: Evidence, ratio: float) -> str:
     """``, the number of the 2 dp ranks`` if a ratio is a known count or one over it; else empty."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):

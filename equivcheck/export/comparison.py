@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.script.draft import Draft
-from equivcheck.layouts.base.script.loop import may_be_none
+from equivcheck.layouts.base.script.loop import may_lack_gradients
 from equivcheck.layouts.base.script.text import indented
 
 HANG_SECONDS = 20
@@ -37,7 +37,7 @@ _DISTANCE = (
 def comparison_functions(draft: Draft) -> list[list[str]]:
     """Define the helpers ``full`` and ``distance``, if the script needs them."""
     found = []
-    none = may_be_none(draft.scenario.training)
+    none = may_lack_gradients(draft.scenario.training)
     if draft.has_dtensors:
         draft.need("torch.distributed.tensor", "DTensor")
         found.append(list(_FULL_OR_NONE if none else _FULL))
@@ -76,7 +76,9 @@ def main_lines(draft: Draft) -> list[str]:
 
 
 def _difference(draft: Draft) -> list[str]:
-    found = "distance(actual[name], values)" if may_be_none(draft.scenario.training) else "(actual[name] - values).abs().max()"
+    found = (
+        "distance(actual[name], values)" if may_lack_gradients(draft.scenario.training) else "(actual[name] - values).abs().max()"
+    )
     if not draft.may_lack:
         return [f"difference = {found}"]
     return ["difference = torch.zeros(())", "if name in actual:", f"    difference = {found}"]

@@ -28,7 +28,7 @@ _PRELOADED = [
 ]
 
 
-def launched(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -> tuple[int, str]:
+def run_forked(script: Path, ranks: int, output: Path, seconds: float = SECONDS) -> tuple[int, str]:
     """Run a script on `ranks` processes; return the exit code (1 if any rank's is not 0) and the output, rank after rank.
 
     While it runs, rank `i` prints to the file `i` in the folder `output`. A rank that exceeds `seconds` is killed, and its output

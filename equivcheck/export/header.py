@@ -10,7 +10,7 @@ from equivcheck.layouts.base.script.text import paragraph
 from equivcheck.oracle.known_issues.known import known_issues
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 TITLES: dict[str, str] = {
     "ddp": "DistributedDataParallel",
@@ -35,7 +35,7 @@ def docstring(  # noqa: PLR0913 - all by keyword
     parts.append(f"    torchrun --standalone --nproc-per-node {ranks} {name}")
     failed = "the runs differ" if verdict is None or verdict.failure is None else "a rank fails or the runs differ"
     parts.append(f"Exit code 1 if {failed}, else 0. Seen on torch {torch}, CPU, gloo.")
-    text = printable("\n\n".join(parts)).replace("\\", "\\\\").replace('"""', "'''")
+    text = escape_unprintable("\n\n".join(parts)).replace("\\", "\\\\").replace('"""', "'''")
     return [*f'"""{text}'.splitlines(), '"""']
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.system.commands import Ran, run
+from equivcheck.system.commands import FinishedCommand, run
 from equivcheck.system.temporary_folder import temporary_folder
 
 
@@ -15,7 +15,7 @@ class LaunchFailed(EquivCheckError):
     """A script did not end within its time limit."""
 
 
-def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> Ran:
+def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 180.0) -> FinishedCommand:
     """Run the text of a script with torchrun on `ranks` local processes. Raises `LaunchFailed` after `seconds`.
 
     The exit code is 1 if the runs differ or a rank fails. stderr also contains torchrun's own lines.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.export.clipping_by_mesh import clip_kinds
 from equivcheck.layouts.base.script.balance import add_balance
-from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.base.script.draft import Draft, LoopPosition, loop_over_layers, refuse
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Compile
 
@@ -32,7 +32,7 @@ def _compile(draft: Draft) -> None:
         return
     if execution.per_layer:
         applied = f'layer.compile(backend="{execution.compile.value}", dynamic=False)'
-        draft.add(LoopPosition.WRAP, *loop_over_units(draft, applied))
+        draft.add(LoopPosition.WRAP, *loop_over_layers(draft, applied))
         return
     draft.add(LoopPosition.WRAP, f'module = torch.compile({draft.module}, backend="{execution.compile.value}")')
     draft.module = "module"

@@ -13,11 +13,11 @@ from equivcheck.export.tolerance import tolerance_of
 from equivcheck.layouts.base.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.loop import train_lines
-from equivcheck.layouts.base.script.numbers import Numbers, constants, usual_numbers
+from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers, constants
 from equivcheck.layouts.base.script.text import formatted
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.differences import Phase
 
 _STANDARD = ("contextlib", "dataclasses", "datetime", "enum", "functools", "sys", "typing")
@@ -37,7 +37,7 @@ def script_of(
     The docstring of the script describes `verdict`. By default, `numbers` are literals if there are few, and `seen_on` is the
     installed version of torch. Raises `CannotExport` with the name of an unsupported option.
     """
-    draft = _drafted(scenario, verdict, numbers or usual_numbers(scenario.training))
+    draft = _drafted(scenario, verdict, numbers or choose_numbers(scenario.training))
     header = docstring(
         scenario=scenario,
         form=draft.form,
@@ -74,7 +74,7 @@ def _refuse(scenario: Scenario, verdict: Verdict | None) -> None:
         raise refuse("Scenario.resume", "a script trains under one layout and has no checkpoint")
     model = scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):
-        if not isinstance(layer, Layer) and kind_of(layer).script(layer, inputs) is None:
+        if not isinstance(layer, Layer) and layer_kind(layer).script(layer, inputs) is None:
             raise refuse(f"the layer {type(layer).__name__}", "its `LayerKind.script` returns None")
     if verdict is not None and verdict.divergence is not None:
         phase = verdict.divergence.phase

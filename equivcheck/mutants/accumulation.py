@@ -13,7 +13,7 @@ from equivcheck.mutants.needs import DATA_PARALLEL, has_data_ranks, has_microbat
 from equivcheck.mutants.rank import data_rank, data_ranks, num_microbatches
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import FSDP1, Scenario, ZeroGrad
-from equivcheck.training.accumulate import part_loss, scalar
+from equivcheck.training.accumulate import microbatch_loss, scalar_value
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
@@ -46,10 +46,10 @@ def _accumulate(weight: Callable[[int], float], setup: Setup, microbatches: Sequ
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
         with setup.accumulation(number == len(microbatches) - 1):
-            loss = part_loss(setup, setup.take(batch), index, batch.rows)
+            loss = microbatch_loss(setup, setup.take(batch), index, batch.rows)
             (loss * weight(number)).backward()  # type: ignore[no-untyped-call]
         setup.announce(Stage.READING, index)
-        total += scalar(loss)
+        total += scalar_value(loss)
     return total
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from equivcheck.errors import InvalidScenario
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Scenario
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 if TYPE_CHECKING:
     from equivcheck.training.setup import Setup
 
 
-class Family(Choice):
+class Family(PrintableEnum):
     """The part that a mutant breaks."""
 
     DATA_PARALLEL = "data_parallel"

@@ -18,7 +18,7 @@ from equivcheck.mutants.rank import layout_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ClipNorm, Layout, Model, NormType, Pipeline, Scenario
 from equivcheck.scenario.mesh import PP
-from equivcheck.training.accumulate import scaled
+from equivcheck.training.accumulate import scale_loss
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -48,7 +48,7 @@ def _pairs_by_rank(model: Model, layout: Layout) -> Iterator[tuple[int, tuple[in
     for rank in range(ranks):
         shapes: dict[tuple[int, int], int] = {}
         for stage in stages_of_rank(pipeline, rank, ranks):
-            shape = model.inputs(spans[stage][0]), model.inputs(spans[stage][-1] + 1)
+            shape = model.in_features(spans[stage][0]), model.in_features(spans[stage][-1] + 1)
             if shape in shapes:
                 yield rank, (shapes[shape], stage)
                 break
@@ -86,7 +86,7 @@ class _CountsChunks(Pipe):
 
     def loss_of_chunk(self, rows: int) -> Loss:
         """Loss scaled by the number of chunks."""
-        return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), rows)
+        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), rows)
 
 
 def use_pipe(setup: Setup, kind: type[Pipe]) -> None:

@@ -99,7 +99,7 @@ def _shares_longer(scenario: Scenario) -> bool:
 
 
 @fault(layouts=EVERYWHERE, applies=all_of(is_eager, _recomputes_dropout), causes=(Cause.ANOTHER_MASK,), minimum=ONE_RANK)
-def mask_drawn_anew_by_recomputation(setup: Setup) -> None:
+def mask_redrawn_by_recomputation(setup: Setup) -> None:
     """Activation checkpointing recomputes a layer with a new dropout mask."""
     for module in setup.model.modules():
         if isinstance(module, Block) and module.recomputes and module.layer.dropout:
@@ -132,7 +132,7 @@ def other_mask(mask: torch.Tensor, layer: AnyLayer) -> torch.Tensor:
     causes=(Cause.UNTIED, Cause.STALE),
     minimum=Minimum(ranks=1, layers=2, steps=2, because="two layers share a weight, and the first step is right"),
 )
-def tied_weight_left_behind(setup: Setup) -> None:
+def tied_weight_stale(setup: Setup) -> None:
     """A shared weight is updated for one layer and keeps its initial value in the other."""
     _untie(setup, FirstValues)
 

@@ -25,7 +25,7 @@ def _sums(scenario: Scenario) -> bool:
 
 
 @fault(layouts=layouts_with(SPMD.tag), applies=_sums, causes=(Cause.SAME_ROWS, Cause.SUMMED, Cause.SCALED), minimum=TWO_RANKS)
-def whole_batch_on_every_rank(setup: Setup) -> None:
+def full_batch_on_every_rank(setup: Setup) -> None:
     """Every rank gets the full batch as if it were the rank's own rows."""
     if _is_propagated(setup):
         setup.take = lambda batch: distribute_batch(batch, mesh_of(setup))
@@ -37,7 +37,7 @@ def whole_batch_on_every_rank(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
 )
-def partial_gradients_taken_for_whole(setup: Setup) -> None:
+def partial_gradients_taken_as_reduced(setup: Setup) -> None:
     """Partial gradients are used as if they had been summed over ranks."""
     if _is_propagated(setup):
         for module in setup.model.modules():

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
 
 Op = dist.ReduceOp | dist.ReduceOp.RedOpType
@@ -45,7 +45,7 @@ def forget_replicas(module: FSDPModule, shards: DeviceMesh) -> None:
 def _param_groups(module: FSDPModule) -> Sequence[Any]:
     # `FSDPModule` has no public access to its parameter groups; the attribute was renamed in 2.12.
     state: Any = module._get_fsdp_state()
-    if torch_in(ONE_PARAM_GROUP):
+    if is_torch_in(ONE_PARAM_GROUP):
         return (state._fsdp_param_group,) if state._fsdp_param_group is not None else ()
     groups: Sequence[Any] = state._fsdp_param_groups
     return groups

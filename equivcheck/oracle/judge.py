@@ -26,7 +26,7 @@ MAX_FOLLOWERS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ExpectedRun:
     """Reference and expected calls for ranks. References are functions, because a run costs time."""
 
     reference: Callable[[], Reference]
@@ -39,7 +39,7 @@ class Case:
     """Differences between issued and expected calls. Empty if no calls are expected."""
 
 
-def judge(verdict: V, case: Case, result: RanksResult) -> tuple[V, Doubt | None]:
+def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt | None]:
     """Judge ranks that all finished. Also return the first step from which on agreement proves nothing.
 
     A difference must also show against the confirming reference. Some differences are dropped. If the reference is in doubt, a

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS, RanksResult
-from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.blame import failure_if_refusals_raise, first_raising, parts_that_disagree, with_culprit
 from equivcheck.programs.nouns.program import MAX_STATEMENTS, TensorProgram
@@ -24,7 +24,7 @@ from equivcheck.programs.run.targets import target_of
 from equivcheck.programs.verdict import BACKWARD, ProgramVerdict, Refusal
 from equivcheck.worlds.failure import Failure, RanksFailed
 from equivcheck.worlds.pool import ranks
-from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
 from equivcheck.worlds.trace.differences import Phase
 
 
@@ -106,9 +106,9 @@ def _with_values_before(verdict: ProgramVerdict, verdict_of: Callable[[ProgramPl
 def _run(
     members: Ranks, plan: ProgramPlan, target: type[DTensorTarget], deadline: float, raising: frozenset[str] | None = None
 ) -> Run:
-    seed, is_foreign = plan.program.schedule_seed, target is not DTensorTarget
-    return again_if_died(
-        lambda: members.run(run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_foreign=is_foreign)
+    seed, is_user_code = plan.program.schedule_seed, target is not DTensorTarget
+    return rerun_if_died(
+        lambda: members.run(run_on_rank, plan, target, raising, schedule_seed=seed, deadline=deadline, is_user_code=is_user_code)
     )
 
 
@@ -118,7 +118,7 @@ def _judged(verdict: ProgramVerdict, plan: ProgramPlan, results: Sequence[RankRe
     if len(set(places)) > 1:
         return replace(verdict, outcome=Outcome.CRASHED, reason=_first_disagreement(plan, results))
     refused = frozenset(each.statement for each in results[0].refusals)
-    case = Case(
+    case = ExpectedRun(
         reference=lambda: cached_reference(plan, refused, NUM_COPIES),
         confirming_reference=lambda: cached_reference(plan, refused, NUM_CONFIRMING),
         required_steps=1,

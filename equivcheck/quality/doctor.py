@@ -15,9 +15,9 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.worlds import probes
 from equivcheck.worlds.audit.found import Search
-from equivcheck.worlds.audit.table import unclassified
-from equivcheck.worlds.pool import COMPARABLE, ranks
-from equivcheck.worlds.ranks import again_if_died
+from equivcheck.worlds.audit.table import unclassified_names
+from equivcheck.worlds.pool import LOCAL_WORLDS, ranks
+from equivcheck.worlds.ranks import rerun_if_died
 
 _NUM_RANKS = 2
 _DEADLINE = 30.0
@@ -26,9 +26,9 @@ Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
 """A program with boolean results, and the arguments for its runs."""
 
 PROGRAMS: dict[str, Runs] = {
-    "redistributed tensors": (probes.redistributed, tuple((seed,) for seed in range(12))),
-    "parameters cut twice": (probes.sharded_twice, (("linear", 5), ("embedding", 7))),
-    "loss_parallel": (probes.in_loss_parallel, ((),)),
+    "redistributed tensors": (probes.check_redistributions, tuple((seed,) for seed in range(12))),
+    "parameters cut twice": (probes.check_double_sharding, (("linear", 5), ("embedding", 7))),
+    "loss_parallel": (probes.check_loss_parallel, ((),)),
 }
 """Programs that fail first if simulated ranks share torch's per-process state."""
 
@@ -53,7 +53,7 @@ class Probe:
 
 def probe_everything() -> Iterator[Probe]:
     """Try each layout and each program in each world, one after another."""
-    for world in COMPARABLE:
+    for world in LOCAL_WORLDS:
         for tag, kind in layout_kinds().items():
             yield probe(world, tag, kind.parallelism)
         for subject, runs in PROGRAMS.items():
@@ -62,7 +62,7 @@ def probe_everything() -> Iterator[Probe]:
 
 def unclassified_state(search: Search) -> list[str]:
     """State of this torch version that the audit has not classified. A newer torch may have some."""
-    return list(unclassified(search.names()))
+    return list(unclassified_names(search.names()))
 
 
 def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
@@ -86,7 +86,7 @@ def _wrong(world: str, runs: Runs) -> str:
     for arguments in choices:
         try:
             members = ranks(world, probes.NUM_RANKS)
-            found = again_if_died(partial(members.run, program, *arguments, deadline=_DEADLINE)).values
+            found = rerun_if_died(partial(members.run, program, *arguments, deadline=_DEADLINE)).values
         except Exception as error:
             return _line(error)
         wrong = [rank for rank, right in enumerate(found) if not all(right)]

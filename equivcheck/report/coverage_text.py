@@ -24,7 +24,7 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Measured:
+class MeasuredCoverage:
     """Coverage with its circumstances."""
 
     reach: Reach
@@ -35,7 +35,7 @@ class Measured:
     """Duration."""
 
 
-def print_coverage(console: Console, measured: Measured) -> None:
+def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
     """Print pairs by part of the scenario, the features with the most missing pairs, and some missing pairs."""
     reach = measured.reach
     console.print(_table(reach))
@@ -62,7 +62,7 @@ def families_line(reach: Reach) -> str:
     )
 
 
-def coverage_object(measured: Measured) -> dict[str, Any]:
+def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
     """One object. `missing` lists the legal pairs not drawn, beginning with the features that lack most."""
     reach = measured.reach
     return {
@@ -128,7 +128,7 @@ def _table(reach: Reach) -> Table:
     return table
 
 
-def _lines(measured: Measured) -> list[str]:
+def _lines(measured: MeasuredCoverage) -> list[str]:
     reach, rate = measured.reach, measured.reach.num_scenarios / measured.seconds if measured.seconds else 0.0
     lines = [
         f"\n{count(reach.num_scenarios, 'scenario')} in {measured.seconds:.1f} s, {rate:.0f} a second, seed {measured.plan.seed}",

@@ -12,14 +12,14 @@ from equivcheck.campaign.findings.fingerprint import what_is_wrong
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.findings.store import Kept
-from equivcheck.oracle.verdict.description import how_far, shortened
+from equivcheck.oracle.verdict.description import error_in_words, shortened
 from equivcheck.oracle.verdict.sentences import whose
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.terminal import own_command, wrapped
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.scenario.scenario import count, in_words
-from equivcheck.system.printable import in_short
+from equivcheck.scenario.scenario import count, describe_case
+from equivcheck.system.printable import shorten
 from equivcheck.worlds.trace.differences import Divergence
 
 _UNFINISHED = "unfinished"
@@ -41,7 +41,7 @@ class FindingGroup:
     @property
     def layouts(self) -> tuple[str, ...]:
         """Names of its layouts, each once."""
-        return tuple(dict.fromkeys(finding.verdict.case.counted_by[0] for finding in self.findings))
+        return tuple(dict.fromkeys(finding.verdict.case.summary_row[0] for finding in self.findings))
 
 
 def group_findings(findings: Iterable[KeptFinding]) -> tuple[FindingGroup, ...]:
@@ -113,7 +113,7 @@ def _lines(summary: Summary, groups: list[FindingGroup], num_full: int, num_show
 
 def _paragraph(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
-    yield from wrapped(f"{verdict.outcome.value.upper()}: {in_words(verdict.case)}", "  ")
+    yield from wrapped(f"{verdict.outcome.value.upper()}: {describe_case(verdict.case)}", "  ")
     for label, text in _evidence(verdict):
         yield from wrapped(f"  {label}:".ljust(len(_LABEL)) + text, " " * len(_LABEL))
     yield from wrapped(f"  {'seen:':<7}{_seen(summary, group)}", " " * len(_LABEL))
@@ -124,7 +124,7 @@ def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
     label, text = next(_evidence(verdict))
     line = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
-    yield from wrapped(in_short(line, _LONGEST_IN_SHORT), "  ")
+    yield from wrapped(shorten(line, _LONGEST_IN_SHORT), "  ")
     yield _more(summary, group.example)
 
 
@@ -147,7 +147,7 @@ def _first(first: Divergence) -> str:
     index = list(first.index) if first.index else ""
     where = f"step {first.step}, {first.phase.value} of {first.tensor}{index} {whose(first)}"
     expected, actual = _in_few_digits(first.expected, first.actual)
-    return f"{where}: expected {expected}, actual {actual} ({how_far(first)})"
+    return f"{where}: expected {expected}, actual {actual} ({error_in_words(first)})"
 
 
 def _in_few_digits(*values: str) -> Sequence[str]:

@@ -12,7 +12,7 @@ from equivcheck.campaign.history.standing import Record
 from equivcheck.report.standing_text import where_seen
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 _LONGEST_TITLE = 200
 _LONGEST_TEXT = 65_000
@@ -38,7 +38,7 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
     """``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
     modes, versions = _in_a_row(run.mode.value for run in runs), _in_a_row(run.torch for run in runs)
     named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
-    title = printable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
+    title = escape_unprintable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
     return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 3]}..."
 
 
@@ -64,7 +64,7 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
         yield f"| run | {run.mode.value}, began {run.began[:19]} UTC, seed {run.seed}{shard} |"
     yield f"| torch | {_in_a_row(_built(run) for run in runs)} |"
     yield f"| equivcheck | {_in_a_row(run.equivcheck for run in runs)} |"
-    yield f"| on | {printable(_in_a_row(run.platform for run in runs))} |"
+    yield f"| on | {escape_unprintable(_in_a_row(run.platform for run in runs))} |"
     if revisions := _in_a_row(run.revision for run in runs):
         yield f"| repository | {revisions} |"
 
@@ -94,7 +94,7 @@ def _in_a_line(each: Reported) -> str:
 
 
 def _heading(record: Record) -> str:
-    return f"{record.standing.value}: {printable(record.name)} {record.outcome.value}"
+    return f"{record.standing.value}: {escape_unprintable(record.name)} {record.outcome.value}"
 
 
 def _of_finding(each: Reported) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _of_case(each: Reported) -> Iterator[str]:
     if each.script:
         yield _folded("A script that needs only torch", _fenced(each.script, "python"))
     else:
-        yield f"There is no torch-only script: {printable(each.why_no_script)}\n"
+        yield f"There is no torch-only script: {escape_unprintable(each.why_no_script)}\n"
     beyond = " --beyond" if verdict.beyond else ""
     command = f"`equivcheck check scenario.json --world {verdict.world}{beyond}`"
     yield _folded("scenario.json", f"{command}\n\n{_fenced(to_json(verdict.case), 'json')}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from equivcheck.campaign.events import NodeWork
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 _MOST_SHOWN = 8
 """Most machines in the progress; the summary has all."""
@@ -27,7 +27,7 @@ def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
 
 def node_summary(node: NodeWork) -> str:
     """``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``, and the reason for a loss."""
-    lost = printable(node.lost)
+    lost = escape_unprintable(node.lost)
     if not node.num_workers:
         return f"node {node.name}: {lost}"
     done = f"{count(node.num_checks, 'check')} by {count(node.num_workers, 'worker')} in {node.seconds:.1f} s"

@@ -16,7 +16,7 @@ from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
 from equivcheck.report.node_text import node_lines, node_summary
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 _QUIET_SECONDS = 20.0
 """Seconds between two lines without a terminal."""
@@ -46,7 +46,7 @@ class ProgressLine:
             self._plan = event.plan
             self._start(event)
         elif isinstance(event, NodeLost):
-            self._say(f"node {event.name}: lost: {printable(event.why)}", style="yellow")
+            self._say(f"node {event.name}: lost: {escape_unprintable(event.why)}", style="yellow")
         elif isinstance(event, Ticked) and self._plan is not None:
             self._tick(event, self._plan)
 

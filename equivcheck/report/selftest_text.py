@@ -12,7 +12,7 @@ from rich.text import Text
 
 from equivcheck.quality.selftest.result import MutantResult, SelftestResult, ShrunkScenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.scenario.scenario import count, in_words
+from equivcheck.scenario.scenario import count, describe_case
 
 
 def print_selftest(console: Console, found: SelftestResult) -> None:
@@ -22,7 +22,7 @@ def print_selftest(console: Console, found: SelftestResult) -> None:
         console.print(line, soft_wrap=True)
 
 
-def in_a_line(row: MutantResult) -> str:
+def mutant_line(row: MutantResult) -> str:
     """``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1), 1 step``."""
     if row.broken:
         return f"{row.name}: not completed: {row.broken}"
@@ -71,7 +71,7 @@ def _remarks(row: MutantResult) -> Iterator[Text]:
         yield Text(f"{row.name} had no effect in {count(row.drawn, 'example')}: the generator does not cover it", style="red")
     if row.survivor is not None:
         missed = "was caught, but not in" if row.is_killed else "was not caught in"
-        yield Text(f"{row.name} {missed}: {in_words(row.survivor)}", style="yellow" if row.is_killed else "red")
+        yield Text(f"{row.name} {missed}: {describe_case(row.survivor)}", style="yellow" if row.is_killed else "red")
     if row.shrunk is not None and not row.shrunk.is_small:
         least = row.shrunk.minimum
         known = f"{count(least.ranks, 'rank')}, {count(least.layers, 'layer')}, {count(least.steps, 'step')} ({least.because})"

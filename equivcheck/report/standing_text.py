@@ -12,7 +12,7 @@ from rich.text import Text
 
 from equivcheck.campaign.history.standing import Record, Sighting, Standing
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import in_short, printable
+from equivcheck.system.printable import escape_unprintable, shorten
 
 _LONGEST_REASON = 200
 _STYLES = {
@@ -43,11 +43,11 @@ def standing_object(record: Record, *, fails: bool) -> dict[str, Any]:
 
 def _lines(record: Record, fails: bool) -> Iterator[Text]:
     mark = "  fails: " if fails else "  "
-    name = printable(f"{record.fingerprint} {record.outcome.value} {record.name}")
+    name = escape_unprintable(f"{record.fingerprint} {record.outcome.value} {record.name}")
     yield Text.assemble(mark, (record.standing.value, _STYLES[record.standing]), f" {name}")
-    yield Text(f"    {printable(in_short(' '.join(record.reason.split()), _LONGEST_REASON))}")
+    yield Text(f"    {escape_unprintable(shorten(' '.join(record.reason.split()), _LONGEST_REASON))}")
     accepted = f"; accepted until {record.accepted.until}: {record.accepted.reason}" if record.accepted else ""
-    yield Text(printable(f"    first seen {where_seen(record.first)}; last seen {where_seen(record.last)}{accepted}"))
+    yield Text(escape_unprintable(f"    first seen {where_seen(record.first)}; last seen {where_seen(record.last)}{accepted}"))
 
 
 def where_seen(sighting: Sighting) -> str:

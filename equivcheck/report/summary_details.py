@@ -17,8 +17,8 @@ from equivcheck.report.finding_paragraphs import KEPT
 from equivcheck.report.node_text import node_summary
 from equivcheck.report.verdict_text import STYLES
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.scenario.scenario import count, in_words
-from equivcheck.system.printable import printable
+from equivcheck.scenario.scenario import count, describe_case
+from equivcheck.system.printable import escape_unprintable
 
 _MAX_REASONS = 8
 
@@ -40,7 +40,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     for node in summary.nodes:
         yield Text(node_summary(node), style="yellow" if node.lost else "")
     if tally.slowest is not None:
-        yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {in_words(tally.slowest)}")
+        yield Text(f"slowest: {tally.slowest_seconds * 1000:.0f} ms, {describe_case(tally.slowest)}")
     if tally.reach.num_scenarios:
         yield Text(pairs_line(tally.reach))
         yield Text(f"  {families_line(tally.reach)}")
@@ -109,8 +109,8 @@ def _paragraph(finding: KeptFinding, tally: Tally) -> Iterator[Text]:
     """Yield unwrapped text, because a wrapped path cannot be copied."""
     verdict = finding.verdict
     times = count(tally.fingerprints[finding.fingerprint], "check")
-    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {in_words(verdict.case)}")
-    yield Text(f"  {printable(verdict.reason)}")
+    yield Text.assemble("\n  ", (verdict.outcome.value.upper(), STYLES[verdict.outcome]), f" {describe_case(verdict.case)}")
+    yield Text(f"  {escape_unprintable(verdict.reason)}")
     if finding.kept is Kept.UNKEPT:
         yield Text(f"  not kept, seen in {times}; run equivcheck check FILE with this FILE:\n{to_json(verdict.case)}")
     else:

@@ -15,9 +15,9 @@ from equivcheck.campaign.tally import Histogram, Tally
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.coverage_text import programs_object, reach_object
 from equivcheck.report.node_text import node_object
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.codec import encode, to_json
-from equivcheck.scenario.scenario import in_words
+from equivcheck.scenario.scenario import describe_case
 
 
 def summary_object(summary: Summary) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def finding_object(finding: KeptFinding, tally: Tally) -> dict[str, Any]:
     return {
         "fingerprint": finding.fingerprint,
         "outcome": verdict.outcome.value,
-        "layout": verdict.case.counted_by[0],
+        "layout": verdict.case.summary_row[0],
         "ranks": verdict.case.num_ranks,
         "reason": verdict.reason,
         "cause": None if verdict.diagnosis is None else verdict.diagnosis.cause.value,
@@ -119,9 +119,9 @@ def round_to_3_digits(number: float) -> float | None:
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
-def _of_case(figure: str, number: float | None, case: Case | None) -> dict[str, Any] | None:
+def _of_case(figure: str, number: float | None, case: Checkable | None) -> dict[str, Any] | None:
     """A figure with its case; None without a case."""
-    return None if case is None else {figure: number, "words": in_words(case), "scenario": json.loads(to_json(case))}
+    return None if case is None else {figure: number, "words": describe_case(case), "scenario": json.loads(to_json(case))}
 
 
 def milliseconds(seconds: float) -> float | None:

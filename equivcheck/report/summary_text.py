@@ -18,7 +18,7 @@ from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
 from equivcheck.report.terminal import WIDTH, own_command, wrapped
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import in_short, printable
+from equivcheck.system.printable import escape_unprintable, shorten
 
 _MOST_LINES = 36
 """Most lines in the summary, so that it shares a screen with the command and its progress. Findings not on disk may add lines."""
@@ -67,7 +67,7 @@ def _table(tally: Tally) -> Iterator[str]:
         yield "a composition counts in each of its lines; local_...: explicit collectives"
     reasons = ((reason, number) for (outcome, reason), number in tally.reasons.most_common() if outcome in _UNDECIDED)
     for reason, number in itertools.islice(reasons, 1):
-        yield in_short(f"undecided: {reason} ({count(number, 'check')})", WIDTH)
+        yield shorten(f"undecided: {reason} ({count(number, 'check')})", WIDTH)
 
 
 def _parallelism(tally: Tally, name: str) -> str:
@@ -109,7 +109,7 @@ def control_text(control: Control) -> str:
 
 
 def _broken_lines(summary: Summary) -> list[str]:
-    return [f"the checker itself failed: {printable(summary.broken)}"] if summary.broken else []
+    return [f"the checker itself failed: {escape_unprintable(summary.broken)}"] if summary.broken else []
 
 
 def _next(summary: Summary) -> Iterator[str]:

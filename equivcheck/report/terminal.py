@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 
 def own_command(*arguments: str) -> str:
@@ -32,4 +32,6 @@ WIDTH = 80
 
 def wrapped(text: str, indent: str = "") -> list[str]:
     """Wrap into lines of at most `WIDTH` columns, all but the first indented. Long words, such as paths, stay whole."""
-    return textwrap.wrap(printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        escape_unprintable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

@@ -1,15 +1,15 @@
 """Frozen dataclasses that describe a training, its layout over ranks, and both together. Nothing here imports torch."""
 
 from equivcheck.scenario.clipping import ClipNorm, ClipValue, NormType
-from equivcheck.scenario.context_parallel import Balance, ContextParallel, Exchange
+from equivcheck.scenario.context_parallel import AttentionExchange, ContextParallel, LoadBalancer
 from equivcheck.scenario.data import Data
-from equivcheck.scenario.execution import Compile, Execution, Recompute
+from equivcheck.scenario.execution import Checkpointing, Compile, Execution
 from equivcheck.scenario.expert_parallel import ExpertParallel, ExpertStorage
-from equivcheck.scenario.experts import Experts, Scores
+from equivcheck.scenario.experts import Experts, ScoreFunction
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.local_data_parallel import LocalDataParallel
-from equivcheck.scenario.loss import CrossEntropy, Ignored, Loss
+from equivcheck.scenario.loss import CrossEntropy, IgnoredLabels, Loss
 from equivcheck.scenario.mesh import Axis, Mesh
 from equivcheck.scenario.model import Layer, Model
 from equivcheck.scenario.optimizer import (
@@ -41,7 +41,7 @@ from equivcheck.scenario.parallelism import (
     ShardingStrategy,
     Wrapping,
 )
-from equivcheck.scenario.parallelism_base import Owner, Parallelism
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterOwner
 from equivcheck.scenario.pipeline import Pipeline, PipelineSchedule
 from equivcheck.scenario.rounding import Compression, ElementType, LowPrecision, MixedPrecision
 from equivcheck.scenario.scenario import Resume, Scenario
@@ -56,7 +56,7 @@ from equivcheck.scenario.tensor_parallel import (
     TensorParallel,
 )
 from equivcheck.scenario.token_layers import Attention, GatedMLP, Head, Tokens
-from equivcheck.scenario.training import Group, Precision, Select, Training, ZeroGrad
+from equivcheck.scenario.training import ParameterGroup, ParameterSelection, Precision, Training, ZeroGrad
 
 __all__ = [
     "ASGD",
@@ -76,9 +76,10 @@ __all__ = [
     "AdjustLR",
     "AnyLayer",
     "Attention",
+    "AttentionExchange",
     "AuxiliaryLinear",
     "Axis",
-    "Balance",
+    "Checkpointing",
     "ClipNorm",
     "ClipValue",
     "Collectives",
@@ -90,21 +91,20 @@ __all__ = [
     "Data",
     "Distribution",
     "ElementType",
-    "Exchange",
     "Execution",
     "ExpertParallel",
     "ExpertStorage",
     "Experts",
     "ExponentialLR",
     "GatedMLP",
-    "Group",
     "Head",
-    "Ignored",
+    "IgnoredLabels",
     "Implementation",
     "Layer",
     "LayerPlan",
     "Layout",
     "LinearLR",
+    "LoadBalancer",
     "LocalDataParallel",
     "LocalTensorParallel",
     "Loss",
@@ -117,23 +117,23 @@ __all__ = [
     "Norm",
     "NormType",
     "Optimizer",
-    "Owner",
     "Parallelism",
+    "ParameterGroup",
+    "ParameterOwner",
+    "ParameterSelection",
     "Pipeline",
     "PipelineSchedule",
     "PlannedParallelism",
     "Precision",
     "RAdam",
     "RMSprop",
-    "Recompute",
     "Replicate",
     "Replicator",
     "Resume",
     "Rprop",
     "Scenario",
     "Schedule",
-    "Scores",
-    "Select",
+    "ScoreFunction",
     "ShapeOp",
     "ShardingStrategy",
     "Split",

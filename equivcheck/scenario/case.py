@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Case(Protocol):
+class Checkable(Protocol):
     """Frozen value that can be checked and that reproduces a failure by itself."""
 
     @property
@@ -17,7 +17,7 @@ class Case(Protocol):
         """Name that similar cases share, such as the layout's name; part of a finding's fingerprint."""
 
     @property
-    def counted_by(self) -> tuple[str, ...]:
+    def summary_row(self) -> tuple[str, ...]:
         """Row in a summary that counts checks of this case, optionally followed by a subdivision such as the optimizer."""
 
     @property

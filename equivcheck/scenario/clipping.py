@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario.noun import noun, require_positive
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, require_positive
+from equivcheck.system.choice import PrintableEnum
 
 
-class NormType(Choice):
+class NormType(PrintableEnum):
     """Order p of the vector norm over all gradients."""
 
     ONE = "1"
@@ -14,7 +14,7 @@ class NormType(Choice):
     INF = "inf"
 
 
-@noun
+@frozen_dataclass
 class ClipNorm:
     """Scale all gradients so that their total norm is at most `max_norm`, like `torch.nn.utils.clip_grad_norm_`."""
 
@@ -27,7 +27,7 @@ class ClipNorm:
         require_positive(self, "max_norm")
 
 
-@noun
+@frozen_dataclass
 class ClipValue:
     """Clamp each gradient element, like `torch.nn.utils.clip_grad_value_`."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.scenario.mesh import CP
-from equivcheck.scenario.noun import noun, option
+from equivcheck.scenario.noun import frozen_dataclass, option
 from equivcheck.scenario.parallelism_base import Parallelism
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Exchange(Choice):
+class AttentionExchange(PrintableEnum):
     """How attention reaches the keys and values on other ranks."""
 
     GATHER = "gather"
@@ -21,7 +21,7 @@ class Exchange(Choice):
     """Pass keys and values around a ring and merge the softmax block by block."""
 
 
-class Balance(Choice):
+class LoadBalancer(PrintableEnum):
     """How positions are assigned to ranks. A sequence is split like `torch.chunk`; the last chunk may be empty."""
 
     CONTIGUOUS = "contiguous"
@@ -30,7 +30,7 @@ class Balance(Choice):
     """Two chunks per rank, one from the front and one from the back, which balances the work under a causal mask."""
 
 
-@noun
+@frozen_dataclass
 class ContextParallel(Parallelism):
     """Shard positions over the ranks of an axis, with explicit collectives on plain tensors.
 
@@ -40,8 +40,8 @@ class ContextParallel(Parallelism):
 
     tag: ClassVar[str] = "context_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((CP,),)
-    cuts_positions: ClassVar[bool] = True
-    exchange: Exchange = Exchange.GATHER
+    shards_positions: ClassVar[bool] = True
+    exchange: AttentionExchange = AttentionExchange.GATHER
     """How attention reaches the keys and values on other ranks."""
-    balance: Balance = option(default=Balance.CONTIGUOUS, limits=False)
+    balance: LoadBalancer = option(default=LoadBalancer.CONTIGUOUS, limits=False)
     """How positions are assigned to ranks."""

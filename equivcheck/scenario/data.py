@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun, require_between, shown
+from equivcheck.scenario.noun import frozen_dataclass, require_between, short_repr
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
@@ -14,7 +14,7 @@ USUAL_ROWS = 64
 """Most rows that generated scenarios have."""
 
 
-@noun
+@frozen_dataclass
 class Data:
     """Rows that one step consumes on all ranks together, drawn from the training's seed."""
 
@@ -33,7 +33,7 @@ class Data:
             )
         for rows in self.microbatches:
             if not 1 <= rows <= MAX_ROWS:
-                raise InvalidScenario(f"Data.microbatches entry {shown(rows)} is not valid. Expected 1 to {MAX_ROWS} rows.")
+                raise InvalidScenario(f"Data.microbatches entry {short_repr(rows)} is not valid. Expected 1 to {MAX_ROWS} rows.")
 
     @property
     def batch(self) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario.noun import noun, refuse
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field
+from equivcheck.system.choice import PrintableEnum
 
 
-class Compile(Choice):
+class Compile(PrintableEnum):
     """Backend for `torch.compile`, applied after the layout has wrapped the model.
 
     The backward graph is compiled ahead of time.
@@ -17,7 +17,7 @@ class Compile(Choice):
     INDUCTOR = "inductor"
 
 
-class Recompute(Choice):
+class Checkpointing(PrintableEnum):
     """Layers with activation checkpointing: they keep no activations and run again during backward."""
 
     NONE = "none"
@@ -25,7 +25,7 @@ class Recompute(Choice):
     EVERY_LAYER = "every_layer"
 
 
-@noun
+@frozen_dataclass
 class Execution:
     """Compilation and checkpointing for each rank."""
 
@@ -35,7 +35,7 @@ class Execution:
     """Whether each layer is compiled separately, once per input shape, instead of the model. Only with `compile`."""
     compiled_autograd: bool = False
     """Whether compiled autograd compiles the whole backward pass, with the same backend (``aot_eager`` if `compile` is off)."""
-    checkpointing: Recompute = Recompute.NONE
+    checkpointing: Checkpointing = Checkpointing.NONE
     """Activation checkpointing for no layer, for layers 1, 3, 5 and so on, or for every layer."""
 
     whole_step: bool = False
@@ -43,9 +43,9 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.whole_step and self.is_compiled:
-            raise refuse(self, "whole_step", "False with compile or compiled_autograd")
+            raise invalid_field(self, "whole_step", "False with compile or compiled_autograd")
         if self.per_layer and self.compile is Compile.NONE:
-            raise refuse(self, "per_layer", "False with Compile.NONE")
+            raise invalid_field(self, "per_layer", "False with Compile.NONE")
 
     @property
     def is_compiled(self) -> bool:
@@ -54,4 +54,6 @@ class Execution:
 
     def checkpoints(self, index: int) -> bool:
         """Whether the layer at this index uses activation checkpointing."""
-        return self.checkpointing is Recompute.EVERY_LAYER or (self.checkpointing is Recompute.ODD_LAYERS and index % 2 == 1)
+        return self.checkpointing is Checkpointing.EVERY_LAYER or (
+            self.checkpointing is Checkpointing.ODD_LAYERS and index % 2 == 1
+        )

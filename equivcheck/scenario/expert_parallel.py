@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.scenario.mesh import EP
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import frozen_dataclass
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class ExpertStorage(Choice):
+class ExpertStorage(PrintableEnum):
     """How a rank stores its local experts."""
 
     PLAIN = "plain"
@@ -19,7 +19,7 @@ class ExpertStorage(Choice):
     """DTensors over all experts, placed as `Shard(0)` along the axis; each rank computes with its local tensor."""
 
 
-@noun
+@frozen_dataclass
 class ExpertParallel(Parallelism):
     """Each rank holds its own rows and its own experts. All-to-alls dispatch rows to experts and bring the results back.
 
@@ -32,9 +32,9 @@ class ExpertParallel(Parallelism):
 
     tag: ClassVar[str] = "expert_parallel"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((EP,),)
-    shares_units: ClassVar[bool] = True
+    shards_experts: ClassVar[bool] = True
     storage: ExpertStorage = ExpertStorage.PLAIN
     """How a rank stores its local experts."""
 
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         return parameter.expert_dim

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from equivcheck.scenario.layer_base import Activation, AnyLayer, Norm
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MAX_EXPERTS = 32
 """Above the limit of generated scenarios, because ranks may need a multiple."""
@@ -16,14 +16,14 @@ MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
 
 
-class Scores(Choice):
+class ScoreFunction(PrintableEnum):
     """Function that turns router logits into scores."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
 
 
-@noun
+@frozen_dataclass
 class Experts(AnyLayer):
     """Mixture of gated MLPs: a router selects `top_k` experts for each position by score.
 
@@ -39,7 +39,7 @@ class Experts(AnyLayer):
     """Experts that the router chooses from, 2 to 32, without the shared expert."""
     top_k: int = 1
     """Experts selected for each position, 1 or 2."""
-    scores: Scores = Scores.SOFTMAX
+    scores: ScoreFunction = ScoreFunction.SOFTMAX
     """Function that turns router logits into scores; a selected expert's score is its weight."""
     normalised: bool = False
     """Whether the weights are divided by their sum over the selected experts. Only with `top_k=2`."""
@@ -77,7 +77,7 @@ class Experts(AnyLayer):
         require_between(self, "balance", 0.0, MAX_BALANCE)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
         if self.normalised and self.top_k == 1:
-            raise refuse(self, "normalised", "False with top_k 1", "a single weight would always be 1")
+            raise invalid_field(self, "normalised", "False with top_k 1", "a single weight would always be 1")
 
     @property
     def ends_in_linear(self) -> bool:
@@ -89,7 +89,7 @@ class Experts(AnyLayer):
         """False, because the experts' parameters have three dims."""
         return False
 
-    def rounded(self, multiple: int) -> Experts:
+    def rounded_up(self, multiple: int) -> Experts:
         """Round hidden features and number of experts up to a multiple. If that exceeds the limit, use the multiple itself."""
         hidden, experts = -(-self.hidden // multiple) * multiple, -(-self.num_experts // multiple) * multiple
         return replace(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import ClassVar, Self
 
-from equivcheck.scenario.noun import noun
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass
+from equivcheck.system.choice import PrintableEnum
 
 
-class Activation(Choice):
+class Activation(PrintableEnum):
     """Elementwise activation function."""
 
     IDENTITY = "identity"
@@ -20,21 +20,21 @@ class Activation(Choice):
     SILU = "silu"
 
 
-class Norm(Choice):
+class Norm(PrintableEnum):
     """Normalization over features."""
 
     LAYER = "layer"
     RMS = "rms"
 
 
-class AuxiliaryLinear(Choice):
+class AuxiliaryLinear(PrintableEnum):
     """Steps at which a layer's auxiliary linear runs."""
 
     NEVER = "never"
     EVEN_STEPS = "even_steps"
 
 
-class ShapeOp(Choice):
+class ShapeOp(PrintableEnum):
     """Last operation on a layer's output: an identity through other shapes, or the addition of a factory function's tensor."""
 
     FLATTEN = "flatten"
@@ -47,7 +47,7 @@ class ShapeOp(Choice):
     ZEROS = "zeros"
 
 
-@noun
+@frozen_dataclass
 class AnyLayer:
     """Base class for all kinds of layers.
 
@@ -109,7 +109,7 @@ class AnyLayer:
         """Whether the output comes directly from the last linear."""
         return not self.residual and not self.dropout and self.shape_op is None
 
-    def outputs(self, in_features: int) -> int:
+    def out_features(self, in_features: int) -> int:
         """Output features for a number of input features."""
         return in_features
 
@@ -117,12 +117,12 @@ class AnyLayer:
         """Name of a field that does not allow this many input features, and the allowed values; None if all fields do."""
         return None
 
-    def having(self, **changes: object) -> Self:
+    def with_fields(self, **changes: object) -> Self:
         """Copy with changed fields; fields that this kind of layer lacks are ignored."""
         names = {field.name for field in fields(self)}
         return replace(self, **{name: value for name, value in changes.items() if name in names})
 
-    def rounded(self, multiple: int) -> Self:  # noqa: ARG002 - for those that have sizes within
+    def rounded_up(self, multiple: int) -> Self:  # noqa: ARG002 - for those that have sizes within
         """Copy whose inner sizes, such as hidden features, are multiples of a number."""
         return self
 

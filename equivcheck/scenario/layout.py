@@ -7,14 +7,14 @@ from typing import TypeVar
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.execution import Execution
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD, Mesh
-from equivcheck.scenario.noun import noun
+from equivcheck.scenario.noun import frozen_dataclass
 from equivcheck.scenario.parallelism import FSDP1
 from equivcheck.scenario.parallelism_base import Parallelism
 
 P = TypeVar("P", bound=Parallelism)
 
 
-@noun
+@frozen_dataclass
 class Layout:
     """Device mesh, the parallelism on each of its axes, and how each rank executes its part."""
 

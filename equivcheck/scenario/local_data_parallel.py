@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from equivcheck.scenario.mesh import DP
-from equivcheck.scenario.noun import noun, option
+from equivcheck.scenario.noun import frozen_dataclass, option
 from equivcheck.scenario.parallelism_base import Parallelism
 
 
-@noun
+@frozen_dataclass
 class LocalDataParallel(Parallelism):
     """Average gradients of plain tensors explicitly after the last backward in a step, as training loops without a wrapper do."""
 

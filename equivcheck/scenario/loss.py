@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from equivcheck.scenario.noun import noun, require_between, require_not_negative
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, require_between, require_not_negative
+from equivcheck.system.choice import PrintableEnum
 
 MAX_LABEL_SMOOTHING = 0.9
 
 
-class Loss(Choice):
+class Loss(PrintableEnum):
     """Loss on real-valued targets. A mean runs over all elements in the step's batch."""
 
     MSE_MEAN = "mse_mean"
@@ -29,7 +29,7 @@ class Loss(Choice):
         return self in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM)
 
 
-class Ignored(Choice):
+class IgnoredLabels(PrintableEnum):
     """Labels that are set to `ignore_index`. At least one label in each step is kept."""
 
     NONE = "none"
@@ -41,7 +41,7 @@ class Ignored(Choice):
     """All labels in the first microbatch, if there are several."""
 
 
-@noun
+@frozen_dataclass
 class CrossEntropy:
     """Cross-entropy over all labels in a step, divided by the number of labels that are not ignored.
 
@@ -52,7 +52,7 @@ class CrossEntropy:
     is_mean: ClassVar[bool] = False
     """False, because the loss of each microbatch is divided by the same number and the results are added."""
     is_linear: ClassVar[bool] = False
-    ignored: Ignored = Ignored.NONE
+    ignored: IgnoredLabels = IgnoredLabels.NONE
     """Labels that are set to `ignore_index`."""
     summed: bool = False
     """Whether the loss stays a sum over labels, without division."""

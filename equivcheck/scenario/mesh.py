@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 
 MAX_RANKS = 8
 """Most ranks in generated scenarios."""
@@ -28,7 +28,7 @@ CP = "cp"
 """Axis for context parallelism."""
 
 
-@noun
+@frozen_dataclass
 class Axis:
     """Mesh axis."""
 
@@ -41,11 +41,11 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= MAX_NAME and self.name.isprintable()):
-            raise refuse(self, "name", f"1 to {MAX_NAME} printable characters")
+            raise invalid_field(self, "name", f"1 to {MAX_NAME} printable characters")
         require_between(self, "size", 1, 2**20)
 
 
-@noun
+@frozen_dataclass
 class Mesh:
     """Ranks in row-major order: neighbours on the last axis have consecutive ranks."""
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.layer_base import Activation, AnyLayer, AuxiliaryLinear, Norm, ShapeOp
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_LENGTH, Head, Tokens
 
 MAX_LAYERS = 8
@@ -17,7 +17,7 @@ ARANGE_STEP = 0.125
 """Difference between neighbouring features in the tensor that `ShapeOp.ARANGE` adds; it starts at 0."""
 
 
-@noun
+@frozen_dataclass
 class Layer(AnyLayer):
     """Linear layer: ``shape_op(residual(dropout(activation(linear(norm(x)) + auxiliary(norm(x))))))``."""
 
@@ -54,7 +54,7 @@ class Layer(AnyLayer):
         plain = not (self.residual or self.dropout or self.shape_op)
         return plain and self.activation is Activation.IDENTITY
 
-    def outputs(self, in_features: int) -> int:  # noqa: ARG002 - of the base class
+    def out_features(self, in_features: int) -> int:  # noqa: ARG002 - of the base class
         """Same as `width`, for any input."""
         return self.width
 
@@ -65,7 +65,7 @@ class Layer(AnyLayer):
         return None
 
 
-@noun
+@frozen_dataclass
 class Model:
     """Stack of layers: an MLP on feature vectors, or a decoder on token sequences."""
 
@@ -99,43 +99,45 @@ class Model:
         self._check_tokens()
 
     def _check_layer(self, index: int) -> None:
-        layer, inputs = self.layers[index], self.inputs(index)
+        layer, inputs = self.layers[index], self.in_features(index)
         refusal = layer.refusal(inputs)
         if refusal is not None:
             field, expected = refusal
-            raise refuse(layer, field, f"{expected} in layer {index}")
+            raise invalid_field(layer, field, f"{expected} in layer {index}")
         if layer.needs_length and self.length is None:
-            raise refuse(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__} as layer {index}")
+            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} with {type(layer).__name__} as layer {index}")
         if layer.shape_op is not None and self.length is not None:
-            raise refuse(layer, "shape_op", f"None in layer {index}", "rows are sequences")
+            raise invalid_field(layer, "shape_op", f"None in layer {index}", "rows are sequences")
         if layer.shares is None:
             return
         owner = self.layers[layer.shares] if 0 <= layer.shares < index else None
         if not isinstance(owner, Layer) or owner.shares is not None:
-            raise refuse(layer, "shares", f"a linear layer with its own weight before layer {index}")
-        if (layer.outputs(inputs), inputs) != (owner.width, self.inputs(layer.shares)):
-            raise refuse(layer, "shares", f"a layer with the same input and output features as layer {index}")
+            raise invalid_field(layer, "shares", f"a linear layer with its own weight before layer {index}")
+        if (layer.out_features(inputs), inputs) != (owner.width, self.in_features(layer.shares)):
+            raise invalid_field(layer, "shares", f"a layer with the same input and output features as layer {index}")
 
     def _check_tokens(self) -> None:
         if self.source is not None and self.length is None:
-            raise refuse(self, "length", f"1 to {MAX_LENGTH} with tokens")
+            raise invalid_field(self, "length", f"1 to {MAX_LENGTH} with tokens")
         if self.head is not None and self.source is None:
-            raise refuse(self, "head", "None without tokens")
-        last = self.inputs(len(self.layers))
+            raise invalid_field(self, "head", "None without tokens")
+        last = self.in_features(len(self.layers))
         if self.head is not None and self.head.tied and last != self.features:
-            raise refuse(self.head, "tied", f"False, or equal features before ({self.features}) and after ({last}) the layers")
+            raise invalid_field(
+                self.head, "tied", f"False, or equal features before ({self.features}) and after ({last}) the layers"
+            )
 
-    def inputs(self, index: int) -> int:
+    def in_features(self, index: int) -> int:
         """Input features of the layer at `index`; for an index past the last layer, the features that leave the stack."""
         features = self.features
         for layer in self.layers[:index]:
-            features = layer.outputs(features)
+            features = layer.out_features(features)
         return features
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Input features of each layer, followed by the output features of the last one."""
-        return tuple(self.inputs(index) for index in range(len(self.layers) + 1))
+        return tuple(self.in_features(index) for index in range(len(self.layers) + 1))
 
     @property
     def linears(self) -> tuple[Layer, ...]:
@@ -155,8 +157,8 @@ class Model:
         return not self.scale and head and all(layer.has_matrices_only for layer in self.layers)
 
     @property
-    def outputs(self) -> int:
+    def out_features(self) -> int:
         """Output features for each row, or for each position if rows are sequences."""
         if self.head is not None and self.source is not None:
             return self.source.vocabulary
-        return self.inputs(len(self.layers))
+        return self.in_features(len(self.layers))

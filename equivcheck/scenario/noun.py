@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.system.printable import in_short
+from equivcheck.system.printable import shorten
 
 T = TypeVar("T")
 
@@ -31,18 +31,18 @@ def option(*, default: T, limits: bool = True, calls: bool = True) -> T:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, option))
-def noun(cls: type[T]) -> type[T]:
+def frozen_dataclass(cls: type[T]) -> type[T]:
     """Make a class a frozen, slotted, keyword-only dataclass whose repr evaluates to an equal value.
 
     Rich formats it over several lines with ``__rich_repr__``, Hypothesis and IPython with ``_repr_pretty_``.
     """
     cls.__repr__ = _repr  # type: ignore[method-assign]
-    cls.__rich_repr__ = changed  # type: ignore[attr-defined]
+    cls.__rich_repr__ = changed_fields  # type: ignore[attr-defined]
     cls._repr_pretty_ = _print_pretty  # type: ignore[attr-defined]
     return dataclass(frozen=True, slots=True, kw_only=True, repr=False)(cls)
 
 
-def changed(value: Any) -> Iterator[tuple[str, Any]]:
+def changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield name and value for each field that differs from its default."""
     for each in fields(value):
         found = getattr(value, each.name)
@@ -55,12 +55,12 @@ def _default(each: Field[Any]) -> Any:
 
 
 def _repr(value: Any) -> str:
-    return f"{type(value).__name__}({', '.join(f'{name}={found!r}' for name, found in changed(value))})"
+    return f"{type(value).__name__}({', '.join(f'{name}={found!r}' for name, found in changed_fields(value))})"
 
 
 def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
     with printer.group(4, f"{type(value).__name__}(", ")"):
-        for number, (name, found) in enumerate(changed(value)):
+        for number, (name, found) in enumerate(changed_fields(value)):
             if number:
                 printer.text(",")
                 printer.breakable()
@@ -70,35 +70,35 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
             printer.pretty(found)
 
 
-def refuse(noun: object, field: str, expected: str, why: str = "") -> InvalidScenario:
+def invalid_field(noun: object, field: str, expected: str, why: str = "") -> InvalidScenario:
     """Error for a field's value: why it is not valid, and the values that are expected."""
     reason = f": {why}" if why else ""
     return InvalidScenario(
-        f"{type(noun).__name__}.{field} {shown(getattr(noun, field))} is not valid{reason}. Expected {expected}."
+        f"{type(noun).__name__}.{field} {short_repr(getattr(noun, field))} is not valid{reason}. Expected {expected}."
     )
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Shortened repr for error messages."""
-    return in_short(repr(value), SHOWN_CHARACTERS)
+    return shorten(repr(value), SHOWN_CHARACTERS)
 
 
 def require_between(noun: object, field: str, low: float, high: float) -> None:
     """Raise `InvalidScenario` if a number is outside ``[low, high]`` or NaN."""
     value: Any = getattr(noun, field)
     if not low <= value <= high:
-        raise refuse(noun, field, f"{low} to {high}")
+        raise invalid_field(noun, field, f"{low} to {high}")
 
 
 def require_positive(noun: object, *names: str) -> None:
     """Raise `InvalidScenario` if a number is not finite or not above zero."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) > 0):
-            raise refuse(noun, name, "a finite number above 0")
+            raise invalid_field(noun, name, "a finite number above 0")
 
 
 def require_not_negative(noun: object, *names: str) -> None:
     """Raise `InvalidScenario` if a number is not finite or is negative."""
     for name in names:
         if not (math.isfinite(getattr(noun, name)) and getattr(noun, name) >= 0):
-            raise refuse(noun, name, "a finite number of at least 0")
+            raise invalid_field(noun, name, "a finite number of at least 0")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between, require_not_negative, require_positive
+from equivcheck.system.choice import PrintableEnum
 
 
-class Implementation(Choice):
+class Implementation(PrintableEnum):
     """Implementation of the update in torch."""
 
     FOR_LOOP = "for_loop"
@@ -21,19 +21,19 @@ class Implementation(Choice):
     FUSED = "fused"
 
 
-@noun
+@frozen_dataclass
 class Optimizer:
     """Base class for optimizers; each subclass is named like its class in `torch.optim`."""
 
-    fusable: ClassVar[bool] = False
+    has_fused: ClassVar[bool] = False
     """Whether torch has a fused implementation on CPU."""
-    foreachable: ClassVar[bool] = True
+    has_foreach: ClassVar[bool] = True
     """Whether torch has a foreach implementation."""
-    maximizable: ClassVar[bool] = True
+    has_maximize: ClassVar[bool] = True
     """Whether the optimizer supports `maximize`."""
     elementwise: ClassVar[bool] = True
     """Whether each element's update depends only on that element's gradient and value."""
-    takes_vectors: ClassVar[bool] = True
+    updates_vectors: ClassVar[bool] = True
     """Whether it accepts one-dimensional parameters."""
     decays: ClassVar[bool] = True
     """Whether it supports weight decay."""
@@ -43,11 +43,11 @@ class Optimizer:
     """Implementations that can be traced into a whole-step graph because they never read the step count as a number."""
     counts_in_float32: ClassVar[bool] = False
     """Whether its step count is a float32 tensor regardless of the parameters' dtype."""
-    keeps_state_of_frozen: ClassVar[bool] = False
+    keeps_state_for_frozen: ClassVar[bool] = False
     """Whether it creates state at construction, also for parameters with `requires_grad=False`."""
-    scales_addends: ClassVar[tuple[Implementation, ...]] = ()
+    scales_partial_sums: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that scale a Partial DTensor gradient nonlinearly before DTensor sums it over ranks."""
-    takes_signs: ClassVar[bool] = False
+    uses_signs: ClassVar[bool] = False
     """Whether the update uses the sign of each gradient element. Rounding may flip the sign of an element close to zero."""
     rounds_to: ClassVar[str] = ""
     """Dtype that it computes updates in regardless of the parameters' dtype, named as in torch; empty for the parameters' own."""
@@ -64,24 +64,24 @@ class Optimizer:
         require_positive(self, "lr")
         require_not_negative(self, "weight_decay")
         if self.weight_decay and not self.decays:
-            raise refuse(self, "weight_decay", "0.0")
-        if self.maximize and not self.maximizable:
-            raise refuse(self, "maximize", "False")
+            raise invalid_field(self, "weight_decay", "0.0")
+        if self.maximize and not self.has_maximize:
+            raise invalid_field(self, "maximize", "False")
         if self.implementation not in self.implementations():
-            raise refuse(self, "implementation", ", ".join(map(repr, self.implementations())))
+            raise invalid_field(self, "implementation", ", ".join(map(repr, self.implementations())))
 
     @classmethod
     def implementations(cls) -> tuple[Implementation, ...]:
         """Implementations that torch has on CPU, simplest first."""
-        there = {Implementation.FOREACH: cls.foreachable, Implementation.FUSED: cls.fusable}
+        there = {Implementation.FOREACH: cls.has_foreach, Implementation.FUSED: cls.has_fused}
         return tuple(implementation for implementation in Implementation if there.get(implementation, True))
 
 
-@noun
+@frozen_dataclass
 class SGD(Optimizer):
     """Options for `torch.optim.SGD`."""
 
-    fusable: ClassVar[bool] = True
+    has_fused: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
     traceable: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     momentum: float = 0.0
@@ -96,10 +96,10 @@ class SGD(Optimizer):
         require_between(self, "momentum", 0.0, 1.0)
         require_between(self, "dampening", 0.0, 1.0)
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
-            raise refuse(self, "nesterov", "False, or momentum above 0 and dampening 0")
+            raise invalid_field(self, "nesterov", "False, or momentum above 0 and dampening 0")
 
 
-@noun
+@frozen_dataclass
 class _Adaptive(Optimizer):
     """Common options in the Adam family."""
 
@@ -112,30 +112,30 @@ class _Adaptive(Optimizer):
         Optimizer.__post_init__(self)
         require_positive(self, "eps")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise refuse(self, "betas", "two numbers in [0, 1)")
+            raise invalid_field(self, "betas", "two numbers in [0, 1)")
 
 
-@noun
+@frozen_dataclass
 class Adam(_Adaptive):
     """Options for `torch.optim.Adam`."""
 
-    fusable: ClassVar[bool] = True
+    has_fused: ClassVar[bool] = True
     traceable: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
     amsgrad: bool = False
     """Whether to use the maximum of all second moments so far."""
 
 
-@noun
+@frozen_dataclass
 class AdamW(Adam):
     """Options for `torch.optim.AdamW` (decoupled weight decay)."""
 
 
-@noun
+@frozen_dataclass
 class Adamax(_Adaptive):
     """Options for `torch.optim.Adamax`."""
 
 
-@noun
+@frozen_dataclass
 class NAdam(_Adaptive):
     """Options for `torch.optim.NAdam`."""
 
@@ -150,7 +150,7 @@ class NAdam(_Adaptive):
         require_not_negative(self, "momentum_decay")
 
 
-@noun
+@frozen_dataclass
 class RAdam(_Adaptive):
     """Options for `torch.optim.RAdam`."""
 
@@ -158,14 +158,14 @@ class RAdam(_Adaptive):
     """Whether weight decay is decoupled, as in AdamW."""
 
 
-@noun
+@frozen_dataclass
 class Adagrad(Optimizer):
     """Options for `torch.optim.Adagrad`."""
 
-    fusable: ClassVar[bool] = True
+    has_fused: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = (Implementation.FUSED,)
-    scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
-    keeps_state_of_frozen: ClassVar[bool] = True
+    scales_partial_sums: ClassVar[tuple[Implementation, ...]] = (Implementation.FOREACH,)
+    keeps_state_for_frozen: ClassVar[bool] = True
     lr_decay: float = 0.0
     """Learning rate decay, at least 0."""
     initial_accumulator_value: float = 0.0
@@ -179,7 +179,7 @@ class Adagrad(Optimizer):
         require_positive(self, "eps")
 
 
-@noun
+@frozen_dataclass
 class Adadelta(Optimizer):
     """Options for `torch.optim.Adadelta`."""
 
@@ -195,7 +195,7 @@ class Adadelta(Optimizer):
         require_positive(self, "eps")
 
 
-@noun
+@frozen_dataclass
 class RMSprop(Optimizer):
     """Options for `torch.optim.RMSprop`."""
 
@@ -216,15 +216,15 @@ class RMSprop(Optimizer):
         require_between(self, "momentum", 0.0, 1.0)
         require_positive(self, "eps")
         if self.centered and self.alpha in (0.0, 1.0):
-            raise refuse(self, "alpha", "a number in (0, 1) with centered")
+            raise invalid_field(self, "alpha", "a number in (0, 1) with centered")
 
 
-@noun
+@frozen_dataclass
 class Rprop(Optimizer):
     """Options for `torch.optim.Rprop`, without weight decay."""
 
     decays: ClassVar[bool] = False
-    takes_signs: ClassVar[bool] = True
+    uses_signs: ClassVar[bool] = True
     without_dtensor: ClassVar[tuple[Implementation, ...]] = tuple(Implementation)
     etas: tuple[float, float] = (0.5, 1.2)
     """Factors for decreasing a step size, in (0, 1), and for increasing it, above 1."""
@@ -234,12 +234,12 @@ class Rprop(Optimizer):
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
         if not 0.0 < self.etas[0] < 1.0 < self.etas[1]:
-            raise refuse(self, "etas", "a number in (0, 1) and one above 1")
+            raise invalid_field(self, "etas", "a number in (0, 1) and one above 1")
         if not 0.0 < self.step_sizes[0] <= self.step_sizes[1] < math.inf:
-            raise refuse(self, "step_sizes", "two finite numbers above 0 in increasing order")
+            raise invalid_field(self, "step_sizes", "two finite numbers above 0 in increasing order")
 
 
-@noun
+@frozen_dataclass
 class ASGD(Optimizer):
     """Options for `torch.optim.ASGD`."""
 
@@ -256,12 +256,12 @@ class ASGD(Optimizer):
         require_not_negative(self, "lambd", "alpha", "t0")
 
 
-@noun
+@frozen_dataclass
 class Adafactor(Optimizer):
     """Options for `torch.optim.Adafactor`: factored second moments, learning rates relative to the parameter's RMS."""
 
     elementwise: ClassVar[bool] = False
-    scales_addends: ClassVar[tuple[Implementation, ...]] = (Implementation.FOR_LOOP, Implementation.FOREACH)
+    scales_partial_sums: ClassVar[tuple[Implementation, ...]] = (Implementation.FOR_LOOP, Implementation.FOREACH)
     beta2_decay: float = -0.8
     """Exponent for the second-moment decay over steps, at most 0."""
     eps: tuple[float | None, float] = (None, 1e-3)
@@ -272,14 +272,14 @@ class Adafactor(Optimizer):
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
         if not -math.inf < self.beta2_decay <= 0.0:
-            raise refuse(self, "beta2_decay", "a finite number of at most 0")
+            raise invalid_field(self, "beta2_decay", "a finite number of at most 0")
         if not (self.eps[0] is None or 0.0 <= self.eps[0] < math.inf) or not 0.0 < self.eps[1] < math.inf:
-            raise refuse(self, "eps", "None or a finite number of at least 0, and a finite number above 0")
+            raise invalid_field(self, "eps", "None or a finite number of at least 0, and a finite number above 0")
         if not 1.0 <= self.d < math.inf:
-            raise refuse(self, "d", "a finite number of at least 1")
+            raise invalid_field(self, "d", "a finite number of at least 1")
 
 
-class AdjustLR(Choice):
+class AdjustLR(PrintableEnum):
     """How Muon adapts the learning rate to a matrix's shape."""
 
     ORIGINAL = "original"
@@ -289,14 +289,14 @@ class AdjustLR(Choice):
 MAX_NS_STEPS = 20
 
 
-@noun
+@frozen_dataclass
 class Muon(Optimizer):
     """Options for `torch.optim.Muon`: momentum, orthogonalized by Newton-Schulz iterations, for matrices only."""
 
-    foreachable: ClassVar[bool] = False
-    maximizable: ClassVar[bool] = False
+    has_foreach: ClassVar[bool] = False
+    has_maximize: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
-    takes_vectors: ClassVar[bool] = False
+    updates_vectors: ClassVar[bool] = False
     rounds_to: ClassVar[str] = "bfloat16"
     lr: float = 0.02
     """Learning rate, above 0. Updates have about this size regardless of the gradient."""

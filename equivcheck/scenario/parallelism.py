@@ -8,12 +8,12 @@ from equivcheck.scenario.context_parallel import ContextParallel
 from equivcheck.scenario.expert_parallel import ExpertParallel
 from equivcheck.scenario.local_data_parallel import LocalDataParallel
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.scenario.noun import noun, option, refuse, require_between, require_positive
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between, require_positive
 from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts
 from equivcheck.scenario.pipeline import Pipeline
 from equivcheck.scenario.rounding import Compression, LowPrecision, MixedPrecision
 from equivcheck.scenario.tensor_parallel import LocalTensorParallel, TensorParallel
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 DEFAULT_BUCKET_MB = 25.0
 """Default bucket size for DDP in MiB."""
@@ -21,14 +21,14 @@ MAX_BUCKET_MB = 2.0**20
 """Largest bucket size that torch can convert to bytes, in MiB."""
 
 
-class Wrapping(Choice):
+class Wrapping(PrintableEnum):
     """Modules that `fully_shard` or FSDP wraps."""
 
-    WHOLE = "root_only"
+    ROOT_ONLY = "root_only"
     PER_LAYER = "per_layer"
 
 
-class ShardingStrategy(Choice):
+class ShardingStrategy(PrintableEnum):
     """Members of `torch.distributed.fsdp.ShardingStrategy`."""
 
     FULL_SHARD = "FULL_SHARD"
@@ -43,14 +43,14 @@ class ShardingStrategy(Choice):
         return self in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy.HYBRID_SHARD_ZERO2)
 
 
-class Distribution(Choice):
+class Distribution(PrintableEnum):
     """Placement of parameters, gradients and optimizer state under SPMD; tensors without dims are replicated."""
 
     REPLICATE = "replicate"
     FULLY_SHARD = "fully_shard"
 
 
-@noun
+@frozen_dataclass
 class DDP(Parallelism):
     """Options for `torch.nn.parallel.DistributedDataParallel`."""
 
@@ -81,21 +81,21 @@ class DDP(Parallelism):
         require_positive(self, "bucket_cap_mb")
         require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
         if self.parameters_as_bucket_view and not self.zero_redundancy:
-            raise refuse(self, "parameters_as_bucket_view", "False without zero_redundancy")
+            raise invalid_field(self, "parameters_as_bucket_view", "False without zero_redundancy")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
         return True
 
 
-class Replicator(Choice):
+class Replicator(PrintableEnum):
     """The two `replicate` functions in `torch.distributed._composable`."""
 
     DDP = "ddp"
     FSDP = "fsdp"
 
 
-@noun
+@frozen_dataclass
 class Replicate(Parallelism):
     """Composable replicated data parallelism: hooks on the unwrapped model average gradients."""
 
@@ -106,7 +106,7 @@ class Replicate(Parallelism):
     sharding."""
     bucket_cap_mb: float = DEFAULT_BUCKET_MB
     """Bucket size in MiB, above 0, at most 1,048,576. Only with `Replicator.DDP`."""
-    wrapping: Wrapping = Wrapping.WHOLE
+    wrapping: Wrapping = Wrapping.ROOT_ONLY
     """Whether each layer is wrapped inside the root. Only with `Replicator.FSDP`."""
     no_sync: bool = option(default=False, limits=False)
     """Whether only the last microbatch reduces gradients (`set_requires_gradient_sync`)."""
@@ -116,19 +116,19 @@ class Replicate(Parallelism):
     def __post_init__(self) -> None:
         require_positive(self, "bucket_cap_mb")
         require_between(self, "bucket_cap_mb", 0.0, MAX_BUCKET_MB)
-        if self.implementation is Replicator.DDP and self.wrapping is not Wrapping.WHOLE:
-            raise refuse(self, "wrapping", "Wrapping.WHOLE with Replicator.DDP")
+        if self.implementation is Replicator.DDP and self.wrapping is not Wrapping.ROOT_ONLY:
+            raise invalid_field(self, "wrapping", "Wrapping.ROOT_ONLY with Replicator.DDP")
         if self.implementation is Replicator.FSDP and self.bucket_cap_mb != DEFAULT_BUCKET_MB:
-            raise refuse(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} with Replicator.FSDP")
+            raise invalid_field(self, "bucket_cap_mb", f"{DEFAULT_BUCKET_MB} with Replicator.FSDP")
         if self.implementation is Replicator.FSDP and self.compression is not Compression.NONE:
-            raise refuse(self, "compression", "Compression.NONE with Replicator.FSDP")
+            raise invalid_field(self, "compression", "Compression.NONE with Replicator.FSDP")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
         return self.implementation is Replicator.DDP
 
 
-@noun
+@frozen_dataclass
 class FSDP1(Parallelism):
     """Options for `torch.distributed.fsdp.FullyShardedDataParallel`."""
 
@@ -138,7 +138,7 @@ class FSDP1(Parallelism):
     """Sharding strategy; a hybrid strategy needs a mesh with two axes."""
     use_orig_params: bool = True
     """Whether the optimizer gets the original parameters instead of flat ones."""
-    wrapping: Wrapping = Wrapping.WHOLE
+    wrapping: Wrapping = Wrapping.ROOT_ONLY
     """Whether each layer is wrapped inside the root."""
     no_sync: bool = False
     """Whether all microbatches except the last run under `no_sync`."""
@@ -147,20 +147,20 @@ class FSDP1(Parallelism):
 
     def __post_init__(self) -> None:
         if self.mixed_precision is not None and self.mixed_precision.output is not None:
-            raise refuse(self, "mixed_precision", "one without output", "FullyShardedDataParallel does not cast outputs")
+            raise invalid_field(self, "mixed_precision", "one without output", "FullyShardedDataParallel does not cast outputs")
 
     @property
     def trains_local_tensors(self) -> bool:  # noqa: D102 - as inherited
         return True
 
 
-@noun
+@frozen_dataclass
 class FSDP2(Parallelism):
     """Options for `torch.distributed.fsdp.fully_shard`; on a mesh with two axes it is HSDP."""
 
     tag: ClassVar[str] = "fsdp2"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,), (REPLICATE, SHARD))
-    wrapping: Wrapping = Wrapping.WHOLE
+    wrapping: Wrapping = Wrapping.ROOT_ONLY
     """Whether each layer is wrapped inside the root."""
     layers_per_unit: int = option(default=1, limits=False)
     """Number of consecutive layers that share a unit (`fully_shard` on a list of modules), at least 1.
@@ -207,7 +207,7 @@ class FSDP2(Parallelism):
     """Whether parameters are sharded along their last dim instead of dim 0 (`shard_placement_fn`)."""
     ignore_frozen: bool = False
     """Whether frozen parameters are replicated (`ignored_params`)."""
-    muon_owners: bool = False
+    distributed_muon: bool = False
     """Distributed Muon: whether each matrix is owned by one rank for the update.
 
     The owner collects the shards by all-to-all, orthogonalizes the full matrix, and returns the update by another all-to-all.
@@ -216,18 +216,18 @@ class FSDP2(Parallelism):
     def __post_init__(self) -> None:
         if self.gradient_divide_factor is not None:
             require_positive(self, "gradient_divide_factor")
-        if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.WHOLE):
-            raise refuse(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
+        if self.layers_per_unit < 1 or (self.layers_per_unit > 1 and self.wrapping is Wrapping.ROOT_ONLY):
+            raise invalid_field(self, "layers_per_unit", "1, or at least 1 with Wrapping.PER_LAYER")
         if self.reshard_to is not None and (self.reshard_to < 2 or not self.reshard_after_forward):
-            raise refuse(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
+            raise invalid_field(self, "reshard_to", "None, or at least 2 with reshard_after_forward")
 
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
         if self.ignore_frozen and not parameter.trained:
             return None
         return len(parameter.shape) - 1 if self.shard_last_dim else 0
 
 
-@noun
+@frozen_dataclass
 class SPMD(Parallelism):
     """Data parallelism by DTensor propagation alone: distributed parameters, and a batch sharded by rows."""
 
@@ -241,7 +241,7 @@ class SPMD(Parallelism):
 
     DTensor does not redistribute by itself: propagation may leave a gradient Partial or sharded along another dim."""
 
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002, D102 - as inherited
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002, D102 - as inherited
         return 0 if self.distribution is Distribution.FULLY_SHARD else None
 
 

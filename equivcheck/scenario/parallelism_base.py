@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from equivcheck.scenario.noun import noun
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass
+from equivcheck.system.choice import PrintableEnum
 
 
-class Owner(Choice):
+class ParameterOwner(PrintableEnum):
     """Part of the model that owns a parameter."""
 
     MODEL = "model"
@@ -21,7 +21,7 @@ class ParameterFacts(Protocol):
     """Parameter properties that a parallelism depends on."""
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ParameterOwner:
         """Part of the model that owns it."""
 
     @property
@@ -37,15 +37,15 @@ class ParameterFacts(Protocol):
         """Whether it has `requires_grad=True`."""
 
     @property
-    def column_dim(self) -> int | None:
+    def colwise_dim(self) -> int | None:
         """Dim that colwise sharding splits; None if it is replicated then."""
 
     @property
-    def row_dim(self) -> int | None:
+    def rowwise_dim(self) -> int | None:
         """Dim that rowwise sharding splits; None if it is replicated then."""
 
     @property
-    def within_dim(self) -> int | None:
+    def unit_dim(self) -> int | None:
         """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
 
     @property
@@ -53,7 +53,7 @@ class ParameterFacts(Protocol):
         """Dim that indexes experts; None if it belongs to no expert."""
 
 
-@noun
+@frozen_dataclass
 class Parallelism:
     """Base class for all kinds of parallelism. Third parties subclass it and register a layout for it."""
 
@@ -64,9 +64,9 @@ class Parallelism:
 
     traceable: ClassVar[bool] = False
     """Whether a step can be traced as one graph because no hooks run outside its operations."""
-    cuts_positions: ClassVar[bool] = False
+    shards_positions: ClassVar[bool] = False
     """Whether ranks along its axes hold different positions in the same sequences, so that rows must be sequences."""
-    shares_units: ClassVar[bool] = False
+    shards_experts: ClassVar[bool] = False
     """Whether ranks along its axes share out a layer's experts or similar units."""
 
     @property
@@ -74,7 +74,7 @@ class Parallelism:
         """Whether it replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
         return False
 
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
         """Dim along which it shards a parameter (chunks like `torch.chunk`); None if it is replicated.
 
         Flat parameters do not count because they are split anywhere.

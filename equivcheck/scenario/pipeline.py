@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from equivcheck.scenario.mesh import PP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun, option, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, option, require_between
 from equivcheck.scenario.parallelism_base import Parallelism
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MAX_CHUNKS = 16
 
 
-class PipelineSchedule(Choice):
+class PipelineSchedule(PrintableEnum):
     """Schedules in `torch.distributed.pipelining`."""
 
     GPIPE = "gpipe"
@@ -35,7 +35,7 @@ class PipelineSchedule(Choice):
         return self in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V)
 
 
-@noun
+@frozen_dataclass
 class Pipeline(Parallelism):
     """Options for `torch.distributed.pipelining` with explicit `PipelineStage`s."""
 
@@ -58,24 +58,28 @@ class Pipeline(Parallelism):
         require_between(self, "num_chunks", 1, MAX_CHUNKS)
         require_between(self, "stages_per_rank", 1, MAX_LAYERS)
         if self.schedule.is_single and self.stages_per_rank != 1:
-            raise refuse(self, "stages_per_rank", f"1 with {self.schedule!r}")
+            raise invalid_field(self, "stages_per_rank", f"1 with {self.schedule!r}")
         if self.schedule.is_v and self.stages_per_rank != 2:
-            raise refuse(self, "stages_per_rank", f"2 with {self.schedule!r}")
+            raise invalid_field(self, "stages_per_rank", f"2 with {self.schedule!r}")
         if any(after <= before for before, after in zip((0, *self.boundaries), self.boundaries, strict=False)):
-            raise refuse(self, "boundaries", "increasing numbers from 1")
+            raise invalid_field(self, "boundaries", "increasing numbers from 1")
 
     def require_ranks(self, count: int) -> None:
         """Raise `InvalidScenario` if stages, boundaries or schedule do not allow this number of ranks."""
         num_stages = count * self.stages_per_rank
         if num_stages > MAX_LAYERS:
-            raise refuse(self, "stages_per_rank", f"at most {MAX_LAYERS // count} with {count} ranks", "each stage needs a layer")
+            raise invalid_field(
+                self, "stages_per_rank", f"at most {MAX_LAYERS // count} with {count} ranks", "each stage needs a layer"
+            )
         if self.boundaries and len(self.boundaries) != num_stages - 1:
-            raise refuse(self, "boundaries", f"() or {num_stages - 1} entries for {count} ranks x {self.stages_per_rank} stages")
-        if not runs_chunks(self.schedule, self.num_chunks, count):
-            raise refuse(self, "num_chunks", f"a number that {self.schedule!r} can run on {count} ranks")
+            raise invalid_field(
+                self, "boundaries", f"() or {num_stages - 1} entries for {count} ranks x {self.stages_per_rank} stages"
+            )
+        if not can_run_chunks(self.schedule, self.num_chunks, count):
+            raise invalid_field(self, "num_chunks", f"a number that {self.schedule!r} can run on {count} ranks")
 
 
-def runs_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:
+def can_run_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:
     """Whether torch can run a schedule with this number of chunks on this number of ranks."""
     if schedule is PipelineSchedule.ONE_F_ONE_B:
         return num_chunks >= ranks

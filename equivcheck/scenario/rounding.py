@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.scenario.noun import noun
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass
+from equivcheck.system.choice import PrintableEnum
 
 
-class ElementType(Choice):
+class ElementType(PrintableEnum):
     """Floating-point dtype, by its name in torch."""
 
     FLOAT64 = "float64"
@@ -16,14 +16,14 @@ class ElementType(Choice):
     FLOAT16 = "float16"
 
 
-class LowPrecision(Choice):
+class LowPrecision(PrintableEnum):
     """Dtypes that `torch.autocast` supports."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
 
-class Compression(Choice):
+class Compression(PrintableEnum):
     """Hook from `torch.distributed.algorithms.ddp_comm_hooks.default_hooks` that compresses gradients."""
 
     NONE = "none"
@@ -31,7 +31,7 @@ class Compression(Choice):
     BF16 = "bf16"
 
 
-@noun
+@frozen_dataclass
 class MixedPrecision:
     """Dtypes for FSDP's mixed precision. The optimizer still updates parameters in the training's precision."""
 

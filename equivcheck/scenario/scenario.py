@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import singledispatch
 
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.layout import Layout
 from equivcheck.scenario.mesh import Mesh
 from equivcheck.scenario.model import Model
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 from equivcheck.scenario.training import Training
 
 
-@noun
+@frozen_dataclass
 class Resume:
     """Checkpoint that a scenario resumes from, saved after the first steps under another layout."""
 
@@ -26,10 +26,10 @@ class Resume:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise refuse(self, "steps", "at least 1")
+            raise invalid_field(self, "steps", "at least 1")
 
 
-@noun
+@frozen_dataclass
 class Scenario:
     """A training, its layout, and the order in which simulated ranks run."""
 
@@ -45,7 +45,7 @@ class Scenario:
     def __post_init__(self) -> None:
         require_between(self, "schedule_seed", 0, 2**32 - 1)
         if self.resume is not None and self.resume.steps >= self.training.steps:
-            raise refuse(self.resume, "steps", f"fewer than the training's {self.training.steps}")
+            raise invalid_field(self.resume, "steps", f"fewer than the training's {self.training.steps}")
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
@@ -58,7 +58,7 @@ class Scenario:
         return " -> ".join(layout.name for layout in self.layouts)
 
     @property
-    def counted_by(self) -> tuple[str, str]:
+    def summary_row(self) -> tuple[str, str]:
         """Name of the last layout, and the optimizer's class name."""
         return self.layout.name, type(self.training.optimizer).__name__
 
@@ -69,12 +69,12 @@ class Scenario:
 
 
 @singledispatch
-def in_words(case: Case) -> str:
+def describe_case(case: Checkable) -> str:
     """Description for people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
     raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
 
 
-@in_words.register
+@describe_case.register
 def _(scenario: Scenario) -> str:
     resume = scenario.resume
     first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from equivcheck.scenario.noun import noun, require_between, require_positive
+from equivcheck.scenario.noun import frozen_dataclass, require_between, require_positive
 
 
-@noun
+@frozen_dataclass
 class Schedule:
     """Base class; each subclass is named like its class in `torch.optim.lr_scheduler`."""
 
 
-@noun
+@frozen_dataclass
 class StepLR(Schedule):
     """Options for `torch.optim.lr_scheduler.StepLR`."""
 
@@ -24,7 +24,7 @@ class StepLR(Schedule):
         require_positive(self, "gamma")
 
 
-@noun
+@frozen_dataclass
 class ExponentialLR(Schedule):
     """Options for `torch.optim.lr_scheduler.ExponentialLR`."""
 
@@ -35,7 +35,7 @@ class ExponentialLR(Schedule):
         require_positive(self, "gamma")
 
 
-@noun
+@frozen_dataclass
 class LinearLR(Schedule):
     """Options for `torch.optim.lr_scheduler.LinearLR` as a warm-up."""
 
@@ -50,7 +50,7 @@ class LinearLR(Schedule):
         require_between(self, "total_iters", 1, 5)
 
 
-@noun
+@frozen_dataclass
 class CosineAnnealingLR(Schedule):
     """Options for `torch.optim.lr_scheduler.CosineAnnealingLR`."""
 

@@ -8,54 +8,54 @@ from typing import ClassVar
 from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.mesh import TP
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.scenario.noun import noun, refuse
-from equivcheck.scenario.parallelism_base import Owner, Parallelism, ParameterFacts
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field
+from equivcheck.scenario.parallelism_base import Parallelism, ParameterFacts, ParameterOwner
+from equivcheck.system.choice import PrintableEnum
 
 
-class Split(Choice):
+class Split(PrintableEnum):
     """How tensor parallelism shards a layer. A layer that is not in the plan keeps plain tensors."""
 
     REPLICATED = "replicated"
-    COLUMN = "colwise"
+    COLWISE = "colwise"
     """Colwise: linears by output features, embeddings by embedding dim."""
-    ROW = "rowwise"
+    ROWWISE = "rowwise"
     """Rowwise: linears by input features, embeddings by vocabulary."""
-    WITHIN = "heads_or_hidden"
+    HEADS_OR_HIDDEN = "heads_or_hidden"
     """Sharded by heads or hidden features: the first linears are colwise, the last one is rowwise.
 
     Experts are sharded by the hidden features in each, on plain tensors only, and their router is replicated."""
-    OUTSIDE = "not_in_plan"
+    NOT_IN_PLAN = "not_in_plan"
 
 
-class ActivationSharding(Choice):
+class ActivationSharding(PrintableEnum):
     """Placement of an activation along the axis: replicated, sharded by rows (sequence parallel), or sharded by features.
 
     If rows are sequences, `ROWS` shards positions instead.
     """
 
-    WHOLE = "replicated"
+    REPLICATED = "replicated"
     ROWS = "rows"
     FEATURES = "features"
 
 
-@noun
+@frozen_dataclass
 class LayerPlan:
     """Tensor parallelism for one layer."""
 
     split: Split = Split.REPLICATED
     """How the layer's linears are sharded."""
-    output: ActivationSharding = ActivationSharding.WHOLE
+    output: ActivationSharding = ActivationSharding.REPLICATED
     """Placement of the layer's output, and so of the next layer's input."""
 
     def __post_init__(self) -> None:
-        if self.split in (Split.REPLICATED, Split.WITHIN) and self.output is ActivationSharding.FEATURES:
-            raise refuse(self, "output", f"ActivationSharding.WHOLE or ROWS with {self.split!r}")
-        if self.split is Split.OUTSIDE and self.output is not ActivationSharding.WHOLE:
-            raise refuse(self, "output", "ActivationSharding.WHOLE with Split.OUTSIDE")
+        if self.split in (Split.REPLICATED, Split.HEADS_OR_HIDDEN) and self.output is ActivationSharding.FEATURES:
+            raise invalid_field(self, "output", f"ActivationSharding.REPLICATED or ROWS with {self.split!r}")
+        if self.split is Split.NOT_IN_PLAN and self.output is not ActivationSharding.REPLICATED:
+            raise invalid_field(self, "output", "ActivationSharding.REPLICATED with Split.NOT_IN_PLAN")
 
 
-@noun
+@frozen_dataclass
 class PlannedParallelism(Parallelism):
     """Base class for tensor parallelism: a plan shards embedding, layers and head, and places the activations between them."""
 
@@ -65,12 +65,12 @@ class PlannedParallelism(Parallelism):
 
     An entry before a layer that is not in the plan must replicate its output. So must the last entry, unless a head in the plan
     follows."""
-    source: Split = Split.OUTSIDE
+    source: Split = Split.NOT_IN_PLAN
     """How the token embedding is sharded; no effect on a model without tokens. Position embeddings are replicated."""
-    source_output: ActivationSharding = ActivationSharding.WHOLE
+    source_output: ActivationSharding = ActivationSharding.REPLICATED
     """Placement of the embedding's output: replicated or sharded by positions. It is replicated if the embedding is not in the
     plan."""
-    head: Split = Split.OUTSIDE
+    head: Split = Split.NOT_IN_PLAN
     """How the head's linear is sharded; no effect on a model without a head."""
     loss_parallel: bool = False
     """Whether logits stay sharded by class and the loss reduces the softmax statistics over ranks, like torch's `loss_parallel`
@@ -83,40 +83,50 @@ class PlannedParallelism(Parallelism):
                 f"{name}.plan of length {len(self.plan)} is not valid. Expected 1 to {MAX_LAYERS} entries, one per layer."
             )
         for field in ("source", "head"):
-            if getattr(self, field) is Split.WITHIN:
-                raise refuse(self, field, "any Split except WITHIN")
-        if self.loss_parallel and self.head is not Split.COLUMN:
-            raise refuse(self, "loss_parallel", "False, or the head Split.COLUMN")
-        ends = (ActivationSharding.WHOLE,) if self.head is Split.OUTSIDE else (ActivationSharding.WHOLE, ActivationSharding.ROWS)
+            if getattr(self, field) is Split.HEADS_OR_HIDDEN:
+                raise invalid_field(self, field, "any Split except HEADS_OR_HIDDEN")
+        if self.loss_parallel and self.head is not Split.COLWISE:
+            raise invalid_field(self, "loss_parallel", "False, or the head Split.COLWISE")
+        ends = (
+            (ActivationSharding.REPLICATED,)
+            if self.head is Split.NOT_IN_PLAN
+            else (ActivationSharding.REPLICATED, ActivationSharding.ROWS)
+        )
         if self.plan[-1].output not in ends:
             raise InvalidScenario(
                 f"{name}.plan with last output {self.plan[-1].output!r} is not valid. "
-                "Expected ActivationSharding.WHOLE, or ROWS if a head in the plan follows."
+                "Expected ActivationSharding.REPLICATED, or ROWS if a head in the plan follows."
             )
         if self.source_output is ActivationSharding.FEATURES:
-            raise refuse(self, "source_output", "ActivationSharding.WHOLE or ROWS")
-        if self.source_output is ActivationSharding.ROWS and Split.OUTSIDE in (self.source, self.plan[0].split):
-            raise refuse(self, "source_output", "ActivationSharding.WHOLE if the source or the first layer is Split.OUTSIDE")
+            raise invalid_field(self, "source_output", "ActivationSharding.REPLICATED or ROWS")
+        if self.source_output is ActivationSharding.ROWS and Split.NOT_IN_PLAN in (self.source, self.plan[0].split):
+            raise invalid_field(
+                self, "source_output", "ActivationSharding.REPLICATED if the source or the first layer is Split.NOT_IN_PLAN"
+            )
         for before, entry in pairwise(self.plan):
-            if entry.split is Split.OUTSIDE and before.output is not ActivationSharding.WHOLE:
+            if entry.split is Split.NOT_IN_PLAN and before.output is not ActivationSharding.REPLICATED:
                 raise InvalidScenario(
-                    f"{name}.plan with output {before.output!r} before Split.OUTSIDE is not valid. "
-                    "Expected ActivationSharding.WHOLE."
+                    f"{name}.plan with output {before.output!r} before Split.NOT_IN_PLAN is not valid. "
+                    "Expected ActivationSharding.REPLICATED."
                 )
 
-    def cut_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
-        dims = {Split.COLUMN: parameter.column_dim, Split.ROW: parameter.row_dim, Split.WITHIN: parameter.within_dim}
+    def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: D102 - as inherited
+        dims = {
+            Split.COLWISE: parameter.colwise_dim,
+            Split.ROWWISE: parameter.rowwise_dim,
+            Split.HEADS_OR_HIDDEN: parameter.unit_dim,
+        }
         return dims.get(self.split_of(parameter))
 
     def split_of(self, parameter: ParameterFacts) -> Split:
         """How a parameter's module is sharded. Parameters that the model itself owns are never in the plan."""
         if parameter.layer is not None:
             # A plan that does not fit the model has a limit of its own.
-            return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.OUTSIDE
-        return {Owner.SOURCE: self.source, Owner.HEAD: self.head}.get(parameter.owner, Split.OUTSIDE)
+            return self.plan[parameter.layer].split if parameter.layer < len(self.plan) else Split.NOT_IN_PLAN
+        return {ParameterOwner.SOURCE: self.source, ParameterOwner.HEAD: self.head}.get(parameter.owner, Split.NOT_IN_PLAN)
 
 
-@noun
+@frozen_dataclass
 class TensorParallel(PlannedParallelism):
     """`torch.distributed.tensor.parallel.parallelize_module` with a plan for each layer."""
 
@@ -128,7 +138,7 @@ class TensorParallel(PlannedParallelism):
     Outer parallelisms replace the parameters with hooks and redistribute gradients themselves."""
 
 
-class Collectives(Choice):
+class Collectives(PrintableEnum):
     """Collectives that move activations between plain-tensor modules."""
 
     FUNCTIONAL = "functional"
@@ -137,7 +147,7 @@ class Collectives(Choice):
     """Collectives from the package spmd_types, which torchtitan uses."""
 
 
-@noun
+@frozen_dataclass
 class LocalTensorParallel(PlannedParallelism):
     """Tensor parallelism on plain tensors, as in Megatron and torchtitan.
 

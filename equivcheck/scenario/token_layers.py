@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from equivcheck.scenario.layer_base import Activation, AnyLayer, Norm
-from equivcheck.scenario.noun import noun, refuse, require_between
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
@@ -20,7 +20,7 @@ ROTARY_BASE = 100.0
 """Ratio between the first and last rotation frequency in a head. It is small because sequences are short."""
 
 
-@noun
+@frozen_dataclass
 class Tokens:
     """Token embedding before the layers. The embedding dim is the model's `features`."""
 
@@ -37,16 +37,16 @@ class Tokens:
     def __post_init__(self) -> None:
         require_between(self, "vocabulary", 2, MAX_VOCABULARY)
         if self.padding is not None and not 0 <= self.padding < self.vocabulary:
-            raise refuse(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
+            raise invalid_field(self, "padding", f"None or a token from 0 to {self.vocabulary - 1}")
 
-    def rounded(self, multiple: int) -> Tokens:
+    def rounded_up(self, multiple: int) -> Tokens:
         """Round the vocabulary up to a multiple; if that exceeds the limit, use the multiple itself."""
         up = -(-self.vocabulary // multiple) * multiple
         vocabulary = up if up <= MAX_VOCABULARY else min(multiple, MAX_VOCABULARY)
         return replace(self, vocabulary=vocabulary, padding=None if self.padding is None else self.padding % vocabulary)
 
 
-@noun
+@frozen_dataclass
 class Head:
     """Output projection from features to vocabulary logits: ``linear(norm(x))``."""
 
@@ -58,17 +58,17 @@ class Head:
     """Normalization before the linear, with learned weights; None disables it."""
 
 
-@noun
+@frozen_dataclass
 class Attention(AnyLayer):
     """Self-attention over positions: ``residual(dropout(output(attention(query(norm(x)), key(norm(x)), value(norm(x))))))``."""
 
     tag: ClassVar[str] = "attention"
     needs_length: ClassVar[bool] = True
-    heads: int = 1
+    num_heads: int = 1
     """Query heads, 1 to 32."""
-    kv_heads: int = 1
+    num_kv_heads: int = 1
     """Key and value heads (grouped-query attention); must divide the number of query heads."""
-    head_width: int = 2
+    head_dim: int = 2
     """Features in each head, 1 to 8; even with rotary embeddings."""
     causal: bool = True
     """Whether attention is causal."""
@@ -89,16 +89,16 @@ class Attention(AnyLayer):
     """Whether this layer's parameters have `requires_grad=False`."""
 
     def __post_init__(self) -> None:
-        require_between(self, "heads", 1, MAX_HEADS)
-        require_between(self, "kv_heads", 1, self.heads)
-        require_between(self, "head_width", 1, MAX_HEAD_WIDTH)
+        require_between(self, "num_heads", 1, MAX_HEADS)
+        require_between(self, "num_kv_heads", 1, self.num_heads)
+        require_between(self, "head_dim", 1, MAX_HEAD_WIDTH)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
-        if self.heads % self.kv_heads:
-            raise refuse(self, "kv_heads", f"a divisor of heads ({self.heads})")
-        if self.rotary and self.head_width % 2:
-            raise refuse(self, "head_width", "an even number with rotary")
+        if self.num_heads % self.num_kv_heads:
+            raise invalid_field(self, "num_kv_heads", f"a divisor of num_heads ({self.num_heads})")
+        if self.rotary and self.head_dim % 2:
+            raise invalid_field(self, "head_dim", "an even number with rotary")
 
-    def rounded(self, multiple: int) -> Attention:
+    def rounded_up(self, multiple: int) -> Attention:
         """Smallest number and size of heads, not below the current ones, whose product is a multiple.
 
         If none fits the limits, the smallest fitting sizes overall. Key and value heads stay grouped if their product is a
@@ -107,13 +107,13 @@ class Attention(AnyLayer):
         step = 1 + self.rotary
         sizes = [(heads, width) for heads in range(1, MAX_HEADS + 1) for width in range(step, MAX_HEAD_WIDTH + 1, step)]
         even = [size for size in sizes if math.prod(size) % multiple == 0]
-        as_large = [size for size in even if size[0] >= self.heads and size[1] >= self.head_width]
+        as_large = [size for size in even if size[0] >= self.num_heads and size[1] >= self.head_dim]
         heads, width = min(as_large or even, key=math.prod, default=(MAX_HEADS, MAX_HEAD_WIDTH))
-        grouped = heads % self.kv_heads == 0 and self.kv_heads * width % multiple == 0
-        return replace(self, heads=heads, kv_heads=self.kv_heads if grouped else heads, head_width=width)
+        grouped = heads % self.num_kv_heads == 0 and self.num_kv_heads * width % multiple == 0
+        return replace(self, num_heads=heads, num_kv_heads=self.num_kv_heads if grouped else heads, head_dim=width)
 
 
-@noun
+@frozen_dataclass
 class GatedMLP(AnyLayer):
     """Gated MLP: ``residual(dropout(down(activation(gate(norm(x))) * up(norm(x)))))``."""
 
@@ -138,7 +138,7 @@ class GatedMLP(AnyLayer):
         require_between(self, "hidden", 1, MAX_HIDDEN)
         require_between(self, "dropout", 0.0, MAX_DROPOUT)
 
-    def rounded(self, multiple: int) -> GatedMLP:
+    def rounded_up(self, multiple: int) -> GatedMLP:
         """Round the hidden features up to a multiple; if that exceeds the limit, use the multiple itself."""
         up = -(-self.hidden // multiple) * multiple
         return replace(self, hidden=up if up <= MAX_HIDDEN else min(multiple, MAX_HIDDEN))

@@ -7,29 +7,29 @@ from equivcheck.scenario.clipping import Clipping
 from equivcheck.scenario.data import Data
 from equivcheck.scenario.loss import CrossEntropy, Loss
 from equivcheck.scenario.model import Model
-from equivcheck.scenario.noun import noun, refuse, require_between, require_not_negative, require_positive
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between, require_not_negative, require_positive
 from equivcheck.scenario.optimizer import SGD, Optimizer
 from equivcheck.scenario.schedule import Schedule
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MAX_STEPS = 10
 
 
-class Precision(Choice):
+class Precision(PrintableEnum):
     """Dtype of parameters, inputs and arithmetic."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
 
 
-class ZeroGrad(Choice):
+class ZeroGrad(PrintableEnum):
     """Value that `zero_grad` sets gradients to: None or zero."""
 
     NONE = "none"
     ZERO = "zero"
 
 
-class Select(Choice):
+class ParameterSelection(PrintableEnum):
     """Parameters that a group contains."""
 
     VECTORS = "vectors"
@@ -37,14 +37,14 @@ class Select(Choice):
     ODD_LAYERS = "odd_layers"
 
 
-@noun
-class Group:
+@frozen_dataclass
+class ParameterGroup:
     """Parameter group with its own settings.
 
     A parameter belongs to the first group that selects it, else to the default group.
     """
 
-    select: Select = Select.VECTORS
+    select: ParameterSelection = ParameterSelection.VECTORS
     """Parameters in the group: all with one dim (biases, norms), those in layer 0, or those in layers 1, 3, 5 and so on."""
     lr_factor: float = 1.0
     """Learning rate relative to the optimizer's, above 0."""
@@ -56,7 +56,7 @@ class Group:
         require_not_negative(self, "weight_decay")
 
 
-@noun
+@frozen_dataclass
 class Training:
     """Complete training run on one device."""
 
@@ -68,7 +68,7 @@ class Training:
     """Optimizer for all parameters."""
     loss: Loss | CrossEntropy = Loss.MSE_MEAN
     """Loss to minimize."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     """Additional parameter groups."""
     schedule: Schedule | None = None
     """Learning rate schedule; None for a constant rate."""
@@ -86,7 +86,7 @@ class Training:
     def __post_init__(self) -> None:
         require_between(self, "steps", 1, MAX_STEPS)
         require_between(self, "seed", 0, 2**32 - 1)
-        if not self.optimizer.takes_vectors and not self.model.has_matrices_only:
+        if not self.optimizer.updates_vectors and not self.model.has_matrices_only:
             name = type(self.optimizer).__name__
             raise InvalidScenario(
                 f"Training.model is not valid: {name} only updates parameters with two dims. Expected no bias, norm or scale."
@@ -95,10 +95,10 @@ class Training:
             self._check_labels()
         for group in self.groups:
             if group.weight_decay and not self.optimizer.decays:
-                raise refuse(group, "weight_decay", "0.0 with Rprop")
+                raise invalid_field(group, "weight_decay", "0.0 with Rprop")
 
     def _check_labels(self) -> None:
-        if self.model.outputs < 2:
-            raise refuse(self, "loss", "another loss, or a model with at least two outputs")
+        if self.model.out_features < 2:
+            raise invalid_field(self, "loss", "another loss, or a model with at least two outputs")
         if self.data.batch_dim and self.model.length is None:
-            raise refuse(self.data, "batch_dim", "0 with CrossEntropy if rows are not sequences")
+            raise invalid_field(self.data, "batch_dim", "0 with CrossEntropy if rows are not sequences")

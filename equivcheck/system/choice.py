@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Choice(Enum):
+class PrintableEnum(Enum):
     """`Enum` with string values. JSON contains the value; the repr is ``Class.MEMBER``."""
 
     def __repr__(self) -> str:

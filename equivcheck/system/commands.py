@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from equivcheck.system.parent_death import tied
+from equivcheck.system.parent_death import command_tied_to_parent
 
 _END_SECONDS = 15.0
 """Seconds between SIGTERM and SIGKILL. torchrun needs them to end its ranks, because these run in their own sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class FinishedCommand:
     """Result of a finished command."""
 
     code: int | None
@@ -35,14 +35,19 @@ class Ran:
         return lines[-1].strip() if lines else ""
 
 
-def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[str, str]) -> Ran:
+def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[str, str]) -> FinishedCommand:
     """Run a command with a time limit in seconds.
 
     The command ends at the limit, and if this process is interrupted or killed.
     """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            tied(command), stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, env=dict(environment), start_new_session=True
+            command_tied_to_parent(command),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=errors,
+            env=dict(environment),
+            start_new_session=True,
         )
         try:
             code = process.wait(timeout=seconds)
@@ -50,7 +55,7 @@ def run(command: Sequence[str], *, seconds: float | None, environment: Mapping[s
             code = None
         finally:
             _end(process)
-        return Ran(code=code, printed=_text(printed), errors=_text(errors))
+        return FinishedCommand(code=code, printed=_text(printed), errors=_text(errors))
 
 
 def _text(file: IO[bytes]) -> str:

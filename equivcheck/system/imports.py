@@ -8,7 +8,7 @@ from typing import Any
 _bootstrap: Any = importlib._bootstrap  # Python 3.10 to 3.14
 
 
-def imports(thread: int | None) -> bool:
+def holds_import_lock(thread: int | None) -> bool:
     """Whether a thread holds a module's import lock, and so is importing.
 
     Its stack frames would show it too, but walking the frames of a running thread is not safe.

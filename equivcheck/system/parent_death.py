@@ -19,7 +19,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
             os.kill(os.getpid(), number)
 
 
-def tie(number: int = signal.SIGKILL) -> str:
+def code_to_end_with_parent(number: int = signal.SIGKILL) -> str:
     """Python code that ends a new interpreter with the current thread, unless it calls `outlive_parent`."""
     return f"from equivcheck.system.parent_death import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
 
@@ -30,8 +30,8 @@ def outlive_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def command_tied_to_parent(command: Sequence[str]) -> list[str]:
     """Wrap a command so that it gets SIGTERM when the current thread ends. An interpreter starts it."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = f"import os, sys; sys.path.insert(0, {root!r}); {tie(signal.SIGTERM)}; "
+    code = f"import os, sys; sys.path.insert(0, {root!r}); {code_to_end_with_parent(signal.SIGTERM)}; "
     return [sys.executable, "-I", "-c", code + "os.execvp(sys.argv[1], sys.argv[1:])", *command]

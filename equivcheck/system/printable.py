@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Escape all unprintable characters except line breaks and tabs."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode("ascii") for each in text
     )
 
 
-def in_short(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     """Shorten the text in the middle to at most `most` characters.
 
     The end stays because error messages end with the expected values.

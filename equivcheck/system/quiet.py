@@ -23,7 +23,7 @@ _LOGS_WHAT_IT_RAISES = "torch._subclasses.fake_tensor"
 """Logger with a traceback for each operation with data-dependent output shapes."""
 
 
-def quiet(environment: Mapping[str, str]) -> dict[str, str]:
+def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment in which a new process prints no torch messages."""
     return _QUIET | dict(environment)
 

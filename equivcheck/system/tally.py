@@ -7,24 +7,24 @@ from collections import Counter
 IN_PART = "in part"
 """Outcome for a check that was equivalent up to some step and undecided afterwards."""
 
-Row = tuple[str, str, str]
+TallyRow = tuple[str, str, str]
 """Layout, world and outcome."""
 
-_checked: Counter[Row] = Counter()
+_checked: Counter[TallyRow] = Counter()
 
 
-def record(layout: str, world: str, outcome: str) -> None:
+def record_check(layout: str, world: str, outcome: str) -> None:
     """Count one check. `layout` is `Layout.name`; `outcome` is the value in JSON or `IN_PART`."""
     _checked[layout, world, outcome] += 1
 
 
-def counted() -> Counter[Row]:
-    """Checks counted since the last `take`. The counts stay."""
+def current_counts() -> Counter[TallyRow]:
+    """Checks counted since the last `take_counts`. The counts stay."""
     return _checked.copy()
 
 
-def take() -> Counter[Row]:
-    """Checks counted since the last `take`. The counts are reset."""
-    taken = counted()
+def take_counts() -> Counter[TallyRow]:
+    """Checks counted since the last `take_counts`. The counts are reset."""
+    taken = current_counts()
     _checked.clear()
     return taken

@@ -16,7 +16,7 @@ def num_threads() -> int:
     return len(os.listdir(_TASKS))
 
 
-def end_of(thread: threading.Thread, seconds: float) -> None:
+def wait_for_end_of(thread: threading.Thread, seconds: float) -> None:
     """Wait for a thread to end in the operating system, for at most `seconds`.
 
     `Thread.join` returns when Python is done with the thread. torch frees its thread-local state after that and needs the GIL. If

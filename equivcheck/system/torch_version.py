@@ -20,7 +20,7 @@ def installed_torch() -> Version:
     return Version(_installed().base_version)
 
 
-def torch_in(versions: str) -> bool:
+def is_torch_in(versions: str) -> bool:
     """Whether the installed torch is in a range, a PEP 440 specifier such as ``>=2.9,<2.14``.
 
     An empty range contains every version.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from equivcheck.training.balance import balance_loss, loads_of
-from equivcheck.training.layers.module import beside
+from equivcheck.training.balance import balance_loss, routing_loads
+from equivcheck.training.layers.module import replicated_like
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
@@ -20,28 +20,28 @@ def accumulate(setup: Setup, microbatches: Sequence[Batch], index: int) -> float
     for number, batch in enumerate(microbatches):
         setup.announce(Stage.COMPUTE, index)
         with setup.accumulation(number == len(microbatches) - 1):
-            loss = part_loss(setup, setup.take(batch), index, batch.rows)
+            loss = microbatch_loss(setup, setup.take(batch), index, batch.rows)
             backward(setup, loss)
         setup.announce(Stage.READING, index)
-        total += scalar(loss)
+        total += scalar_value(loss)
     return total
 
 
-def part_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
+def microbatch_loss(setup: Setup, batch: Batch, index: int, rows: int) -> torch.Tensor:
     """Forward a microbatch and scale its loss so that the sum over microbatches and mean over ranks is the step's loss."""
     training = setup.training
-    with setup.around_forward():
+    with setup.forward_context():
         outputs = setup.module(batch.inputs, batch.masks, index)
         loss = setup.loss(training, outputs.to(getattr(torch, training.precision.value)), batch.targets, batch.divisor)
-        loss = scaled(setup, loss, rows)
+        loss = scale_loss(setup, loss, rows)
         return _with_balance(setup, loss, batch, index, rows / training.data.batch) if training.model.balances else loss
 
 
 def _with_balance(setup: Setup, loss: torch.Tensor, batch: Batch, index: int, share: float) -> torch.Tensor:
-    loads = loads_of(setup.model)
-    counts = setup.whole_counts(setup.model, [load.counts for load in loads], batch, index)
+    loads = routing_loads(setup.model)
+    counts = setup.full_counts(setup.model, [load.counts for load in loads], batch, index)
     added = balance_loss(loads, counts, batch.rows * (setup.training.model.length or 1)) * share
-    return loss + (added if isinstance(added, DTensor) else beside(loss, added))
+    return loss + (added if isinstance(added, DTensor) else replicated_like(loss, added))
 
 
 def backward(setup: Setup, loss: torch.Tensor) -> None:
@@ -49,19 +49,19 @@ def backward(setup: Setup, loss: torch.Tensor) -> None:
     (loss if setup.gradient_scale == 1.0 else loss * setup.gradient_scale).backward()  # type: ignore[no-untyped-call]
 
 
-def scaled(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
+def scale_loss(setup: Setup, loss: torch.Tensor, rows: int) -> torch.Tensor:
     """Scale the loss of some rows to their share in the step's loss."""
     training = setup.training
     share = rows / training.data.batch if training.loss.is_mean else setup.loss_scale
     return loss if share == 1.0 else loss * share
 
 
-def scalar(value: torch.Tensor) -> float:
+def scalar_value(value: torch.Tensor) -> float:
     """Value of a scalar tensor as a float. A DTensor with a Partial placement is reduced over ranks first."""
-    return float(whole(value))
+    return float(full_value(value))
 
 
-def whole(value: torch.Tensor) -> torch.Tensor:
+def full_value(value: torch.Tensor) -> torch.Tensor:
     """Full value as a plain tensor."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from equivcheck.training.layers.module import LayerModule, Load
+from equivcheck.training.layers.module import LayerModule, RoutingLoad
 from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 
@@ -19,30 +19,30 @@ Counts = Sequence[torch.Tensor]
 """For each layer with a load-balancing loss, the number of positions routed to each unit."""
 
 
-def loads_of(model: nn.Module) -> list[Load]:
+def routing_loads(model: nn.Module) -> list[RoutingLoad]:
     """Loads that layers with a load-balancing loss recorded in the last forward."""
     found = (module.load() for module in model.modules() if isinstance(module, LayerModule))
     return [load for load in found if load is not None]
 
 
-def own_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+def counts_of_microbatch(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
     """Counts for a batch, or for the microbatch that it is a part of."""
-    return counts if batch.whole is None else counts_in(model, batch.whole, index)
+    return counts if batch.whole is None else routing_counts(model, batch.whole, index)
 
 
-def counts_in(model: nn.Module, batch: Batch, index: int) -> Counts:
+def routing_counts(model: nn.Module, batch: Batch, index: int) -> Counts:
     """Counts that the model's layers record for a batch at a step."""
     assert isinstance(model, MLP), "the model is a stack"
     with torch.no_grad():
         model.through_layers(batch.inputs, batch.masks, index)
-    return [load.counts for load in loads_of(model)]
+    return [load.counts for load in routing_loads(model)]
 
 
-def balance_loss(loads: Sequence[Load], counts: Counts, positions: int) -> torch.Tensor:
+def balance_loss(loads: Sequence[RoutingLoad], counts: Counts, positions: int) -> torch.Tensor:
     """Sum of the layers' load-balancing losses, given a whole microbatch's counts and the number of positions."""
     return torch.stack(list(_losses(loads, counts))).sum() / positions
 
 
-def _losses(loads: Sequence[Load], counts: Counts) -> Iterator[torch.Tensor]:
+def _losses(loads: Sequence[RoutingLoad], counts: Counts) -> Iterator[torch.Tensor]:
     for load, chosen in zip(loads, counts, strict=True):
         yield load.balance * chosen.numel() * (chosen / chosen.sum() * load.shares).sum()

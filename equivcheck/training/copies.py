@@ -14,7 +14,7 @@ from equivcheck.training.ensemble import Array, EnsembleStep, EnsembleTrace
 from equivcheck.training.loop import train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Snapshot, Step, Trace
 
 Choices = tuple[torch.Tensor, ...]
@@ -28,17 +28,17 @@ def train_copies(
     training: Training,
     parameters: Mapping[str, torch.Tensor],
     steps: Sequence[Sequence[Batch]],
-    make_setup: MakeSetup = single_device,
+    make_setup: MakeSetup = single_device_setup,
 ) -> EnsembleTrace:
     """Train one copy for each entry along dim 0. Arguments and result are those of `train_ensemble`."""
     copies = len(next(iter(parameters.values())))
     runs = [_train_copy(training, parameters, steps, make_setup, copy) for copy in range(copies)]
-    found = stacked([trace for trace, _ in runs])
+    found = stack_traces([trace for trace, _ in runs])
     alike = [
         all(torch.equal(one, first) for other in copies for one, first in zip(other, copies[0], strict=True))
         for copies in zip(*(choices for _, choices in runs), strict=True)
     ]
-    kept = (replace(step, chosen_alike=same) for step, same in zip(found.steps, alike, strict=True))
+    kept = (replace(step, routes_alike=same) for step, same in zip(found.steps, alike, strict=True))
     return replace(found, steps=tuple(kept))
 
 
@@ -56,7 +56,7 @@ def _train_copy(
     return train(setup, own), choices
 
 
-def stacked(traces: Sequence[Trace]) -> EnsembleTrace:
+def stack_traces(traces: Sequence[Trace]) -> EnsembleTrace:
     """Stack the traces of several single-device runs, with the copies along dim 0."""
     steps = tuple(_step(rows) for rows in zip(*(trace.steps for trace in traces), strict=True))
     state = [trace.state for trace in traces]

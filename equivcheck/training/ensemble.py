@@ -20,13 +20,13 @@ from torch import nn
 from torch.nn import functional
 
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, Layer, Training, ZeroGrad
-from equivcheck.training.balance import balance_loss, loads_of
+from equivcheck.training.balance import balance_loss, routing_loads
 from equivcheck.training.choices import RecordedChoices
 from equivcheck.training.layers.linear.module import LayerFunctions, layer_output
-from equivcheck.training.layers.linear.shape_ops import added
+from equivcheck.training.layers.linear.shape_ops import added_constant
 from equivcheck.training.layers.module import ACTIVATIONS
 from equivcheck.training.layers.parameters import SCALE, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
 from equivcheck.training.model import build_model, offset_of
@@ -54,7 +54,7 @@ class EnsembleStep:
     """Gradients after clipping, shaped like `gradients`; None without clipping."""
     parameters: Array
     """Parameters after the update, shape (copies, elements of all parameters)."""
-    chosen_alike: bool = True
+    routes_alike: bool = True
     """Whether all copies routed their positions identically."""
 
 
@@ -120,7 +120,7 @@ def _is_batched(training: Training) -> bool:
 def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -> Losses:
     """Losses by `torch.vmap` over the module."""
     first = {name: values[0].detach() for name, values in parameters.items()}
-    layers = tuple(kind_of(layer).with_known_shapes(layer) for layer in training.model.layers)
+    layers = tuple(layer_kind(layer).with_known_shapes(layer) for layer in training.model.layers)
     model = build_model(replace(training.model, counter=False, layers=layers), first, training.data.batch_dim)
     choices = RecordedChoices(model)
     uses, values = _uses(model), tuple(parameters.values())
@@ -148,7 +148,7 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
 
 
 def _balance_loss(training: Training, model: nn.Module, rows: int) -> torch.Tensor:
-    loads, positions = loads_of(model), rows * (training.model.length or 1)
+    loads, positions = routing_loads(model), rows * (training.model.length or 1)
     return balance_loss(loads, [load.counts for load in loads], positions) * (rows / training.data.batch)
 
 
@@ -201,7 +201,7 @@ def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> 
     path, owner = f"layers.{index}", index if layer.shares is None else layer.shares
     weight, auxiliary = parameters[f"layers.{owner}.linear.weight"], parameters.get(f"{path}.auxiliary.weight")
     norm_weight, norm_bias = (parameters.get(f"{path}.norm.{name}") for name in ("weight", "bias"))
-    constant = added(layer.shape_op, layer.width, weight.dtype)
+    constant = added_constant(layer.shape_op, layer.width, weight.dtype)
     return LayerFunctions(
         layer=layer,
         norm=None if norm_weight is None else partial(_normalise, norm_weight, norm_bias),
@@ -214,7 +214,7 @@ def _block(layer: Layer, index: int, parameters: Mapping[str, torch.Tensor]) -> 
 
 def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
     run.optimizer.zero_grad(set_to_none=run.training.zero_grad is ZeroGrad.NONE)
-    loss, chosen_alike = _accumulate(run, microbatches, index)
+    loss, routes_alike = _accumulate(run, microbatches, index)
     grads = [parameter.grad for parameter in run.parameters]
     there = [grad for grad in grads if grad is not None]
     gradients = _rows(there)
@@ -228,7 +228,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int) -> EnsembleStep:
         clip_norm=None if clip_norm is None else clip_norm.numpy(),
         clipped=clipped,
         parameters=_rows([parameter.detach() for parameter in run.parameters]),
-        chosen_alike=chosen_alike,
+        routes_alike=routes_alike,
     )
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from equivcheck.scenario import ClipNorm, ClipValue, ZeroGrad
-from equivcheck.system.choice import Choice
-from equivcheck.training.accumulate import scalar
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.training.accumulate import scalar_value
 from equivcheck.training.clipping import clip_by_value
 from equivcheck.training.material import Batch, material
 from equivcheck.training.optimizer import build_schedule
@@ -19,7 +19,7 @@ from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot, Step, Trace
 
 
-class Pause(Choice):
+class Pause(PrintableEnum):
     """Points at which trainings that run side by side wait for each other."""
 
     ZEROED = "zeroed"
@@ -50,7 +50,7 @@ class _Run:
 
 def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace:
     """Train and record every step. `steps` replaces the training's own microbatches."""
-    running = pausing(setup, steps)
+    running = train_in_turns(setup, steps)
     while True:
         try:
             next(running)
@@ -59,7 +59,7 @@ def train(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Trace
             return trace
 
 
-def pausing(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
+def train_in_turns(setup: Setup, steps: Sequence[Sequence[Batch]] | None = None) -> Generator[Pause, None, Trace]:
     """Generator form of `train`, which yields twice per step so that several trainings can run side by side."""
     training, slots = setup.training, setup.find_slots(setup.model)
     pieces = tuple(piece for slot in slots for piece in slot.pieces)
@@ -88,7 +88,7 @@ def _step(run: _Run, microbatches: Sequence[Batch], index: int, reads_full: bool
         hook(optimizer, index)
     optimizer.zero_grad(set_to_none=setup.training.zero_grad is ZeroGrad.NONE)
     yield Pause.ZEROED
-    with setup.around_compute():
+    with setup.compute_context():
         loss = setup.compute(setup, microbatches, index)
     setup.announce(Stage.COMPUTE, index)
     for hook in setup.before_update:
@@ -120,4 +120,4 @@ def _clip(setup: Setup, parameters: list[torch.Tensor], index: int) -> float | N
     if isinstance(clipping, ClipValue):
         clip_by_value(parameters, clipping)
     setup.announce(Stage.READING, index)
-    return None if norm is None else scalar(norm)
+    return None if norm is None else scalar_value(norm)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.training.layers.module import beside
+from equivcheck.training.layers.module import replicated_like
 from equivcheck.training.material import IGNORED, class_weights
 
 
@@ -24,7 +24,7 @@ def loss_of(training: Training, outputs: torch.Tensor, targets: torch.Tensor, di
 def cross_entropy(loss: CrossEntropy, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Sum over labels that are not ignored, for logits (..., classes) and labels (...)."""
     logits, flat = outputs.flatten(0, -2), labels.flatten()
-    weight = beside(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
+    weight = replicated_like(logits, class_weights(logits.shape[-1], logits.dtype)) if loss.class_weights else None
     total = functional.cross_entropy(
         logits, flat, weight=weight, ignore_index=IGNORED, reduction="sum", label_smoothing=loss.label_smoothing
     )

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equivcheck.scenario import CrossEntropy, Ignored, Model, Training
-from equivcheck.training.layers.facts import Initial
+from equivcheck.scenario import CrossEntropy, IgnoredLabels, Model, Training
+from equivcheck.training.layers.facts import Initialization
 from equivcheck.training.layers.parameters import Parameter, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 Array = npt.NDArray[np.floating]
 
@@ -26,7 +26,7 @@ KEPT_TRAININGS = 16
 IGNORED = -100
 """Label that is ignored, torch's default `ignore_index`."""
 IGNORED_SHARE = 1 / 3
-"""Probability that a label is ignored under `Ignored.SOME`."""
+"""Probability that a label is ignored under `IgnoredLabels.SOME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +82,16 @@ def _draw_parameters(model: Model, generator: np.random.Generator) -> dict[str, 
 
 def _draw(parameter: Parameter, generator: np.random.Generator) -> Array:
     match parameter.initial:
-        case Initial.FACTOR:
+        case Initialization.FACTOR:
             return np.asarray(generator.uniform(0.5, 1.5, parameter.shape))
-        case Initial.OFFSET:
+        case Initialization.OFFSET:
             return generator.uniform(-0.5, 0.5, parameter.shape)
-        case Initial.UNIT_OFFSET:
+        case Initialization.UNIT_OFFSET:
             return _with_positive_first(generator.uniform(-0.5, 0.5, parameter.shape))
-        case Initial.TABLE:
+        case Initialization.TABLE:
             return generator.standard_normal(parameter.shape)
     weight = generator.standard_normal(parameter.shape) / np.sqrt(parameter.shape[-1])
-    return _with_positive_first(weight) if parameter.initial is Initial.UNIT_WEIGHT else weight
+    return _with_positive_first(weight) if parameter.initial is Initialization.UNIT_WEIGHT else weight
 
 
 def _with_positive_first(values: Array) -> Array:
@@ -107,7 +107,7 @@ def _with_positive_first(values: Array) -> Array:
 def _draw_step(training: Training, generator: np.random.Generator) -> tuple[Batch, ...]:
     batches = tuple(_draw_batch(training, rows, generator) for rows in training.data.microbatches)
     if isinstance(training.loss, CrossEntropy):
-        batches = _counted(training.loss, training.model.outputs, batches, generator)
+        batches = _counted(training.loss, training.model.out_features, batches, generator)
     return tuple(_laid(batch, training.data.batch_dim) for batch in batches)
 
 
@@ -119,9 +119,9 @@ def _draw_batch(training: Training, rows: int, generator: np.random.Generator) -
     else:
         inputs = torch.from_numpy(generator.integers(0, model.source.vocabulary, shape))
     if isinstance(training.loss, CrossEntropy):
-        targets = torch.from_numpy(generator.integers(0, model.outputs, shape))
+        targets = torch.from_numpy(generator.integers(0, model.out_features, shape))
     else:
-        targets = torch.from_numpy(generator.standard_normal((*shape, model.outputs)).astype(dtype))
+        targets = torch.from_numpy(generator.standard_normal((*shape, model.out_features)).astype(dtype))
     masks = tuple(_draw_mask(model, index, rows, generator, dtype) for index in range(len(model.layers)))
     return Batch(inputs=inputs, targets=targets, masks=masks)
 
@@ -145,12 +145,12 @@ def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> floa
 def _draw_counts(loss: CrossEntropy, number: int, batch: Batch, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Whether each label in a microbatch is kept."""
     shape, rows = tuple(batch.targets.shape), batch.rows
-    if loss.ignored is Ignored.SOME:
+    if loss.ignored is IgnoredLabels.SOME:
         return generator.random(shape) >= IGNORED_SHARE
     counts = np.ones(shape, dtype=np.bool_)
-    if loss.ignored is Ignored.FIRST_ROWS:
+    if loss.ignored is IgnoredLabels.FIRST_ROWS:
         counts[: rows // 2] = False
-    if loss.ignored is Ignored.FIRST_MICROBATCH and number == 0:
+    if loss.ignored is IgnoredLabels.FIRST_MICROBATCH and number == 0:
         counts[:] = False
     return counts
 
@@ -171,7 +171,7 @@ def _draw_mask(
     model: Model, index: int, rows: int, generator: np.random.Generator, dtype: np.dtype[np.floating]
 ) -> torch.Tensor | None:
     layer = model.layers[index]
-    shape = kind_of(layer).mask(layer, model.inputs(index), model.length)
+    shape = layer_kind(layer).mask_shape(layer, model.in_features(index), model.length)
     if shape is None:
         return None
     kept = generator.random((rows, *shape)) >= layer.dropout

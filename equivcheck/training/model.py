@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import Head, Model
-from equivcheck.training.layers.module import Embedding, Linear, beside, norm_of
+from equivcheck.training.layers.module import UninitializedEmbedding, UninitializedLinear, norm_of, replicated_like
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.layers.registry import kind_of
-from equivcheck.training.layers.sequence import WHOLE, Sequence
+from equivcheck.training.layers.registry import layer_kind
+from equivcheck.training.layers.sequence import FULL_SEQUENCE, Sequence
 
 
 class HeadModule(nn.Module):
@@ -20,7 +20,7 @@ class HeadModule(nn.Module):
     def __init__(self, head: Head, inputs: int, outputs: int) -> None:
         super().__init__()
         self.norm = norm_of(head.norm, inputs)
-        self.linear = Linear(inputs, outputs, bias=head.bias)
+        self.linear = UninitializedLinear(inputs, outputs, bias=head.bias)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map features to logits."""
@@ -38,16 +38,18 @@ class MLP(nn.Module):
     def __init__(self, model: Model, batch_dim: int = 0, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
         self.batch_dim, self.length, tokens = batch_dim, model.length or 0, model.source
-        self.sequence: Sequence = WHOLE
-        self.embedding: Embedding | None = None
-        self.positions: Embedding | None = None
+        self.sequence: Sequence = FULL_SEQUENCE
+        self.embedding: UninitializedEmbedding | None = None
+        self.positions: UninitializedEmbedding | None = None
         self.head: HeadModule | None = None
         if tokens is not None:
-            self.embedding = Embedding(tokens.vocabulary, model.features, padding_idx=tokens.padding)
-            self.positions = Embedding(self.length, model.features) if tokens.learned_positions else None
-        self.layers = nn.ModuleList(kind_of(layer).build(layer, model.inputs(index)) for index, layer in enumerate(model.layers))
+            self.embedding = UninitializedEmbedding(tokens.vocabulary, model.features, padding_idx=tokens.padding)
+            self.positions = UninitializedEmbedding(self.length, model.features) if tokens.learned_positions else None
+        self.layers = nn.ModuleList(
+            layer_kind(layer).build(layer, model.in_features(index)) for index, layer in enumerate(model.layers)
+        )
         if model.head is not None:
-            self.head = HeadModule(model.head, model.inputs(len(model.layers)), model.outputs)
+            self.head = HeadModule(model.head, model.in_features(len(model.layers)), model.out_features)
         if model.counter:
             self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
         if model.offset:
@@ -81,7 +83,7 @@ class MLP(nn.Module):
         values: torch.Tensor = self.embedding(inputs)
         if self.positions is None:
             return values
-        placed: torch.Tensor = self.positions(beside(inputs, self.sequence.positions(inputs.shape[-1], inputs.device)))
+        placed: torch.Tensor = self.positions(replicated_like(inputs, self.sequence.positions(inputs.shape[-1], inputs.device)))
         return values + placed
 
     def finished(self, values: torch.Tensor) -> torch.Tensor:
@@ -91,7 +93,7 @@ class MLP(nn.Module):
         if self._parameters.get("scale") is not None:
             values = values * self.scale
         if "offset" in self._buffers:
-            values = values + beside(values, self.offset)
+            values = values + replicated_like(values, self.offset)
         return values
 
 
@@ -122,4 +124,4 @@ def tie_head(module: nn.Module) -> None:
 
 def offset_of(model: Model, dtype: torch.dtype) -> torch.Tensor:
     """Constant that a model with `offset` adds to its outputs, shape (outputs,): distinct and nonzero."""
-    return torch.linspace(0.25, 0.75, model.outputs, dtype=dtype)
+    return torch.linspace(0.25, 0.75, model.out_features, dtype=dtype)

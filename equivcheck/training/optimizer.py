@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from equivcheck.scenario import Group, Implementation, Optimizer, Schedule, Select, Training
-from equivcheck.system.choice import Choice
+from equivcheck.scenario import Implementation, Optimizer, ParameterGroup, ParameterSelection, Schedule, Training
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.layers.parameters import layer_of
 
 
@@ -29,7 +29,7 @@ class OptimizerParts:
 
 def optimizer_parts(training: Training, parameters: Iterable[tuple[str, torch.Tensor]]) -> OptimizerParts:
     """Constructor arguments for a training's optimizer, given (canonical name, parameter) pairs. Empty groups are left out."""
-    chosen: dict[Group | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
+    chosen: dict[ParameterGroup | None, list[torch.Tensor]] = {None: [], **{group: [] for group in training.groups}}
     for name, parameter in parameters:
         chosen[group_of(training, name)].append(parameter)
     groups = [_settings(training.optimizer, group) | {"params": members} for group, members in chosen.items() if members]
@@ -52,20 +52,20 @@ def build_schedule(schedule: Schedule | None, optimizer: torch.optim.Optimizer) 
     return built
 
 
-def selects(group: Group, name: str) -> bool:
+def selects(group: ParameterGroup, name: str) -> bool:
     """Whether a group contains the parameter with this canonical name."""
-    if group.select is Select.VECTORS:
+    if group.select is ParameterSelection.VECTORS:
         return name.endswith(("bias", "norm.weight"))
     layer = layer_of(name)
-    return layer == 0 if group.select is Select.FIRST_LAYER else layer is not None and layer % 2 == 1
+    return layer == 0 if group.select is ParameterSelection.FIRST_LAYER else layer is not None and layer % 2 == 1
 
 
-def group_of(training: Training, name: str) -> Group | None:
+def group_of(training: Training, name: str) -> ParameterGroup | None:
     """Group for the parameter with this canonical name; None for the default group."""
     return next((group for group in training.groups if selects(group, name)), None)
 
 
-def _settings(optimizer: Optimizer, group: Group | None) -> dict[str, Any]:
+def _settings(optimizer: Optimizer, group: ParameterGroup | None) -> dict[str, Any]:
     if group is None:
         return {}
     settings: dict[str, Any] = {"lr": optimizer.lr * group.lr_factor}
@@ -77,16 +77,16 @@ def _names(kind: type[Optimizer]) -> tuple[str, ...]:
     left_out = {"implementation"}
     if not kind.decays:
         left_out.add("weight_decay")
-    if not kind.maximizable:
+    if not kind.has_maximize:
         left_out.add("maximize")
     return tuple(field.name for field in fields(kind) if field.name not in left_out)
 
 
 def _arguments(optimizer: Optimizer) -> dict[str, Any]:
     values = {name: getattr(optimizer, name) for name in _names(type(optimizer))}  # type: ignore[arg-type]
-    arguments = {name: value.value if isinstance(value, Choice) else value for name, value in values.items()}
-    if optimizer.foreachable:
+    arguments = {name: value.value if isinstance(value, PrintableEnum) else value for name, value in values.items()}
+    if optimizer.has_foreach:
         arguments["foreach"] = optimizer.implementation is Implementation.FOREACH
-    if optimizer.fusable:
+    if optimizer.has_fused:
         arguments["fused"] = optimizer.implementation is Implementation.FUSED
     return arguments

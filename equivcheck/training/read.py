@@ -118,7 +118,7 @@ def local_values(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def placed_as(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def redistribute_like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Redistribute a parameter's gradient or state to the parameter's placements, which communicates.
 
     Propagation may give a gradient other placements, and momentum starts as a gradient. Other tensors are returned unchanged.
@@ -140,7 +140,7 @@ def snapshot(slots: Sequence[Slot], pieces: tuple[Piece, ...], tensors: Iterable
     flat: list[torch.Tensor] = []
     for slot, tensor in zip(slots, tensors, strict=True):
         count = len(slot.pieces)
-        placed = None if tensor is None else placed_as(slot.parameter, tensor)
+        placed = None if tensor is None else redistribute_like(slot.parameter, tensor)
         local = None if placed is None else local_values(placed)
         fit = local is not None and local.numel() == sum(piece.numel for piece in slot.pieces)
         present += [local is not None] * count
@@ -185,7 +185,8 @@ def state_snapshot(state: State, slots: Sequence[Slot]) -> Snapshot:
     # All ranks redistribute, because those without elements must join the collectives too.
     placed = {
         parameter: {
-            key: placed_as(parameter, value) if isinstance(value, torch.Tensor) else value for key, value in values.items()
+            key: redistribute_like(parameter, value) if isinstance(value, torch.Tensor) else value
+            for key, value in values.items()
         }
         for parameter, values in state.items()
     }

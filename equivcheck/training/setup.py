@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from equivcheck.scenario import ClipNorm, Layout, Training
-from equivcheck.training.balance import Counts, own_counts
+from equivcheck.training.balance import Counts, counts_of_microbatch
 from equivcheck.training.clipping import clip_by_norm
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import Batch
@@ -22,12 +22,12 @@ from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Slot
 
 
-def own_state(optimizer: torch.optim.Optimizer) -> State:
+def unsharded_state(optimizer: torch.optim.Optimizer) -> State:
     """State from an optimizer without sharded state."""
     return optimizer.state
 
 
-def step(optimizer: torch.optim.Optimizer) -> None:
+def optimizer_step(optimizer: torch.optim.Optimizer) -> None:
     """Call `optimizer.step()`."""
     optimizer.step()
 
@@ -48,7 +48,7 @@ class Setup:
     """Computes the loss from outputs, targets and the divisor for labels."""
     loss_scale: float = 1.0
     """Factor on a sum loss before backward: the number of data-parallel ranks, because they average gradients."""
-    whole_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = own_counts
+    full_counts: Callable[[nn.Module, Counts, Batch, int], Counts] = counts_of_microbatch
     """Returns routing counts over a whole microbatch, given the counts for this rank's part.
 
     Called after forward with the model, the counts, the batch and the step index, if layers have a load-balancing loss."""
@@ -57,21 +57,21 @@ class Setup:
     ranks."""
     accumulation: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
     """Context around a microbatch's forward and backward. Its argument says whether it is the last microbatch."""
-    around_forward: Callable[[], AbstractContextManager[object]] = nullcontext
+    forward_context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around a microbatch's forward and loss, without backward."""
-    around_compute: Callable[[], AbstractContextManager[object]] = nullcontext
+    compute_context: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around forward and backward of all microbatches in a step."""
     compute: Callable[[Setup, Sequence[Batch], int], float | None]
     """Computes the gradients of a step's microbatches, given the step index. Returns the loss if this rank has it."""
     clip_norm: Callable[[nn.Module, list[torch.Tensor], ClipNorm], torch.Tensor] = clip_by_norm
     """Clips gradients by norm. Returns the norm before clipping."""
-    update: Callable[[torch.optim.Optimizer], None] = step
+    update: Callable[[torch.optim.Optimizer], None] = optimizer_step
     """Updates the parameters with the optimizer."""
     find_slots: Callable[[nn.Module], tuple[Slot, ...]] = default_slots
     """Finds the pieces of each parameter that this rank holds."""
     build_optimizer: Callable[[Training, Iterable[tuple[str, torch.Tensor]]], torch.optim.Optimizer] = build_optimizer
     """Builds the optimizer from (name, parameter) pairs. A parameter with several pieces has the name of the first."""
-    state_of: Callable[[torch.optim.Optimizer], State] = own_state
+    state_of: Callable[[torch.optim.Optimizer], State] = unsharded_state
     """Returns this rank's optimizer state by parameter. A parameter without state on this rank is missing."""
     mesh: DeviceMesh | None = None
     """Device mesh; None on one device."""

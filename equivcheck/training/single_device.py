@@ -13,7 +13,7 @@ from equivcheck.training.model import build_model
 from equivcheck.training.setup import Setup
 
 
-def single_device(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
+def single_device_setup(training: Training, parameters: Mapping[str, torch.Tensor] | None = None) -> Setup:
     """Setup for the single-device run, with the training's own initial parameters unless others are given."""
     initial = material(training).parameters if parameters is None else parameters
     model = build_model(training.model, initial, training.data.batch_dim)

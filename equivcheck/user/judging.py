@@ -10,13 +10,13 @@ from typing import Any
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.composition.running import RanksResult
-from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.oracle.verdict.description import failed
 from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.system.tally import record
+from equivcheck.system.tally import record_check
 from equivcheck.user.batches import require_parts
 from equivcheck.user.notes import missing_evidence, notes_on
 from equivcheck.user.precision.advice import on_narrowing, on_precision
@@ -34,16 +34,16 @@ from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.pool import on_first_rank
 from equivcheck.worlds.ranks import Ranks
-from equivcheck.worlds.state.keeper import StateKeeper, kept_state
+from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.trace import Trace
-from equivcheck.worlds.world import World, without_cover
+from equivcheck.worlds.world import World, unwrap_world
 
 
 def check_task(task: Task, world: str | Ranks | World, schedule_seed: int, deadline: float, *, explain: bool) -> UserVerdict:
     """Train on one device and on ranks, and compare; see `check_training`."""
-    place = without_cover(world)
-    with kept_state(StateKeeper()):  # the single-device run executes user code, too
+    place = unwrap_world(world)
+    with preserved_state(StateKeeper()):  # the single-device run executes user code, too
         return on_first_rank(place, lambda: _checked(task, place, schedule_seed, deadline, explain=explain))
 
 
@@ -70,7 +70,7 @@ def _checked(task: Task, world: str | Ranks, schedule_seed: int, deadline: float
         verdict = _judged(verdict, run, RanksResult(run=left), explain=explain and task.precision is None)
         advice = (*on_narrowing(run), *on_precision(task, left.values, verdict.outcome))
         verdict = replace(verdict, notes=(*verdict.notes, *advice))
-    record(API, verdict.world, verdict.outcome.value)
+    record_check(API, verdict.world, verdict.outcome.value)
     return replace(verdict, seconds=time.perf_counter() - started)
 
 
@@ -137,9 +137,9 @@ class UserCase:
         pieces = {piece for trace in traces for piece in trace.steps[0].parameters.pieces}
         self._located = {piece.name for piece in pieces if piece.start or piece.run is not None}
 
-    def judge_case(self) -> Case:
+    def judge_case(self) -> ExpectedRun:
         """Return the references for the judge, which must decide every step."""
-        return Case(
+        return ExpectedRun(
             reference=lambda: self._readable(self._quick),
             confirming_reference=lambda: self._readable(self._run.confirming_reference(None if self._far else self._parts)),
             required_steps=len(self._run.task.batches),

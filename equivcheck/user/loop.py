@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import LowPrecision
-from equivcheck.training.accumulate import scalar
+from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import microbatches
 from equivcheck.user.precision.kept import widened_float32
 from equivcheck.user.task import Loss, Task, TrainStep
@@ -81,7 +81,7 @@ def _accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, 
     for inputs, targets in microbatches(batch):
         value = loss(_call(model, inputs), targets)
         (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
-        total += scalar(value) * share
+        total += scalar_value(value) * share
     return total
 
 
@@ -138,5 +138,5 @@ def _loss_value(value: Any) -> float | None:
     if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return scalar(value)
+        return scalar_value(value)
     raise invalid("step", f"it returned {value!r:.100}", "the loss as a tensor with one element or a number, or None")

@@ -12,8 +12,8 @@ from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.failure import Failure, RanksFailed
-from equivcheck.worlds.pool import WITH_DATA, ranks
-from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.pool import WORLDS_WITH_DATA, ranks
+from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 
 
@@ -26,7 +26,9 @@ def members_of(task: Task, world: str | Ranks) -> Ranks:
         raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks} ranks, as in the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
     if not members.has_data:
-        raise invalid(f"world {members.name!r}", "its collectives transfer no data to compare", f"one of {', '.join(WITH_DATA)}")
+        raise invalid(
+            f"world {members.name!r}", "its collectives transfer no data to compare", f"one of {', '.join(WORLDS_WITH_DATA)}"
+        )
     if members.has_copies:
         _require_copyable(task, members.name)
     return members
@@ -41,7 +43,7 @@ def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> t
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the single-device run has shown most of them
-            return again_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
+            return rerun_if_died(lambda: members.run(program, task, schedule_seed=schedule_seed, deadline=deadline)), members
     except RanksFailed as error:
         failure = error.failure
     compiles = failure.culprit is not None and REFUSAL in failure.culprit.error

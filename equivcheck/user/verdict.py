@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.oracle.verdict.description import of_divergence, of_ranks
+from equivcheck.oracle.verdict.description import divergence_lines, rank_lines
 from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.user.traces.measures import Measures
 from equivcheck.worlds.failure import Failure, RankState
@@ -48,9 +48,9 @@ class UserVerdict(Judgement):
     def _evidence(self) -> list[str]:
         lines = [self._in_short()]
         if self.divergence is not None:
-            lines = of_divergence(self.divergence, self.followers, self.num_unnamed)
+            lines = divergence_lines(self.divergence, self.followers, self.num_unnamed)
         elif self.failure is not None:
-            lines = [*of_ranks(self.failure), *_frames(self.failure)]
+            lines = [*rank_lines(self.failure), *_frames(self.failure)]
         if self.cause or self.hint:
             lines.append(f"why:   {self.cause or self.hint}")
         if self.where:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 MAX_SHARDINGS = 500
 """Cached shardings per rank before the cache is cleared; one takes about 5 kilobytes."""
@@ -33,7 +33,7 @@ _forgotten = threading.local()
 def bound_shardings() -> None:
     """Clear this thread's sharding cache if it is large, or if this torch version would reuse wrong entries."""
     are_many = num_worked_out() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
-    if are_many or torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
+    if are_many or is_torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
         forget_shardings()
 
 

@@ -11,7 +11,7 @@ from equivcheck.worlds.sim.dtensor_private import forget_shared
 
 
 @contextmanager
-def kept_rules() -> Iterator[None]:
+def preserved_sharding_rules() -> Iterator[None]:
     """Restore every sharding rule on exit, and clears cached shardings on entry and exit.
 
     DTensor keeps cached shardings even if a rule is replaced.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.call import Call
 
 
-class RankState(Choice):
+class RankState(PrintableEnum):
     """One rank's state when the run was given up."""
 
     FINISHED = "finished"
@@ -19,7 +19,7 @@ class RankState(Choice):
     DIED = "died"
 
 
-class FailureKind(Choice):
+class FailureKind(PrintableEnum):
     """Why a run was given up."""
 
     RAISED = "raised"

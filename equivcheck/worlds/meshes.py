@@ -57,7 +57,7 @@ def group_of(ranks: tuple[int, ...]) -> dist.ProcessGroup:
 
 
 @contextmanager
-def groups_made() -> Iterator[list[dist.ProcessGroup]]:
+def new_groups() -> Iterator[list[dist.ProcessGroup]]:
     """Give a list, and on exit fill it with the groups created by this rank.
 
     Each group holds threads and sockets.

@@ -36,14 +36,14 @@ def _torchrun(size: int | None) -> Ranks:
 
 WORLDS: dict[str, Callable[[Any], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake, "torchrun": _torchrun}
 """Constructor for each world's ranks by name; lazy, because each world imports torch."""
-COMPARABLE = ("sim", "gloo")
+LOCAL_WORLDS = ("sim", "gloo")
 """Worlds with real values and can be opened by any process."""
-STARTED = "torchrun"
+TORCHRUN = "torchrun"
 """World started by torchrun; each of its processes opens it at its full size."""
-WITH_DATA = (*COMPARABLE, STARTED)
+WORLDS_WITH_DATA = (*LOCAL_WORLDS, TORCHRUN)
 """All worlds with real values."""
 
-MAX_RUNNING = 64
+MAX_LOCAL_RANKS = 64
 """Rank limit on one machine, each a thread or a process that uses torch."""
 
 T = TypeVar("T")
@@ -58,13 +58,13 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     """
     if world not in WORLDS:
         raise UsageError(f"world {world!r} does not exist; allowed: {', '.join(WORLDS)}")
-    if size is None and world != STARTED:
+    if size is None and world != TORCHRUN:
         raise UsageError(f"world {world!r} needs a size; allowed: World({world!r}, size=2), or another number of ranks")
     if size is not None and size < 1:
         raise UsageError(f"a world of {size} ranks cannot run; allowed: at least 1")
-    if world in COMPARABLE and size is not None and size > MAX_RUNNING:
+    if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"{size:,} ranks are too many for {world}, which runs all of them; allowed: 1 to {MAX_RUNNING} (fake has more)"
+            f"{size:,} ranks are too many for {world}, which runs all of them; allowed: 1 to {MAX_LOCAL_RANKS} (fake has more)"
         )
     return WORLDS[world](size)
 
@@ -76,15 +76,15 @@ def ranks(world: str, size: int) -> Ranks:
     return _open[world, size]
 
 
-def standing_ranks() -> Ranks:
+def torchrun_ranks() -> Ranks:
     """All ranks of the torchrun world of this process, kept open like others.
 
     Raises `UsageError` if torchrun did not start this process.
     """
-    if (found := next((kept for (name, _), kept in _open.items() if name == STARTED), None)) is not None:
+    if (found := next((kept for (name, _), kept in _open.items() if name == TORCHRUN), None)) is not None:
         return found
-    opened = open_ranks(STARTED)
-    _open[STARTED, opened.size] = opened
+    opened = open_ranks(TORCHRUN)
+    _open[TORCHRUN, opened.size] = opened
     return opened
 
 
@@ -92,7 +92,7 @@ def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
     """Result or exception from `work`, done only by rank 0 of a multi-process world. Every process calls this."""
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
-    return standing_ranks().on_first_rank(work) if world == STARTED else work()
+    return torchrun_ranks().on_first_rank(work) if world == TORCHRUN else work()
 
 
 def close_worlds() -> None:

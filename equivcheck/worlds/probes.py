@@ -23,7 +23,7 @@ NUM_RANKS = 4
 """World size for the programs."""
 
 
-def redistributed(seed: int) -> list[bool]:
+def check_redistributions(seed: int) -> list[bool]:
     """Whether `full_tensor` of a random DTensor equals its source, after distribution and after up to two redistributions."""
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
@@ -42,7 +42,7 @@ def _placements(chance: random.Random, num_axes: int, num_dims: int) -> list[Any
     return [chance.choice(choices) for _ in range(num_axes)]
 
 
-def sharded_twice(kind: str, rows: int) -> list[bool]:
+def check_double_sharding(kind: str, rows: int) -> list[bool]:
     """Whether weight and gradient of a layer are read correctly if tensor parallelism and `fully_shard` both shard dim 0.
 
     `kind` is ``linear`` (column-parallel) or ``embedding`` (vocabulary-parallel); `rows` is the number of outputs or the
@@ -69,7 +69,7 @@ def _layer(kind: str, rows: int) -> Any:
     return layer.double()
 
 
-def in_loss_parallel() -> list[bool]:
+def check_loss_parallel() -> list[bool]:
     """Whether `loss_parallel` gives the loss and gradient of a plain cross-entropy, and ends separately for each rank."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()

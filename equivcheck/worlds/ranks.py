@@ -27,7 +27,7 @@ class Run:
     record them."""
 
 
-def again_if_died(run: Callable[[], Run]) -> Run:
+def rerun_if_died(run: Callable[[], Run]) -> Run:
     """Run, and retry once on new ranks if one dies, because it may have been killed from outside."""
     try:
         return run()
@@ -59,14 +59,14 @@ class Ranks(ABC):
         *arguments: Any,
         schedule_seed: int = 0,
         deadline: float = 60.0,
-        is_foreign: bool = True,
+        is_user_code: bool = True,
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them.
 
         `deadline` in seconds is the limit of `Patience` for hung ranks. Raises `RanksFailed` if a rank raises, dies, or waits in
-        vain; afterwards the ranks can be used again, with their state restored. `is_foreign=False` promises that the program runs
-        only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of the
-        time of the smallest check.
+        vain; afterwards the ranks can be used again, with their state restored. `is_user_code=False` promises that the program
+        runs only equivcheck's code and restores its state. Most state is then not compared, because comparing takes a tenth of
+        the time of the smallest check.
         """
 
     def prepare_to_compile(self) -> None:  # noqa: B027 - most have nothing to prepare

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from equivcheck.system.parent_death import tie
+from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.rank import leave, serve_rank
@@ -54,7 +54,7 @@ def _start(undo: contextlib.ExitStack) -> tuple[subprocess.Popen[bytes], Channel
 
 def _command(fd: int) -> str:
     serve = f"from equivcheck.worlds.spawn import serve_once; serve_once({fd})"
-    return f"import sys; sys.path[:] = {import_path()!r}; {tie()}; {serve}"
+    return f"import sys; sys.path[:] = {import_path()!r}; {code_to_end_with_parent()}; {serve}"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

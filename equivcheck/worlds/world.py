@@ -66,6 +66,6 @@ class World:
         self.close()
 
 
-def without_cover(world: str | Ranks | World) -> str | Ranks:
+def unwrap_world(world: str | Ranks | World) -> str | Ranks:
     """Name or ranks of a world, as checks accept it."""
     return world.ranks if isinstance(world, World) else world

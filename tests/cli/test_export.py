@@ -16,7 +16,7 @@ from equivcheck.cli import main
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Resume, Scenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.system.commands import Ran
+from equivcheck.system.commands import FinishedCommand
 from unit.campaign import fakes
 
 
@@ -78,9 +78,9 @@ def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypat
     """With `--run`, the lines of the script and its exit code; findings are exit code 1."""
     ran: list[int] = []
 
-    def launch(text: str, ranks: int, *, name: str) -> Ran:
+    def launch(text: str, ranks: int, *, name: str) -> FinishedCommand:
         ran.append(ranks)
-        return Ran(code=code, printed="step 0 loss: max difference 0.5\n", errors="noise of torchrun")
+        return FinishedCommand(code=code, printed="step 0 loss: max difference 0.5\n", errors="noise of torchrun")
 
     monkeypatch.setattr("equivcheck.export.launch.launch", launch)
 

@@ -12,7 +12,7 @@ import pytest
 
 from equivcheck.scenario import DDP, SPMD, Axis, Data, Distribution, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.system.quiet import quiet, quiet_torch
+from equivcheck.system.quiet import quiet_environment, quiet_torch
 
 TRAINING = Training(model=Model(features=4, layers=(Layer(width=4),) * 2), data=Data(microbatches=(4,)))
 PATH = {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -47,20 +47,20 @@ def stderr_of(arguments: list[str], scenario: str, environment: dict[str, str]) 
 
 def test_a_command_prints_only_its_own_lines(remarked_on: str) -> None:
     """What torch remarks on a scenario is not printed."""
-    environment = {name: value for name, value in os.environ.items() if name not in quiet({})}
+    environment = {name: value for name, value in os.environ.items() if name not in quiet_environment({})}
     assert stderr_of(["-m", "equivcheck", "check", "-"], remarked_on, environment) == ""
 
 
 @pytest.mark.slow
 def test_the_processes_of_a_campaign_are_quiet(remarked_on: str) -> None:
     """A worker's output is kept for what it says when it dies."""
-    assert stderr_of(["-c", CHECK_STDIN], remarked_on, quiet(os.environ)) == ""
+    assert stderr_of(["-c", CHECK_STDIN], remarked_on, quiet_environment(os.environ)) == ""
 
 
 def test_what_the_user_has_set_stays() -> None:
     """Who asks torch for its logs gets them."""
-    assert quiet({"TORCH_LOGS": "+distributed", "HOME": "/"})["TORCH_LOGS"] == "+distributed"
-    assert quiet({"HOME": "/"}).items() > {"HOME": "/", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items()
+    assert quiet_environment({"TORCH_LOGS": "+distributed", "HOME": "/"})["TORCH_LOGS"] == "+distributed"
+    assert quiet_environment({"HOME": "/"}).items() > {"HOME": "/", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items()
 
 
 def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from equivcheck.report.summary_object import summary_object
 from equivcheck.report.summary_text import print_summary
 from equivcheck.report.terminal import own_command
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.scenario.scenario import in_words
+from equivcheck.scenario.scenario import describe_case
 from unit.campaign import fakes
 
 PLAN = Plan(seconds=60.0, seed=7)
@@ -174,7 +174,7 @@ def test_the_details_say_everything_that_was_counted(summary: Summary) -> None:
     text = details(summary)
     (row,) = [line.split() for line in text.splitlines() if line.startswith("ddp")]
     assert row[:5] == ["ddp", "1", "1", "1", "3"]
-    assert f"slowest: 500 ms, {in_words(DIVERGED.scenario)}" in text
+    assert f"slowest: 500 ms, {describe_case(DIVERGED.scenario)}" in text
     assert "inconclusive: noise, 1 check" in text
     assert f"equivcheck replay findings/{fingerprint(DIVERGED)}" in text
     assert "1.5 checks/s, seed 7" in text

@@ -51,7 +51,7 @@ class Measured:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: VersionResult) -> None:
         self.result, self.times = result, 0
-        monkeypatch.setattr(matrix, "measured_on", self)
+        monkeypatch.setattr(matrix, "measure_version", self)
 
     def __call__(self, installation: Installation, *_: object) -> VersionResult:
         """The result."""
@@ -100,7 +100,7 @@ def test_only_the_same_question_is_not_asked_again(capsys: pytest.CaptureFixture
     for more in ((), (), ("--seed", "2"), ("--seed", "2"), ("--seed", "2", "--again")):
         run(capsys, *more)
     assert measured.times == 3
-    monkeypatch.setattr(matrix, "code_of_equivcheck", lambda: "other")
+    monkeypatch.setattr(matrix, "code_digest", lambda: "other")
     run(capsys)
     assert measured.times == 4
     Path("matrix.json").write_text("{", "utf-8")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives.model import Array
-from equivcheck.system.choice import Choice
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.torch_version import is_torch_in
 
 MAX_SIZE = 5
 FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -21,7 +21,7 @@ ARITHMETIC = ("sum", "product", "min", "max")
 BITWISE = ("band", "bor", "bxor")
 
 
-class Kind(Choice):
+class Kind(PrintableEnum):
     """The collectives, by the form in which tensors are passed."""
 
     BROADCAST = "broadcast"
@@ -39,7 +39,7 @@ class Kind(Choice):
 
 LIST_ALL_TO_ALL, NO_LIST_ALL_TO_ALL = ">=2.12", "<2.12"
 """Whether gloo, and so sim, exchanges lists of tensors (pytorch #165435), or refuses: see `unsupported`."""
-KINDS = tuple(kind for kind in Kind if kind is not Kind.ALL_TO_ALL or torch_in(LIST_ALL_TO_ALL))
+KINDS = tuple(kind for kind in Kind if kind is not Kind.ALL_TO_ALL or is_torch_in(LIST_ALL_TO_ALL))
 """Those that the installed torch has in every world."""
 REDUCTIONS = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_SINGLE)
 MOVES = tuple(kind for kind in KINDS if kind not in REDUCTIONS)
@@ -54,7 +54,7 @@ UNEVEN = (Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL_SINGLE)
 """Parts may have different numbers of rows, in every world."""
 
 
-class Values(Choice):
+class Values(PrintableEnum):
     """What numbers inputs are made of."""
 
     WHOLE = "whole"

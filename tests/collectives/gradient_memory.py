@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Memory(Choice):
+class Memory(PrintableEnum):
     """How a tensor lies in memory."""
 
     ROWS = "rows"
@@ -21,7 +21,7 @@ class Memory(Choice):
     """One number for all elements, as the gradient of a sum has it."""
 
 
-class Allowed(Choice):
+class Allowed(PrintableEnum):
     """What tensors a collective may be given."""
 
     ANY = "any"
@@ -36,7 +36,7 @@ class Allowed(Choice):
     """Contiguous ones."""
 
 
-class Side(Choice):
+class Side(PrintableEnum):
     """Which tensors."""
 
     INPUTS = "inputs"

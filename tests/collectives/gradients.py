@@ -27,13 +27,13 @@ from collectives.cases import (
 )
 from collectives.gradient_memory import Allowed, Memories, Memory, Side, memories, memory_of
 from collectives.model import Array
-from equivcheck.system.choice import Choice
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.torch_version import is_torch_in
 
 Arrays = list[Array]
 
 
-class Form(Choice):
+class Form(PrintableEnum):
     """Where a differentiable collective comes from."""
 
     NN = "nn"
@@ -89,7 +89,7 @@ COMBINATIONS = tuple(
     (form, kind)
     for form, kinds in FORMS.items()
     for kind in kinds
-    if (form in ALWAYS or torch_in(BACKWARD)) and torch_in(SINCE.get((form, kind), ""))
+    if (form in ALWAYS or is_torch_in(BACKWARD)) and is_torch_in(SINCE.get((form, kind), ""))
 )
 LOST_BY_METHOD = {(Form.COALESCED, Kind.REDUCE_SCATTER_SINGLE): "", (Form.AUTOGRAD, Kind.REDUCE_SCATTER_SINGLE): NO_BACKWARD}
 """What has no gradient, or none over gloo, if it is waited for by the method, and in which versions: see `differences`."""
@@ -134,7 +134,7 @@ ALL_REDUCED = (
 """Of coalesced extrema the backward mostly raises over gloo: see `WRITES_WHAT_IS_SAVED` in `differences`."""
 
 
-class Waiting(Choice):
+class Waiting(PrintableEnum):
     """When a functional collective is waited for."""
 
     BY_USE = "by use"
@@ -227,7 +227,7 @@ def adjoint(case: Case, weights: Sequence[Arrays]) -> list[Arrays]:
 
 def ops_of(form: Form, kind: Kind) -> tuple[str, ...]:
     """Reductions that the installed torch can differentiate."""
-    more = [row.ops for row in ALL_REDUCED if row.form is form and torch_in(row.torch)] if kind is Kind.ALL_REDUCE else []
+    more = [row.ops for row in ALL_REDUCED if row.form is form and is_torch_in(row.torch)] if kind is Kind.ALL_REDUCE else []
     return ("sum", *sum(more, ())) if kind in REDUCTIONS else ("",)
 
 
@@ -241,7 +241,7 @@ def works_in(derivative: Derivative, world: str) -> bool:
 def derivatives(draw: DrawFn, form: Form, kind: Kind, size: int) -> Derivative:
     """Collectives that torch can differentiate."""
     group = draw(groups(size))
-    if form is Form.NN and kind in OF_FIRST_RANKS and torch_in(OF_FIRST_RANKS[kind]):
+    if form is Form.NN and kind in OF_FIRST_RANKS and is_torch_in(OF_FIRST_RANKS[kind]):
         group = tuple(range(len(group)))
     return draw(_derivatives_of(form, kind, group))
 
@@ -276,7 +276,7 @@ def _waitings(form: Form, kind: Kind, dim: int) -> st.SearchStrategy[Waiting]:
     """Without the calls of ``wait`` that lose the backward, or make it raise over gloo: see `differences`."""
     if form not in ASYNCHRONOUS:
         return st.just(Waiting.BY_USE)
-    lost = dim > 0 or torch_in(LOST_BY_METHOD.get((form, kind), "<0"))
+    lost = dim > 0 or is_torch_in(LOST_BY_METHOD.get((form, kind), "<0"))
     return st.sampled_from([waiting for waiting in Waiting if not (lost and waiting is Waiting.BY_METHOD)])
 
 
@@ -295,7 +295,7 @@ def allowed(side: Side, form: Form, kind: Kind, unused: bool = False) -> Allowed
 
     While `Form.AUTOGRAD` had a backward of its own, it refused all others: see `differences`.
     """
-    if form is Form.AUTOGRAD and torch_in(NO_BACKWARD):
+    if form is Form.AUTOGRAD and is_torch_in(NO_BACKWARD):
         return Allowed.ROWS
     found = ALLOWED[side].get((form, kind), Allowed.ANY)
     return Allowed.ROWS if unused and found is Allowed.DENSE else found

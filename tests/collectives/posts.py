@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from collectives.cases import ARITHMETIC, COMPLEX, DTYPES, MAX_SIZE, SEEDS, SIZES, Case, Kind, Values, dtypes_of, groups, shapes
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MANY_TYPES = (*DTYPES, "int16", "uint16", "uint64")
 """Messages carry types that collectives do not."""
 COALESCED = (Kind.ALL_REDUCE, Kind.ALL_GATHER_SINGLE, Kind.REDUCE_SCATTER_SINGLE)
 
 
-class Form(Choice):
+class Form(PrintableEnum):
     """How messages are issued."""
 
     BLOCKING = "blocking"
@@ -26,7 +26,7 @@ class Form(Choice):
     """``batch_isend_irecv``."""
 
 
-class Barrier(Choice):
+class Barrier(PrintableEnum):
     """How ranks wait for each other."""
 
     BLOCKING = "blocking"

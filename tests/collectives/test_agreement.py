@@ -8,11 +8,11 @@ import torch.distributed as dist
 from collectives.agreement_programs import PROGRAMS, REFUSED, Program, lists_of_other_shapes_to_all
 from collectives.cases import LIST_ALL_TO_ALL
 from collectives.worlds import WORLDS, run_in
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 RANKS = 2
 GLOO = pytest.param("gloo", marks=pytest.mark.torch(">=2.10", "gloo ends the process of an earlier version where it refuses"))
-ALL_REFUSED = (*REFUSED, lists_of_other_shapes_to_all) if torch_in(LIST_ALL_TO_ALL) else REFUSED
+ALL_REFUSED = (*REFUSED, lists_of_other_shapes_to_all) if is_torch_in(LIST_ALL_TO_ALL) else REFUSED
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

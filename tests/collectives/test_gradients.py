@@ -33,7 +33,7 @@ from collectives.judge import assert_received
 from collectives.model import Array
 from collectives.programs import Result
 from collectives.worlds import WORLDS, run_in
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import RanksFailed
 
 EXAMPLES = max(5, settings().max_examples // 20)
@@ -98,7 +98,7 @@ def assert_differentiated(derivative: Derivative, pairs: Sequence[tuple[Result, 
 
 @pytest.mark.parametrize(
     ("difference", "world"),
-    [(each, world) for each in DIFFERENCES if torch_in(each.torch) for world in each.worlds],
+    [(each, world) for each in DIFFERENCES if is_torch_in(each.torch) for world in each.worlds],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_gradients_that_are_not_the_adjoint(difference: Difference, world: str) -> None:
@@ -143,7 +143,7 @@ def test_a_gather_into_one_tensor_has_no_gradient(world: str) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", [name for name in OPERATORS if torch_in(OPERATORS_SINCE.get(name, ""))])
+@pytest.mark.parametrize("name", [name for name in OPERATORS if is_torch_in(OPERATORS_SINCE.get(name, ""))])
 def test_operators_without_a_backward(name: str, world: str) -> None:
     """They leave gradients where they are, or have none; no function that has a backward relies on theirs."""
     found = run_in(world, 2, differentiate_operator, name)
@@ -151,7 +151,7 @@ def test_operators_without_a_backward(name: str, world: str) -> None:
 
 
 @pytest.mark.skipif(
-    not torch_in(WRITES_WHAT_IS_SAVED), reason=f"torch {WRITES_WHAT_IS_SAVED} saves what a coalesced maximum gives"
+    not is_torch_in(WRITES_WHAT_IS_SAVED), reason=f"torch {WRITES_WHAT_IS_SAVED} saves what a coalesced maximum gives"
 )
 @pytest.mark.parametrize(("world", "text"), [("sim", ""), ("gloo", "modified by an inplace operation")])
 def test_gloo_writes_what_a_coalesced_maximum_has_saved(world: str, text: str) -> None:

@@ -16,7 +16,7 @@ from collectives.gradients import COMBINATIONS, OF_FIRST_RANKS, Derivative, Form
 from collectives.programs import Tensors
 from collectives.test_gradients import assert_differentiated, assert_transposed
 from collectives.worlds import run_in
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 Spoil = Callable[[Derivative, int, torch.Tensor], torch.Tensor]
 
@@ -38,7 +38,7 @@ SPOILT: dict[str, Spoil] = {
 
 def shown(form: Form, kind: Kind) -> Derivative:
     """A call of the last two of three ranks, or of the first two where torch can do no other."""
-    first = form is Form.NN and kind in OF_FIRST_RANKS and torch_in(OF_FIRST_RANKS[kind])
+    first = form is Form.NN and kind in OF_FIRST_RANKS and is_torch_in(OF_FIRST_RANKS[kind])
     group, op = (0, 1) if first else (1, 2), "sum" if kind in REDUCTIONS else ""
     case = Case(kind=kind, group=group, shape=(3, 2), op=op, values=Values.NORMAL, seed=3)
     if kind is Kind.ALL_TO_ALL_SINGLE:

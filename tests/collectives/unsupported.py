@@ -19,7 +19,7 @@ from collectives.cases import (
     Kind,
 )
 from collectives.posts import Coalesced
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 BOTH = ("sim", "gloo")
 OTHER_TYPES = ("int16", "uint16", "uint32", "uint64")
@@ -129,7 +129,7 @@ DECLARED = (
     ),
 )
 
-REFUSALS = tuple(refusal for refusal in DECLARED if torch_in(refusal.torch))
+REFUSALS = tuple(refusal for refusal in DECLARED if is_torch_in(refusal.torch))
 """Those of the installed torch."""
 
 STUCK = tuple(replace(Case(kind=kind, group=GROUP, shape=(2,)), rows=((1, 2), (3, 1))) for kind in (Kind.GATHER, Kind.SCATTER))

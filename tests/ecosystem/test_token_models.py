@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, Ignored, Model, Norm, Tokens, Training
+from equivcheck.scenario import SGD, Attention, CrossEntropy, Data, GatedMLP, Head, IgnoredLabels, Model, Norm, Tokens, Training
 from equivcheck.scenario.token_layers import ROTARY_BASE
 from equivcheck.training.loop import train
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 transformers = pytest.importorskip("transformers")
 
 LAYERS = (
-    Attention(heads=4, kv_heads=2, head_width=4, rotary=True, norm=Norm.RMS),
+    Attention(num_heads=4, num_kv_heads=2, head_dim=4, rotary=True, norm=Norm.RMS),
     GatedMLP(hidden=6, norm=Norm.RMS),
 )
 MODEL = Model(features=8, source=Tokens(vocabulary=11), length=5, layers=LAYERS * 2, head=Head(norm=Norm.RMS))
@@ -59,9 +59,9 @@ def llama(training: Training) -> torch.nn.Module:
         hidden_size=model.features,
         intermediate_size=perceptron.hidden,
         num_hidden_layers=len(model.layers) // 2,
-        num_attention_heads=attention.heads,
-        num_key_value_heads=attention.kv_heads,
-        head_dim=attention.head_width,
+        num_attention_heads=attention.num_heads,
+        num_key_value_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
         rms_norm_eps=float(np.finfo(float).eps),
         tie_word_embeddings=bool(model.head and model.head.tied),
         rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
@@ -77,10 +77,10 @@ def llama(training: Training) -> torch.nn.Module:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("ignored", [Ignored.NONE, Ignored.SOME, Ignored.FIRST_MICROBATCH])
-def test_llama_has_the_same_loss_and_gradients(tied: bool, fused: bool, ignored: Ignored) -> None:
+@pytest.mark.parametrize("ignored", [IgnoredLabels.NONE, IgnoredLabels.SOME, IgnoredLabels.FIRST_MICROBATCH])
+def test_llama_has_the_same_loss_and_gradients(tied: bool, fused: bool, ignored: IgnoredLabels) -> None:
     """Grouped heads, rotary positions, gated perceptrons, a tied head; labels counted over two microbatches."""
-    layers = tuple(layer.having(fused=fused) for layer in MODEL.layers)
+    layers = tuple(layer.with_fields(fused=fused) for layer in MODEL.layers)
     model = replace(MODEL, layers=layers, head=Head(norm=Norm.RMS, tied=tied))
     loss = CrossEntropy(ignored=ignored)
     training = Training(model=model, data=Data(microbatches=(3, 2)), loss=loss, optimizer=SGD(), seed=5)
@@ -89,7 +89,7 @@ def test_llama_has_the_same_loss_and_gradients(tied: bool, fused: bool, ignored:
     counted = sum(int((batch.targets >= 0).sum()) for batch in material(training).steps[0])
     assert isinstance(total, torch.Tensor)
     (total / counted).backward()  # type: ignore[no-untyped-call]
-    step = train(single_device(training)).steps[0]
+    step = train(single_device_setup(training)).steps[0]
     assert step.loss == pytest.approx(float(total.detach()) / counted, rel=1e-6)
     start = 0
     for piece in step.gradients.pieces:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.system.tally import Row, counted
+from equivcheck.system.tally import TallyRow, current_counts
 
 LEAST_SHARE = 0.5
 """Of a property's scenarios, those that must be clearly EQUIVALENT: neither KNOWN, UNSUPPORTED or INCONCLUSIVE, nor only up to a
@@ -31,7 +31,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Within the wrapper of the plugin, which takes the counts of each test: count what a property has decided."""
     result = yield
     if item.get_closest_marker(MARK) is not None:
-        problem = undecided(counted(), least_share(item))
+        problem = undecided(current_counts(), least_share(item))
         if problem:
             pytest.fail(problem, pytrace=False)
     return result
@@ -43,7 +43,7 @@ def least_share(item: pytest.Item) -> float:
     return LEAST_SHARE if callspec is None else LEAST_SHARES.get(callspec.params.get("layout"), LEAST_SHARE)
 
 
-def undecided(checks: Counter[Row], least: float) -> str:
+def undecided(checks: Counter[TallyRow], least: float) -> str:
     """What is wrong with the outcomes of a property; empty if most are clear, or there are too few to tell."""
     outcomes: Counter[str] = Counter()
     for (_layout, _world, outcome), number in checks.items():

@@ -21,11 +21,12 @@ from equivcheck.scenario import (
     SGD,
     SPMD,
     Attention,
+    AttentionExchange,
     Axis,
+    Checkpointing,
     ContextParallel,
     CrossEntropy,
     Data,
-    Exchange,
     Execution,
     ExpertParallel,
     Experts,
@@ -37,20 +38,19 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Pipeline,
-    Recompute,
     Scenario,
-    Scores,
+    ScoreFunction,
     Tokens,
     Training,
     Wrapping,
 )
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.stage import Stage
 from support.exported import printed_differences
 from support.supported import require_supported
 
-EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, scores=Scores.SIGMOID, norm=Norm.RMS, balance=0.5)
+EXPERTS = Experts(hidden=3, num_experts=4, top_k=2, scores=ScoreFunction.SIGMOID, norm=Norm.RMS, balance=0.5)
 OTHERS = Experts(hidden=2, num_experts=3, balance=1.0)
 
 
@@ -69,7 +69,7 @@ CALLS = {
     "replicas of shards": (2, a_scenario(FSDP2(wrapping=Wrapping.PER_LAYER), dp_replicate=2, dp_shard=2)),
     "one rank": (0, a_scenario(DDP(), dp=1)),
     "over experts": (2, a_scenario(ExpertParallel(), DDP(), dp=2, ep=2)),
-    "over positions": (2, a_scenario(ContextParallel(exchange=Exchange.GATHER), DDP(), dp=2, cp=2)),
+    "over positions": (2, a_scenario(ContextParallel(exchange=AttentionExchange.GATHER), DDP(), dp=2, cp=2)),
 }
 """Along how many axes a layer sums its counts in each microbatch, and the layout."""
 
@@ -84,12 +84,12 @@ def _sums(scenario: Scenario) -> Counter[int]:
 
 
 @pytest.mark.parametrize("case", CALLS)
-@pytest.mark.parametrize("checkpointing", [Recompute.NONE, Recompute.EVERY_LAYER])
-def test_choices_are_counted_once_for_each_layer_and_microbatch(case: str, checkpointing: Recompute) -> None:
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.EVERY_LAYER])
+def test_choices_are_counted_once_for_each_layer_and_microbatch(case: str, checkpointing: Checkpointing) -> None:
     """Along every axis of several ranks with other rows or positions; not again where a layer is computed again."""
     num_axes, scenario = CALLS[case]
     scenario = replace(scenario, layout=replace(scenario.layout, execution=Execution(checkpointing=checkpointing)))
-    layers = tuple(layer.having(balance=0.0) for layer in scenario.training.model.layers)
+    layers = tuple(layer.with_fields(balance=0.0) for layer in scenario.training.model.layers)
     without = replace(scenario, training=replace(scenario.training, model=replace(scenario.training.model, layers=layers)))
     counted = Counter(dict.fromkeys((0, 1), 2 * 2 * num_axes))
     assert _sums(scenario) - _sums(without) == +counted
@@ -99,23 +99,25 @@ def test_choices_are_counted_once_for_each_layer_and_microbatch(case: str, check
 def test_one_device_computes_the_same_in_parts(loss: Loss | CrossEntropy) -> None:
     """Parts of a microbatch go by the choices of all of it: what confirms a divergence knows of no other loss."""
     training = a_scenario(DDP(), dp=2, loss=loss).training
-    whole = train(single_device(training))
+    whole = train(single_device_setup(training))
     for parts in split_traces(training, 4):
         for one, other in zip(whole.steps, parts.steps, strict=True):
             assert one.loss == pytest.approx(other.loss, rel=1e-12)
             np.testing.assert_allclose(other.gradients.values, one.gradients.values, rtol=1e-9, atol=1e-12)
 
 
-@given(st.sampled_from(Scores), st.integers(1, 2), st.integers(1, 4))
+@given(st.sampled_from(ScoreFunction), st.integers(1, 2), st.integers(1, 4))
 @settings(max_examples=10)
-def test_it_counts_as_a_mean_over_rows(scores: Scores, top_k: int, microbatches: int) -> None:
+def test_it_counts_as_a_mean_over_rows(scores: ScoreFunction, top_k: int, microbatches: int) -> None:
     """Of a router that scores all alike it is the coefficient, however many microbatches of whatever size there are."""
     layer = Experts(hidden=1, num_experts=4, top_k=top_k, scores=scores, balance=0.25)
     model = Model(features=2, layers=(layer,))
     data = Data(microbatches=tuple(range(1, microbatches + 1)))
     losses = []
     for balance in (0.25, 0.0):
-        setup = single_device(Training(model=replace(model, layers=(layer.having(balance=balance),)), data=data, optimizer=SGD()))
+        setup = single_device_setup(
+            Training(model=replace(model, layers=(layer.with_fields(balance=balance),)), data=data, optimizer=SGD())
+        )
         setup.model.get_parameter("layers.0.router.weight").data.zero_()
         losses.append(train(setup).steps[0].loss)
     assert losses[0] is not None

@@ -30,16 +30,16 @@ from equivcheck.scenario import (
     Data,
     Distribution,
     Execution,
-    Group,
     Layer,
     Layout,
     Loss,
     Mesh,
     Model,
     Parallelism,
+    ParameterGroup,
+    ParameterSelection,
     Pipeline,
     Resume,
-    Select,
     StepLR,
     Training,
 )
@@ -116,7 +116,7 @@ def test_stages_with_groups_of_their_own_go_on_with_the_schedule() -> None:
     """What a schedule has for each parameter group is not that of the first rank, whose stage has other groups."""
     # Of the schedules this one reckons a rate from the rate before it.
     into, out_of = resumed(DDP(), PIPELINE, (2, 2)), resumed(PIPELINE, DDP(), (2, 2))
-    groups = (Group(select=Select.FIRST_LAYER, lr_factor=0.5),)
+    groups = (ParameterGroup(select=ParameterSelection.FIRST_LAYER, lr_factor=0.5),)
 
     for scenario in (into, out_of):
         model = replace(scenario.training.model, counter=False)

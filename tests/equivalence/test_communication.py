@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from equivcheck import Scenario
 from equivcheck.layouts.base.expected_calls.model import NO_COMMUNICATION_MODEL
-from equivcheck.layouts.composition.expected_calls import UNMODELLED_EXECUTION, predicted
+from equivcheck.layouts.composition.expected_calls import UNPREDICTED_EXECUTION, predicted
 from equivcheck.layouts.composition.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
 DECLARED = tuple(
     unmodelled.reason
-    for declared in (UNMODELLED_EXECUTION, *(kind.communication.unmodelled for kind in layout_kinds().values()))
+    for declared in (UNPREDICTED_EXECUTION, *(kind.communication.unmodelled for kind in layout_kinds().values()))
     for unmodelled in declared
 )
 """Why some scenarios are not modelled, as their layouts declare it."""

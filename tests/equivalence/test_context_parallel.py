@@ -20,26 +20,26 @@ from equivcheck.scenario import (
     FSDP2,
     AdamW,
     Attention,
+    AttentionExchange,
     Axis,
-    Balance,
+    Checkpointing,
     ClipNorm,
     Compile,
     ContextParallel,
     CrossEntropy,
     Data,
-    Exchange,
     Execution,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     Layout,
+    LoadBalancer,
     Loss,
     Mesh,
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Replicate,
     Replicator,
     Scenario,
@@ -58,16 +58,16 @@ DECODER = Model(
     source=Tokens(vocabulary=7, padding=1, learned_positions=True),
     length=7,
     layers=(
-        Attention(heads=4, kv_heads=2, head_width=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
+        Attention(num_heads=4, num_kv_heads=2, head_dim=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
         GatedMLP(hidden=8, bias=True, norm=Norm.LAYER),
         Layer(width=6, norm=Norm.RMS, residual=True),
-        Attention(heads=3, kv_heads=1, head_width=3, fused=True),
+        Attention(num_heads=3, num_kv_heads=1, head_dim=3, fused=True),
     ),
     head=Head(norm=Norm.RMS, bias=True),
 )
-LABELS = CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, class_weights=True, z_loss=0.01)
-EVERY_WAY = [(exchange, balance) for exchange in Exchange for balance in Balance]
-WRITTEN_IN_EACH_RUN = ((Exchange.GATHER, Balance.CONTIGUOUS), (Exchange.RING, Balance.HEAD_TAIL))
+LABELS = CrossEntropy(ignored=IgnoredLabels.SOME, label_smoothing=0.1, class_weights=True, z_loss=0.01)
+EVERY_WAY = [(exchange, balance) for exchange in AttentionExchange for balance in LoadBalancer]
+WRITTEN_IN_EACH_RUN = ((AttentionExchange.GATHER, LoadBalancer.CONTIGUOUS), (AttentionExchange.RING, LoadBalancer.HEAD_TAIL))
 
 
 def a_scenario(
@@ -75,7 +75,7 @@ def a_scenario(
     *around: Parallelism,
     ranks: int = 2,
     loss: Loss | CrossEntropy = LABELS,
-    checkpointing: Recompute = Recompute.NONE,
+    checkpointing: Checkpointing = Checkpointing.NONE,
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped."""
     training = Training(
@@ -89,9 +89,11 @@ def a_scenario(
 
 
 @given(
-    balance=st.sampled_from(Balance), length=st.integers(min_value=1, max_value=40), ranks=st.integers(min_value=1, max_value=9)
+    balance=st.sampled_from(LoadBalancer),
+    length=st.integers(min_value=1, max_value=40),
+    ranks=st.integers(min_value=1, max_value=9),
 )
-def test_each_position_is_on_one_rank(balance: Balance, length: int, ranks: int) -> None:
+def test_each_position_is_on_one_rank(balance: LoadBalancer, length: int, ranks: int) -> None:
     """Whatever the balance, and in order on each rank."""
     found = positions_of_ranks(ContextParallel(balance=balance), length, ranks)
     assert len(found) == ranks
@@ -101,7 +103,7 @@ def test_each_position_is_on_one_rank(balance: Balance, length: int, ranks: int)
 
 def test_head_and_tail_give_every_rank_as_much_to_see() -> None:
     """Under a causal mask, where the length is a multiple of twice the ranks."""
-    found = positions_of_ranks(ContextParallel(balance=Balance.HEAD_TAIL), 12, 3)
+    found = positions_of_ranks(ContextParallel(balance=LoadBalancer.HEAD_TAIL), 12, 3)
     assert found == ((0, 1, 10, 11), (2, 3, 8, 9), (4, 5, 6, 7))
     assert len({sum(position + 1 for position in part) for part in found}) == 1
 
@@ -109,7 +111,9 @@ def test_head_and_tail_give_every_rank_as_much_to_see() -> None:
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 @pytest.mark.parametrize(("exchange", "balance"), EVERY_WAY)
 @pytest.mark.parametrize("loss", [LABELS, Loss.MSE_MEAN], ids=["labels", "mean"])
-def test_uneven_and_empty_parts_equal_one_device(ranks: int, exchange: Exchange, balance: Balance, loss: Any) -> None:
+def test_uneven_and_empty_parts_equal_one_device(
+    ranks: int, exchange: AttentionExchange, balance: LoadBalancer, loss: Any
+) -> None:
     """Seven positions and two or one heads of keys over up to five ranks: the last has no position, and some no head."""
     scenario = a_scenario(ContextParallel(exchange=exchange, balance=balance), ranks=ranks, loss=loss)
     require_supported(scenario)
@@ -123,10 +127,10 @@ def test_uneven_and_empty_parts_equal_one_device(ranks: int, exchange: Exchange,
     [DDP(no_sync=True), Replicate(implementation=Replicator.FSDP), FSDP2(wrapping=Wrapping.PER_LAYER, no_sync=True)],
     ids=["ddp", "replicate", "fsdp2"],
 )
-@pytest.mark.parametrize("exchange", Exchange)
-def test_data_parallelism_around_it(around: Parallelism, exchange: Exchange) -> None:
+@pytest.mark.parametrize("exchange", AttentionExchange)
+def test_data_parallelism_around_it(around: Parallelism, exchange: AttentionExchange) -> None:
     """Rows over one axis and positions over the other; a layer that is recomputed exchanges again."""
-    checkpointing = Recompute.EVERY_LAYER if isinstance(around, DDP) else Recompute.NONE
+    checkpointing = Checkpointing.EVERY_LAYER if isinstance(around, DDP) else Checkpointing.NONE
     scenario = a_scenario(ContextParallel(exchange=exchange), around, checkpointing=checkpointing)
     require_supported(scenario)
     verdict = check(scenario)
@@ -139,9 +143,9 @@ def test_data_parallelism_around_it(around: Parallelism, exchange: Exchange) -> 
     ("exchange", "balance"),
     [pytest.param(*way, marks=[] if way in WRITTEN_IN_EACH_RUN else [pytest.mark.slow]) for way in EVERY_WAY],
 )
-def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balance, tmp_path: Path) -> None:
+def test_a_script_computes_what_ranks_compute(exchange: AttentionExchange, balance: LoadBalancer, tmp_path: Path) -> None:
     """A script of torch alone has the exchange in full."""
-    around = DDP() if balance is Balance.CONTIGUOUS else FSDP2(wrapping=Wrapping.PER_LAYER)
+    around = DDP() if balance is LoadBalancer.CONTIGUOUS else FSDP2(wrapping=Wrapping.PER_LAYER)
     scenario = a_scenario(ContextParallel(exchange=exchange, balance=balance), around)
     require_supported(scenario)
     require_mended(check(scenario))
@@ -151,10 +155,12 @@ def test_a_script_computes_what_ranks_compute(exchange: Exchange, balance: Balan
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", Exchange)
-def test_a_compiled_model_computes_the_same(exchange: Exchange) -> None:
+@pytest.mark.parametrize("exchange", AttentionExchange)
+def test_a_compiled_model_computes_the_same(exchange: AttentionExchange) -> None:
     """Forward and backward compiled, in processes: what an exchange keeps for backward is known to both."""
-    model = Model(features=4, source=Tokens(vocabulary=5), length=3, layers=(Attention(heads=2, kv_heads=2),), head=Head())
+    model = Model(
+        features=4, source=Tokens(vocabulary=5), length=3, layers=(Attention(num_heads=2, num_kv_heads=2),), head=Head()
+    )
     execution = Execution(compile=Compile.AOT_EAGER, compiled_autograd=True)
     mesh = Mesh(axes=(Axis(name="cp", size=2),))
     layout = Layout(mesh=mesh, parallelisms=(ContextParallel(exchange=exchange),), execution=execution)

@@ -17,26 +17,26 @@ from equivcheck.scenario import (
     ActivationSharding,
     AdamW,
     Attention,
+    AttentionExchange,
     Axis,
-    Balance,
+    Checkpointing,
     ClipNorm,
     ContextParallel,
     CrossEntropy,
     Data,
-    Exchange,
     Execution,
     GatedMLP,
     Head,
     Layer,
     LayerPlan,
     Layout,
+    LoadBalancer,
     LocalDataParallel,
     LocalTensorParallel,
     Mesh,
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Scenario,
     Split,
     Tokens,
@@ -50,7 +50,7 @@ DECODER = Model(
     source=Tokens(vocabulary=5, padding=1, learned_positions=True),
     length=7,
     layers=(
-        Attention(heads=4, kv_heads=2, head_width=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
+        Attention(num_heads=4, num_kv_heads=2, head_dim=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
         GatedMLP(hidden=7, bias=True, norm=Norm.LAYER),
         Layer(width=5, norm=Norm.RMS, residual=True, dropout=0.25),
     ),
@@ -59,16 +59,16 @@ DECODER = Model(
 
 
 def a_scenario(
-    exchange: Exchange = Exchange.GATHER,
+    exchange: AttentionExchange = AttentionExchange.GATHER,
     output: ActivationSharding = ActivationSharding.ROWS,
     *around: Parallelism,
     ranks: tuple[int, int] = (2, 2),
-    **execution: Recompute,
+    **execution: Checkpointing,
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped, over ranks of positions and of tensors."""
-    splits = (Split.WITHIN, Split.WITHIN, Split.COLUMN)
+    splits = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE)
     plan = tuple(LayerPlan(split=split, output=output) for split in splits)
-    inner = LocalTensorParallel(plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, loss_parallel=True)
+    inner = LocalTensorParallel(plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE, loss_parallel=True)
     training = Training(
         model=DECODER,
         data=Data(microbatches=(4, 2)),
@@ -78,38 +78,38 @@ def a_scenario(
         steps=2,
     )
     axes = (*(Axis(name="dp", size=2),) * len(around), Axis(name="cp", size=ranks[0]), Axis(name="tp", size=ranks[1]))
-    positions = ContextParallel(exchange=exchange, balance=Balance.HEAD_TAIL)
+    positions = ContextParallel(exchange=exchange, balance=LoadBalancer.HEAD_TAIL)
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(inner, positions, *around), execution=Execution(**execution))
     return Scenario(training=training, layout=layout)
 
 
-@pytest.mark.parametrize("exchange", Exchange)
-@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ActivationSharding.ROWS])
-def test_heads_and_positions_in_parts_equal_one_device(exchange: Exchange, output: ActivationSharding) -> None:
+@pytest.mark.parametrize("exchange", AttentionExchange)
+@pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ActivationSharding.ROWS])
+def test_heads_and_positions_in_parts_equal_one_device(exchange: AttentionExchange, output: ActivationSharding) -> None:
     """Each rank looks with some of the heads from some of the positions, of which it has a part alone between layers."""
     verdict = check(a_scenario(exchange, output))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
 
-@pytest.mark.parametrize(("ranks", "checkpointing"), [((4, 2), Recompute.NONE), ((1, 2), Recompute.EVERY_LAYER)])
-def test_empty_parts_and_axes_of_one_equal_one_device(ranks: tuple[int, int], checkpointing: Recompute) -> None:
+@pytest.mark.parametrize(("ranks", "checkpointing"), [((4, 2), Checkpointing.NONE), ((1, 2), Checkpointing.EVERY_LAYER)])
+def test_empty_parts_and_axes_of_one_equal_one_device(ranks: tuple[int, int], checkpointing: Checkpointing) -> None:
     """Of seven positions over four ranks, in eight parts, one has a single one; another layout cuts none."""
-    verdict = check(a_scenario(Exchange.RING, ranks=ranks, checkpointing=checkpointing))
+    verdict = check(a_scenario(AttentionExchange.RING, ranks=ranks, checkpointing=checkpointing))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
 
 def test_gradients_averaged_by_hand_around_both_equal_one_device() -> None:
     """Rows, positions and heads over three axes."""
-    verdict = check(a_scenario(Exchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
+    verdict = check(a_scenario(AttentionExchange.ULYSSES, ActivationSharding.ROWS, LocalDataParallel(flat_buffer=True)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
 
 def test_processes_compute_the_same() -> None:
     """Gloo moves what simulated ranks move."""
-    check(a_scenario(Exchange.ULYSSES), world="gloo").assert_equivalent()
+    check(a_scenario(AttentionExchange.ULYSSES), world="gloo").assert_equivalent()
 
 
 def test_a_script_is_refused_by_name() -> None:
@@ -135,7 +135,7 @@ MISTAKES: dict[str, tuple[Any, str, Any]] = {
         "sum_gradients",
         _sum_of_part(gradients_by_hand.sum_gradients),
     ),
-    "sums no gradients of norms over tensors": (AxisRanks, "used_by_all", lambda _ranks, parameter: parameter),
+    "sums no gradients of norms over tensors": (AxisRanks, "copy_to_region", lambda _ranks, parameter: parameter),
 }
 
 

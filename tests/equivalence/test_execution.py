@@ -13,6 +13,7 @@ from equivcheck.scenario import (
     DDP,
     ActivationSharding,
     Axis,
+    Checkpointing,
     Compile,
     Data,
     Execution,
@@ -21,7 +22,6 @@ from equivcheck.scenario import (
     Layout,
     Mesh,
     Model,
-    Recompute,
     Replicate,
     Replicator,
     Split,
@@ -36,8 +36,10 @@ COMPILING = settings(UNHURRIED, phases=(Phase.explicit, Phase.generate))
 """A compiled scenario costs seconds, so none to shrink with, and few of them in all."""
 FEW = max(3, settings().max_examples // 33)
 
-RECOMPUTING = st.sampled_from((Execution(checkpointing=Recompute.EVERY_LAYER), Execution(checkpointing=Recompute.ODD_LAYERS)))
-RECOMPUTES = st.sampled_from((Recompute.NONE, Recompute.NONE, Recompute.ODD_LAYERS))
+RECOMPUTING = st.sampled_from(
+    (Execution(checkpointing=Checkpointing.EVERY_LAYER), Execution(checkpointing=Checkpointing.ODD_LAYERS))
+)
+RECOMPUTES = st.sampled_from((Checkpointing.NONE, Checkpointing.NONE, Checkpointing.ODD_LAYERS))
 SMALL = trainings(models=models(max_layers=3), data=data(max_microbatches=2), steps=st.sampled_from((2, 1)))
 
 REPLICATED = ("ddp", "replicate")
@@ -50,9 +52,9 @@ def test_recomputed_layers_leave_what_kept_activations_leave(scenario: Scenario)
     check(scenario).assert_no_finding()
 
 
-@pytest.mark.parametrize("recompute", Recompute)
-@pytest.mark.parametrize("split", [Split.COLUMN, Split.ROW])
-def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted(split: Split, recompute: Recompute) -> None:
+@pytest.mark.parametrize("recompute", Checkpointing)
+@pytest.mark.parametrize("split", [Split.COLWISE, Split.ROWWISE])
+def test_a_linear_with_fewer_features_than_ranks_gathers_its_weight_as_predicted(split: Split, recompute: Checkpointing) -> None:
     """Versions of torch differ in when: for the gradient of the input, or where the layer is recomputed."""
     model = Model(features=1, layers=(Layer(width=1), Layer(width=1), Layer(width=1)))
     parallel = TensorParallel(plan=(LayerPlan(), LayerPlan(split=split), LayerPlan()))
@@ -90,7 +92,7 @@ def _executions(options: dict[str, object]) -> st.SearchStrategy[Execution]:
     return st.builds(Execution, checkpointing=RECOMPUTES, **{name: st.just(value) for name, value in options.items()})
 
 
-COLUMN, ROW = LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)
+COLUMN, ROW = LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE)
 PAIRS = Layout(
     mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
     parallelisms=(TensorParallel(plan=(COLUMN, ROW, COLUMN, ROW)), DDP()),

@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     AnyLayer,
     Attention,
     Axis,
+    Checkpointing,
     ClipNorm,
     CrossEntropy,
     Data,
@@ -37,9 +38,8 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Parallelism,
-    Recompute,
     Scenario,
-    Scores,
+    ScoreFunction,
     Split,
     Tokens,
     Training,
@@ -47,13 +47,13 @@ from equivcheck.scenario import (
 
 pytestmark = pytest.mark.mostly_equivalent
 
-ROWS, WHOLE = ActivationSharding.ROWS, ActivationSharding.WHOLE
+ROWS, WHOLE = ActivationSharding.ROWS, ActivationSharding.REPLICATED
 EXPERTS = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True, dropout=0.25)
 PAIRS = Experts(
-    hidden=4, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, dispatched=True
+    hidden=4, num_experts=5, top_k=2, scores=ScoreFunction.SIGMOID, normalised=True, weighs_input=True, bias=True, dispatched=True
 )
 EVEN = replace(EXPERTS, hidden=4, num_experts=4)
-LAYERS = (Attention(heads=4, kv_heads=4, head_width=1, norm=Norm.LAYER), EXPERTS, PAIRS)
+LAYERS = (Attention(num_heads=4, num_kv_heads=4, head_dim=1, norm=Norm.LAYER), EXPERTS, PAIRS)
 
 
 def a_scenario(
@@ -63,13 +63,13 @@ def a_scenario(
     layers: tuple[AnyLayer, ...] = LAYERS,
     outside: bool = False,
     norm: NormType = NormType.TWO,
-    **execution: Recompute,
+    **execution: Checkpointing,
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped; the last layer is outside the plan if it is said so."""
     model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=layers, head=Head(norm=Norm.RMS))
-    entries = [LayerPlan(split=Split.WITHIN, output=output)] * (len(layers) - outside)
-    plan = (*entries, *[LayerPlan(split=Split.OUTSIDE)] * outside)
-    inner = LocalTensorParallel(plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN)
+    entries = [LayerPlan(split=Split.HEADS_OR_HIDDEN, output=output)] * (len(layers) - outside)
+    plan = (*entries, *[LayerPlan(split=Split.NOT_IN_PLAN)] * outside)
+    inner = LocalTensorParallel(plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE)
     training = Training(
         model=model,
         data=Data(microbatches=(4, 8)),
@@ -95,7 +95,7 @@ def test_experts_and_features_in_parts_equal_one_device(output: ActivationShardi
 @pytest.mark.parametrize("norm", NormType)
 def test_a_norm_is_of_parts_of_either_kind_and_of_both(norm: NormType) -> None:
     """Parameters are cut along one axis, the other, both, or none; some experts are whole on tensor ranks."""
-    verdict = check(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Recompute.ODD_LAYERS))
+    verdict = check(a_scenario(WHOLE, outside=True, norm=norm, checkpointing=Checkpointing.ODD_LAYERS))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -126,10 +126,10 @@ def test_a_script_is_refused_by_name() -> None:
 
 def test_a_norm_of_one_cut_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norm of what is cut twice is over all ranks."""
-    honest = local_tensors.clip_over
+    honest = local_tensors.clip_over_groups
 
     def once(parameters: Any, clipping: Any, cuts: Any) -> Any:
         return honest(parameters, clipping, cuts[:1])
 
-    monkeypatch.setattr(local_tensors, "clip_over", once)
+    monkeypatch.setattr(local_tensors, "clip_over_groups", once)
     assert check(a_scenario()).outcome.is_finding

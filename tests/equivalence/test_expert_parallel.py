@@ -21,6 +21,7 @@ from equivcheck.scenario import (
     AdamW,
     Attention,
     Axis,
+    Checkpointing,
     ClipNorm,
     Compile,
     CrossEntropy,
@@ -34,7 +35,6 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Replicate,
     Replicator,
     Scenario,
@@ -89,13 +89,13 @@ def test_ranks_without_a_row_for_their_experts_equal_one_device() -> None:
     check(replace(scenario, training=training)).assert_equivalent()
 
 
-@pytest.mark.parametrize("checkpointing", [Recompute.NONE, Recompute.EVERY_LAYER])
-def test_a_layer_makes_five_all_to_alls(checkpointing: Recompute) -> None:
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.EVERY_LAYER])
+def test_a_layer_makes_five_all_to_alls(checkpointing: Checkpointing) -> None:
     """Counts and rows there and back, and both gradients; what is computed again is exchanged again."""
     verdict = check(a_scenario(checkpointing=checkpointing))
     verdict.assert_equivalent()
     of_step = Counter(call.step for call in verdict.calls[0] if call.op == "all_to_all" and call.stage is Stage.COMPUTE)
-    assert of_step == dict.fromkeys((0, 1), (5 + 3 * (checkpointing is not Recompute.NONE)) * 2 * 2)
+    assert of_step == dict.fromkeys((0, 1), (5 + 3 * (checkpointing is not Checkpointing.NONE)) * 2 * 2)
 
 
 AROUND = {
@@ -114,7 +114,7 @@ def test_data_parallelism_around_it(around: str) -> None:
     """Rows over both axes, and experts over one: equally many on two ranks, unequally on three."""
     ranks, parallelism = AROUND[around]
     layer = replace(EXPERTS, num_experts=5 if ranks == 3 else 4)
-    scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Recompute.ODD_LAYERS)
+    scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Checkpointing.ODD_LAYERS)
     require_supported(scenario)
     verdict = check(replace(scenario, training=repaired(scenario.training, scenario.layout)))
     verdict.assert_equivalent()

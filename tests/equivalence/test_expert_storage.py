@@ -12,7 +12,7 @@ from equivcheck import Outcome, Verdict, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import repaired, why_unsupported
 from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL
 from equivcheck.mutants.registry import mutant, mutants
@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     Adafactor,
     AdamW,
     Axis,
+    Checkpointing,
     ClipNorm,
     Data,
     Execution,
@@ -39,7 +40,6 @@ from equivcheck.scenario import (
     NormType,
     Parallelism,
     Precision,
-    Recompute,
     Replicate,
     Replicator,
     Resume,
@@ -47,7 +47,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from support.exported import printed_differences
 from support.supported import require_mended, require_supported
 
@@ -109,11 +109,11 @@ def test_uneven_experts_and_ranks_without_any_equal_one_device(num_experts: int,
 @pytest.mark.parametrize("around", AROUND)
 def test_data_parallelism_around_it(around: str) -> None:
     """Rows over both axes, and experts over one; the one of two layers that is computed again finds its experts."""
-    scenario = a_scenario(*AROUND[around], checkpointing=Recompute.ODD_LAYERS)
+    scenario = a_scenario(*AROUND[around], checkpointing=Checkpointing.ODD_LAYERS)
     require_supported(scenario)
     verdict = check(scenario)
     verdict.assert_equivalent()
-    assert bool(verdict.unmodelled) is (around.startswith("fsdp2") and torch_in(FREED_WHILE_RECOMPUTED))
+    assert bool(verdict.unmodelled) is (around.startswith("fsdp2") and is_torch_in(FREED_WHILE_RECOMPUTED))
 
 
 @pytest.mark.parametrize("around", ["ddp", "fsdp2 by layers"])
@@ -134,7 +134,7 @@ def test_sums_are_divided_apart_where_the_backend_divides_by_other_ranks() -> No
     """Gloo has no premultiplied sum: such a layout is refused, and the nearest one sums first, also in float32."""
     averages = a_scenario(FSDP2())
     assert "premultiplied sum" in (why_unsupported(averages) or "")
-    nearest = fitted(replace(averages, training=replace(averages.training, precision=Precision.FLOAT32)))
+    nearest = fit_scenario(replace(averages, training=replace(averages.training, precision=Precision.FLOAT32)))
     assert nearest.layout.of(FSDP2) == (SUMS,)
     assert_right(nearest)
 

@@ -20,6 +20,7 @@ from equivcheck.scenario import (
     FSDP2,
     AdamW,
     Axis,
+    Checkpointing,
     Compile,
     CrossEntropy,
     Data,
@@ -32,9 +33,8 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Scenario,
-    Scores,
+    ScoreFunction,
     Tokens,
     Training,
     Wrapping,
@@ -48,10 +48,10 @@ from support.exported import printed_differences
 pytestmark = pytest.mark.mostly_equivalent
 
 EXAMPLES = max(2, settings().max_examples // 50)
-EXPERTS = Experts(hidden=3, num_experts=5, top_k=2, scores=Scores.SIGMOID, normalised=True, norm=Norm.RMS, shared=True)
+EXPERTS = Experts(hidden=3, num_experts=5, top_k=2, scores=ScoreFunction.SIGMOID, normalised=True, norm=Norm.RMS, shared=True)
 
 
-def a_scenario(*parallelisms: Parallelism, layer: Experts = EXPERTS, **execution: Recompute) -> Scenario:
+def a_scenario(*parallelisms: Parallelism, layer: Experts = EXPERTS, **execution: Checkpointing) -> Scenario:
     """Two steps of two microbatches of unequal size."""
     model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=(layer, layer), head=Head())
     training = Training(model=model, data=Data(microbatches=(4, 2)), loss=CrossEntropy(), optimizer=AdamW(), steps=2)
@@ -82,7 +82,7 @@ def test_experts_equal_one_device(layout: str) -> None:
 def test_calls_are_those_of_any_layer(around: Parallelism, dispatched: bool) -> None:
     """Every parameter has a gradient on every rank, in an order that is known, as buckets that hold one each tell."""
     layer = replace(EXPERTS, dispatched=dispatched, bias=True)
-    verdict = check(a_scenario(around, layer=layer, checkpointing=Recompute.ODD_LAYERS))
+    verdict = check(a_scenario(around, layer=layer, checkpointing=Checkpointing.ODD_LAYERS))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -132,7 +132,10 @@ def test_choices_that_rounding_moves_prove_nothing(monkeypatch: pytest.MonkeyPat
     [
         ({"parallelisms": (DDP(autocast=LowPrecision.BFLOAT16),)}, "rounds to other element types"),
         ({"execution": Execution(compile=Compile.AOT_EAGER)}, "shapes that depend on values"),
-        ({"execution": Execution(compiled_autograd=True, checkpointing=Recompute.EVERY_LAYER)}, "shapes that depend on values"),
+        (
+            {"execution": Execution(compiled_autograd=True, checkpointing=Checkpointing.EVERY_LAYER)},
+            "shapes that depend on values",
+        ),
     ],
     ids=["rounds", "compiled", "compiled and recomputed"],
 )
@@ -148,7 +151,7 @@ def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) ->
 
 def test_recomputed_experts_are_not_compiled_backward() -> None:
     """Compiling them takes minutes; those that are not recomputed stay."""
-    execution = Execution(compiled_autograd=True, checkpointing=Recompute.ODD_LAYERS)
+    execution = Execution(compiled_autograd=True, checkpointing=Checkpointing.ODD_LAYERS)
     scenario = a_scenario(layer=EXPERTS)
     layers = (EXPERTS, EXPERTS)
     training = replace(scenario.training, model=replace(scenario.training.model, layers=layers))

@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     ActivationSharding,
     AdamW,
     Axis,
+    Checkpointing,
     ClipNorm,
     Collectives,
     ContextParallel,
@@ -40,10 +41,9 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Replicate,
     Scenario,
-    Scores,
+    ScoreFunction,
     Split,
     TensorParallel,
     Tokens,
@@ -55,9 +55,9 @@ from support.supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
 
-WHOLE, ROWS = ActivationSharding.WHOLE, ActivationSharding.ROWS
+WHOLE, ROWS = ActivationSharding.REPLICATED, ActivationSharding.ROWS
 AFTER = Experts(hidden=3, num_experts=3, norm=Norm.RMS, bias=True, shared=True, dropout=0.25)
-BEFORE = Experts(hidden=5, num_experts=4, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True)
+BEFORE = Experts(hidden=5, num_experts=4, top_k=2, scores=ScoreFunction.SIGMOID, normalised=True, weighs_input=True, bias=True)
 LAYERS = (AFTER, BEFORE, replace(BEFORE, weighs_input=False, dispatched=True), replace(AFTER, weighs_input=True, dispatched=True))
 
 
@@ -67,13 +67,13 @@ def a_scenario(
     layers: tuple[Experts, ...] = LAYERS,
     ranks: int = 2,
     collectives: Collectives = Collectives.FUNCTIONAL,
-    **execution: Recompute,
+    **execution: Checkpointing,
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped: experts weighted before and after, all rows or those that chose."""
     model = Model(features=4, source=Tokens(vocabulary=7), length=3, layers=layers, head=Head(norm=Norm.LAYER))
-    plan = (LayerPlan(split=Split.WITHIN, output=output),) * len(layers)
+    plan = (LayerPlan(split=Split.HEADS_OR_HIDDEN, output=output),) * len(layers)
     parallelism = LocalTensorParallel(
-        plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, collectives=collectives
+        plan=plan, source=Split.ROWWISE, source_output=output, head=Split.COLWISE, collectives=collectives
     )
     training = Training(
         model=model,
@@ -138,7 +138,7 @@ def test_typed_collectives_move_the_same() -> None:
 )
 def test_parallelism_around_it(around: tuple[Parallelism, ...]) -> None:
     """Parts are plain tensors, which others average, sum or shard; calls come again where layers are recomputed."""
-    verdict = check(a_scenario(ROWS, *around, layers=LAYERS[:2], checkpointing=Recompute.ODD_LAYERS))
+    verdict = check(a_scenario(ROWS, *around, layers=LAYERS[:2], checkpointing=Checkpointing.ODD_LAYERS))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -154,7 +154,7 @@ def test_parts_in_a_flat_parameter() -> None:
 def test_columns_of_experts_of_which_a_rank_has_no_row_are_on_file() -> None:
     """One feature within over two ranks, cut by the last dim besides, which `fully_shard` refuses on the second alone."""
     model = Model(features=1, layers=(Experts(hidden=1),))
-    inner = LocalTensorParallel(plan=(LayerPlan(split=Split.WITHIN),))
+    inner = LocalTensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),))
     layout = Layout(
         mesh=Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=2))), parallelisms=(inner, FSDP2(shard_last_dim=True))
     )
@@ -167,7 +167,7 @@ def test_dtensors_cut_no_experts() -> None:
     case = a_scenario(layers=(BEFORE,))
     plan = case.layout.of(LocalTensorParallel)[0].plan
     layout = replace(
-        case.layout, parallelisms=(TensorParallel(plan=plan, head=Split.COLUMN, source=Split.ROW, source_output=ROWS),)
+        case.layout, parallelisms=(TensorParallel(plan=plan, head=Split.COLWISE, source=Split.ROWWISE, source_output=ROWS),)
     )
     assert "partial sums of its output" in (unsupported(case.training, layout) or "")
     (layer,) = repaired(case.training, layout).model.layers
@@ -184,8 +184,8 @@ def test_a_script_has_the_region_of_each_layer(tmp_path: Path) -> None:
 
 MISTAKES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "sums no gradients": (LocalRegion, "used", lambda _region, values, weights: (values, weights)),
-    "adds a bias on each rank": (AxisRanks, "added_once", lambda _ranks, bias: bias),
-    "adds a bias on none": (AxisRanks, "added_once", lambda _ranks, bias: bias * 0),
+    "adds a bias on each rank": (AxisRanks, "bias_on_first_rank", lambda _ranks, bias: bias),
+    "adds a bias on none": (AxisRanks, "bias_on_first_rank", lambda _ranks, bias: bias * 0),
 }
 
 

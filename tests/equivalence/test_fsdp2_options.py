@@ -33,7 +33,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.stage import Stage
@@ -73,7 +73,7 @@ def test_gradients_divided_by_another_number_come_out_alike(fsdp: FSDP2, sizes: 
     assert check(scenario(fsdp, *sizes, loss=loss)).outcome is Outcome.EQUIVALENT
 
 
-@pytest.mark.skipif(torch_in(FACTOR_OF_ALL_RANKS), reason="this torch has averages over all ranks only")
+@pytest.mark.skipif(is_torch_in(FACTOR_OF_ALL_RANKS), reason="this torch has averages over all ranks only")
 def test_where_the_factor_is_the_number_of_shards_the_backend_divides() -> None:
     """Gradients are averaged over shards and summed over replicas."""
     verdict = check(scenario(FSDP2(gradient_divide_factor=2.0), 2, 2))
@@ -173,7 +173,7 @@ def test_a_last_dim_that_is_cut_unevenly_is_unsupported() -> None:
 def test_parts_that_some_ranks_alone_can_cut_are_on_file() -> None:
     """Of three features one rank of tensor parallelism has two and one has one: that raises, and others wait for it."""
     axes = (Axis(name="dp", size=2), Axis(name="tp", size=2))
-    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.WITHIN),))
+    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),))
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(plan, FSDP2(shard_last_dim=True)))
     training = Training(model=Model(features=2, layers=(GatedMLP(hidden=3),)), data=Data(microbatches=(2,)))
     assert check(Scenario(training=training, layout=layout), beyond=True).known == "fsdp2_refuses_columns_of_some_ranks"
@@ -270,7 +270,7 @@ def test_units_of_several_layers_gather_their_neighbours_ahead_of_time(count: in
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 2), (2, 1), (1,)], ids=str)
 def test_a_group_for_reductions_alone_changes_neither_numbers_nor_calls(sizes: tuple[int, ...]) -> None:
     """On an axis of one rank there is nothing to reduce over it."""
@@ -278,7 +278,7 @@ def test_a_group_for_reductions_alone_changes_neither_numbers_nor_calls(sizes: t
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
 def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
     """Each group counts its calls: those of gathers do not count among those of reductions."""
     verdict = check(scenario(FSDP2(separate_reduce_group=True)))
@@ -288,7 +288,7 @@ def test_reductions_over_a_group_of_their_own_are_its_first_calls() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch_in("<2.13"), reason="torch has no such option")
+@pytest.mark.skipif(is_torch_in("<2.13"), reason="torch has no such option")
 def test_kept_processes_make_a_group_for_reductions_again_and_again() -> None:
     """Each has the name of the last in torch 2.13, which was destroyed: from one check to the next nothing is left of it."""
     fsdp = FSDP2(wrapping=Wrapping.PER_LAYER, separate_reduce_group=True)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from equivcheck import Outcome, check
-from equivcheck.layouts.composition.limits import repaired, repaired_layout
+from equivcheck.layouts.composition.limits import repair_layout, repaired
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.reference.reference import ReferenceRun
@@ -48,14 +48,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 FEW = settings(deadline=None, max_examples=max(6, settings().max_examples // 16))
 SIZES = st.sampled_from([(2, 2), (3, 2), (2, 3), (2, 1), (4, 2)])
-COLUMN_ROW = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+COLUMN_ROW = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
 SEQUENCE = (
     LayerPlan(output=ActivationSharding.ROWS),
-    LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES),
-    LayerPlan(split=Split.ROW),
+    LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES),
+    LayerPlan(split=Split.ROWWISE),
 )
 PLANS = st.sampled_from(
-    [(*COLUMN_ROW, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan(split=Split.OUTSIDE)), (*SEQUENCE, LayerPlan())]
+    [(*COLUMN_ROW, LayerPlan(split=Split.NOT_IN_PLAN)), (*SEQUENCE, LayerPlan(split=Split.NOT_IN_PLAN)), (*SEQUENCE, LayerPlan())]
 )
 """The last layer is outside the plan, or whole inside it."""
 
@@ -70,14 +70,14 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     norms = st.sampled_from([None, Norm.LAYER, Norm.RMS])
     layers = [Layer(width=tp * draw(st.integers(1, 4)), bias=draw(st.booleans())) for _ in plan]
     for index, entry in enumerate(plan):
-        if tp == 1 and entry.split is Split.COLUMN and layers[index].width == 1:
+        if tp == 1 and entry.split is Split.COLWISE and layers[index].width == 1:
             layers[index] = replace(layers[index], bias=False)  # the known issue colwise_parallel_of_one
     for index, entry in enumerate(plan):
         if (
             index
             and plan[index - 1].output is not ActivationSharding.FEATURES
             and layers[index - 1].width > 1
-            and entry.split is not Split.ROW
+            and entry.split is not Split.ROWWISE
         ):
             layers[index] = replace(layers[index], norm=draw(norms))
     data = Data(microbatches=(data_ranks * tp * draw(st.integers(1, 2)),))
@@ -85,7 +85,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     training = Training(model=model, data=data, steps=1, seed=draw(st.integers(0, 2**16)))
     over, alone = Axis(name="dp", size=data_ranks), Mesh(axes=(Axis(name="dp", size=data_ranks),))
     layout = Layout(mesh=Mesh(axes=(over, Axis(name="tp", size=tp))), parallelisms=(TensorParallel(plan=plan), parallelism))
-    layout = repaired_layout(layout)
+    layout = repair_layout(layout)
     training = repaired(training, layout)
     return (
         Scenario(training=training, layout=layout),
@@ -140,7 +140,7 @@ def test_what_is_not_split_has_one_gradient_on_all_tensor_parallel_ranks(pair: t
     for first in range(0, len(held), tp):
         for name, values in held[first].items():
             split = plan[int(name.split(".")[1])].split
-            if "norm" in name or split in (Split.REPLICATED, Split.OUTSIDE) or (split is Split.ROW and "bias" in name):
+            if "norm" in name or split in (Split.REPLICATED, Split.NOT_IN_PLAN) or (split is Split.ROWWISE and "bias" in name):
                 assert all(other[name] == values for other in held[first : first + tp]), name
 
 
@@ -219,13 +219,13 @@ def test_one_pass_issues_exactly_the_expected_collectives(wrap: str, sizes: _Siz
 
 
 @pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("split", [Split.ROW, Split.COLUMN])
+@pytest.mark.parametrize("split", [Split.ROWWISE, Split.COLWISE])
 def test_a_gradient_goes_through_frozen_views_of_a_flat_parameter(split: Split, width: int) -> None:
     """Behind a frozen layer in one unit with trained ones the input needs a gradient, and its communication is expected."""
     layers = (Layer(width=width, frozen=True), Layer(width=width))
     training = Training(model=Model(features=width, layers=layers), data=Data(microbatches=(2,)))
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    plan = TensorParallel(plan=(LayerPlan(split=Split.OUTSIDE), LayerPlan(split=split)))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.NOT_IN_PLAN), LayerPlan(split=split)))
 
     verdict = check(Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, FSDP1()))))
 

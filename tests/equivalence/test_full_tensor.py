@@ -52,7 +52,7 @@ def scenario(seed: int = 0, microbatches: tuple[int, ...] = (4,)) -> Scenario:
         ),
         layout=Layout(
             mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
-            parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()),
+            parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLWISE),)), FSDP2()),
         ),
     )
 

@@ -15,11 +15,12 @@ from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import resumable_layout, unsupported
+from equivcheck.layouts.composition.limits import repair_layout_for_resume, unsupported
 from equivcheck.scenario import (
     FSDP2,
     AdamW,
     Attention,
+    AttentionExchange,
     AuxiliaryLinear,
     Axis,
     ClipNorm,
@@ -27,7 +28,6 @@ from equivcheck.scenario import (
     ContextParallel,
     CrossEntropy,
     Data,
-    Exchange,
     Execution,
     ExpertParallel,
     Experts,
@@ -60,20 +60,20 @@ DECODER = Model(
     source=Tokens(vocabulary=5, padding=1),
     length=3,
     layers=(
-        Attention(heads=2, kv_heads=2, head_width=2, bias=True, norm=Norm.RMS),
+        Attention(num_heads=2, num_kv_heads=2, head_dim=2, bias=True, norm=Norm.RMS),
         Layer(width=4, residual=True, auxiliary=AuxiliaryLinear.EVEN_STEPS),
         Experts(hidden=3, num_experts=3, top_k=1),
     ),
     head=Head(norm=Norm.RMS),
 )
 SHARED_OUT = LocalTensorParallel(
-    plan=(LayerPlan(split=Split.WITHIN), LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE)),
-    source=Split.ROW,
-    head=Split.COLUMN,
+    plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN), LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.NOT_IN_PLAN)),
+    source=Split.ROWWISE,
+    head=Split.COLWISE,
 )
 INNER: dict[str, tuple[str, Parallelism]] = {
     "tp": ("tp", SHARED_OUT),
-    "cp": ("cp", ContextParallel(exchange=Exchange.RING)),
+    "cp": ("cp", ContextParallel(exchange=AttentionExchange.RING)),
     "ep": ("ep", ExpertParallel()),
 }
 
@@ -139,8 +139,8 @@ def test_a_checkpoint_has_dtensors_in_place_of_plain_parts() -> None:
     """Experts know of what they are parts then; what is cut by plan as well becomes shards over all ranks."""
     layout = a_scenario(INNER["ep"], ranks=3).layout
     kept = (ExpertParallel(storage=ExpertStorage.DTENSOR), *layout.parallelisms[1:])
-    assert resumable_layout(layout) == replace(layout, parallelisms=kept)
-    planned = resumable_layout(a_scenario(INNER["tp"], ranks=3).layout)
+    assert repair_layout_for_resume(layout) == replace(layout, parallelisms=kept)
+    planned = repair_layout_for_resume(a_scenario(INNER["tp"], ranks=3).layout)
     assert planned.parallelisms == (FSDP2(),)
     assert planned.mesh == Mesh(axes=(Axis(name="dp", size=6),))
 

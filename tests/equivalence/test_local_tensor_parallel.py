@@ -25,13 +25,14 @@ from equivcheck.scenario import (
     AdamW,
     Attention,
     Axis,
+    Checkpointing,
     ClipNorm,
     CrossEntropy,
     Data,
     Execution,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Layout,
@@ -42,7 +43,6 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Parallelism,
-    Recompute,
     Scenario,
     Split,
     Tokens,
@@ -59,25 +59,25 @@ DECODER = Model(
     source=Tokens(vocabulary=5, padding=1, learned_positions=True),
     length=3,
     layers=(
-        Attention(heads=4, kv_heads=4, head_width=2, bias=True, norm=Norm.RMS, dropout=0.25),
+        Attention(num_heads=4, num_kv_heads=4, head_dim=2, bias=True, norm=Norm.RMS, dropout=0.25),
         GatedMLP(hidden=8, bias=True, norm=Norm.LAYER),
         Layer(width=5, norm=Norm.RMS, residual=True),
     ),
     head=Head(norm=Norm.RMS, bias=True),
 )
-SPLITS = (Split.WITHIN, Split.WITHIN, Split.COLUMN)
-LABELS = CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, class_weights=True, z_loss=0.01)
+SPLITS = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE)
+LABELS = CrossEntropy(ignored=IgnoredLabels.SOME, label_smoothing=0.1, class_weights=True, z_loss=0.01)
 
 
 def a_plan(output: ActivationSharding = ROWS, **options: object) -> LocalTensorParallel:
     """All of the decoder in parts, by positions between layers unless said otherwise."""
     plan = tuple(LayerPlan(split=split, output=output) for split in SPLITS)
-    ends = {"source": Split.ROW, "source_output": output, "head": Split.COLUMN}
+    ends = {"source": Split.ROWWISE, "source_output": output, "head": Split.COLWISE}
     return LocalTensorParallel(plan=plan, **(ends | options))  # type: ignore[arg-type]
 
 
 def a_scenario(
-    parallelism: LocalTensorParallel, *around: Parallelism, ranks: int = 2, model: Model = DECODER, **execution: Recompute
+    parallelism: LocalTensorParallel, *around: Parallelism, ranks: int = 2, model: Model = DECODER, **execution: Checkpointing
 ) -> Scenario:
     """Two steps of two microbatches of unequal size, clipped."""
     training = Training(
@@ -95,11 +95,11 @@ def test_uneven_and_empty_parts_equal_one_device(ranks: int, in_parts: bool) -> 
     check(a_scenario(a_plan(loss_parallel=in_parts), ranks=ranks)).assert_equivalent()
 
 
-@pytest.mark.parametrize("source", [Split.ROW, Split.COLUMN, Split.REPLICATED])
-@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ROWS])
+@pytest.mark.parametrize("source", [Split.ROWWISE, Split.COLWISE, Split.REPLICATED])
+@pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ROWS])
 def test_tied_halves_equal_one_device(source: Split, output: ActivationSharding) -> None:
     """A head uses the part of the embedding that its rank has, and both add to its gradient."""
-    head = {Split.ROW: Split.COLUMN, Split.COLUMN: Split.ROW}.get(source, source)
+    head = {Split.ROWWISE: Split.COLWISE, Split.COLWISE: Split.ROWWISE}.get(source, source)
     model = replace(DECODER, head=Head(tied=True, norm=Norm.LAYER))
     check(a_scenario(a_plan(output, source=source, head=head), model=model)).assert_equivalent()
 
@@ -108,7 +108,7 @@ def test_tied_halves_equal_one_device(source: Split, output: ActivationSharding)
 def test_uneven_features_within_equal_one_device(heads: int, groups: int, width: int, hidden: int, ranks: int) -> None:
     """Some ranks have a head, or a feature between two linears, more than others, and some none."""
     attention, mlp, last = DECODER.layers
-    layers = (replace(attention, heads=groups * heads, kv_heads=heads, head_width=width), replace(mlp, hidden=hidden), last)
+    layers = (replace(attention, num_heads=groups * heads, num_kv_heads=heads, head_dim=width), replace(mlp, hidden=hidden), last)
     parallelism = a_plan()
     if (heads, ranks) == (3, 2):
         reason = unsupported(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
@@ -137,14 +137,14 @@ SHARING = Model(
 def a_sharing_scenario(split: Split, output: ActivationSharding, *, frozen: bool = False) -> Scenario:
     """Three layers that have one weight."""
     model = replace(SHARING, layers=(replace(SHARING.layers[0], frozen=frozen), *SHARING.layers[1:]))
-    plan = (*(LayerPlan(split=split, output=output),) * 3, LayerPlan(split=Split.ROW))
+    plan = (*(LayerPlan(split=split, output=output),) * 3, LayerPlan(split=Split.ROWWISE))
     case = a_scenario(LocalTensorParallel(plan=plan), model=model)
     return replace(case, training=replace(case.training, loss=Loss.MSE_MEAN, data=Data(microbatches=(5, 3))))
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("split", [Split.COLUMN, Split.ROW, Split.REPLICATED])
-@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ROWS])
+@pytest.mark.parametrize("split", [Split.COLWISE, Split.ROWWISE, Split.REPLICATED])
+@pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ROWS])
 def test_layers_that_share_a_weight_equal_one_device(split: Split, output: ActivationSharding, frozen: bool) -> None:
     """Each rank has one part of it, to whose gradient all of them add, a frozen layer too."""
     verdict = check(a_sharing_scenario(split, output, frozen=frozen))
@@ -154,9 +154,9 @@ def test_layers_that_share_a_weight_equal_one_device(split: Split, output: Activ
 
 def test_layers_that_share_a_weight_are_cut_alike() -> None:
     """A layer by outputs and one by inputs need other parts of it; the nearest training shares no weight."""
-    case = a_sharing_scenario(Split.COLUMN, ActivationSharding.WHOLE)
+    case = a_sharing_scenario(Split.COLWISE, ActivationSharding.REPLICATED)
     plan = case.layout.of(LocalTensorParallel)[0].plan
-    unlike = LocalTensorParallel(plan=(LayerPlan(split=Split.ROW), *plan[1:]))
+    unlike = LocalTensorParallel(plan=(LayerPlan(split=Split.ROWWISE), *plan[1:]))
     layout = replace(case.layout, parallelisms=(unlike,))
     assert "the same part of it" in (unsupported(case.training, layout) or "")
     assert not has_shares(repaired(case.training, layout).model)
@@ -164,7 +164,7 @@ def test_layers_that_share_a_weight_are_cut_alike() -> None:
 
 def test_a_script_shares_weights_again(tmp_path: Path) -> None:
     """Each module that is put in the place of another has a parameter of its own."""
-    scenario = a_sharing_scenario(Split.COLUMN, ActivationSharding.WHOLE)
+    scenario = a_sharing_scenario(Split.COLWISE, ActivationSharding.REPLICATED)
     code, differences, printed = printed_differences(script_of(scenario, numbers=Numbers.EXACT), 2, tmp_path)
     assert code == 0, printed
     assert differences
@@ -173,7 +173,7 @@ def test_a_script_shares_weights_again(tmp_path: Path) -> None:
 def test_weights_that_are_not_shared_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers would train parts of their own."""
     monkeypatch.setattr(modules, "share_weights", lambda *_: None)
-    assert check(a_sharing_scenario(Split.COLUMN, ROWS)).outcome.is_finding
+    assert check(a_sharing_scenario(Split.COLWISE, ROWS)).outcome.is_finding
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
@@ -182,12 +182,12 @@ def test_a_layer_that_trains_a_bias_alone_is_computed_again_for_what_comes_after
     """Its weight is that of a frozen layer: where nothing is kept for backward, backward asks for no input."""
     frozen = Layer(width=2, frozen=True)
     layers = (frozen, frozen, frozen, Layer(width=2, shares=2, activation=activation, dropout=dropout), Layer(width=2))
-    plan = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.ROW, output=ROWS), LayerPlan(split=Split.ROW), LayerPlan())
+    plan = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.ROWWISE, output=ROWS), LayerPlan(split=Split.ROWWISE), LayerPlan())
     training = Training(model=Model(features=2, layers=layers), data=Data(microbatches=(2,)))
     layout = Layout(
         mesh=Mesh(axes=(Axis(name="tp", size=2),)),
         parallelisms=(LocalTensorParallel(plan=plan),),
-        execution=Execution(checkpointing=Recompute.ODD_LAYERS),
+        execution=Execution(checkpointing=Checkpointing.ODD_LAYERS),
     )
     verdict = check(Scenario(training=training, layout=layout))
     verdict.assert_equivalent()
@@ -195,8 +195,8 @@ def test_a_layer_that_trains_a_bias_alone_is_computed_again_for_what_comes_after
 
 
 @pytest.mark.parametrize("around", [DDP(no_sync=True), FSDP2(wrapping=Wrapping.PER_LAYER)], ids=["ddp", "fsdp2"])
-@pytest.mark.parametrize("checkpointing", [Recompute.NONE, Recompute.EVERY_LAYER])
-def test_data_parallelism_around_it(around: Parallelism, checkpointing: Recompute) -> None:
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.EVERY_LAYER])
+def test_data_parallelism_around_it(around: Parallelism, checkpointing: Checkpointing) -> None:
     """Its parameters are plain tensors, which others average or shard; calls come again where layers are recomputed."""
     verdict = check(a_scenario(a_plan(loss_parallel=True), around, checkpointing=checkpointing))
     verdict.assert_equivalent()
@@ -233,8 +233,8 @@ SIZES = st.integers(min_value=1, max_value=5)
 def test_every_way_through_linear_layers(data: st.DataObject, widths: list[int], rows: int, ranks: int) -> None:
     """Whatever lies between two linears, the move there is right, and so is that of its gradient."""
     layers = tuple(Layer(width=width, norm=data.draw(st.sampled_from((None, *Norm)))) for width in widths[1:])
-    ways = st.builds(LayerPlan, split=st.sampled_from((Split.COLUMN, Split.ROW)), output=st.sampled_from(ActivationSharding))
-    plan = [data.draw(ways) for _ in layers[:-1]] + [LayerPlan(split=data.draw(st.sampled_from((Split.COLUMN, Split.ROW))))]
+    ways = st.builds(LayerPlan, split=st.sampled_from((Split.COLWISE, Split.ROWWISE)), output=st.sampled_from(ActivationSharding))
+    plan = [data.draw(ways) for _ in layers[:-1]] + [LayerPlan(split=data.draw(st.sampled_from((Split.COLWISE, Split.ROWWISE))))]
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=ranks),)), parallelisms=(LocalTensorParallel(plan=tuple(plan)),))
     training = Training(
         model=Model(features=widths[0], layers=layers), data=Data(microbatches=(rows,)), clipping=ClipNorm(norm_type=NormType.INF)
@@ -246,11 +246,11 @@ def test_every_way_through_linear_layers(data: st.DataObject, widths: list[int],
 
 MISTAKES = {
     "copies nothing to columns": (AxisRanks, "move", lambda ranks, values, _route: values),
-    "uses norms of its own rows alone": (AxisRanks, "used_by_all", lambda _ranks, parameter: parameter),
+    "uses norms of its own rows alone": (AxisRanks, "copy_to_region", lambda _ranks, parameter: parameter),
     "adds a bias to each addend": (
         modules.LocalLinear,
         "bias_of_output",
-        lambda module, bias: bias * module.ranks.size if module.leave.target.value == "whole" else bias,
+        lambda module, bias: bias * module.ranks.size if module.leave.target.value == "replicated" else bias,
     ),
     "looks all tokens up": (modules.LocalEmbedding, "own_tokens", lambda module, tokens, _start: module.weight[tokens % 4]),
 }
@@ -261,5 +261,5 @@ def test_a_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> No
     """Each of what such code gets wrong is a finding."""
     owner, name, wrong = MISTAKES[mistake]
     monkeypatch.setattr(owner, name, wrong)
-    head = Split.ROW if mistake.startswith("adds") else Split.COLUMN
+    head = Split.ROWWISE if mistake.startswith("adds") else Split.COLWISE
     assert check(a_scenario(a_plan(head=head))).outcome.is_finding

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.base.limits.repairs import of_labels
+from equivcheck.layouts.base.limits.repairs import with_labels
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.fitting import fitted, fitted_training
+from equivcheck.layouts.composition.fitting import fit_scenario, fit_training
 from equivcheck.layouts.composition.registry import TIMES, BrokenLayout, layout_names
 from equivcheck.layouts.parallelisms.tensor_parallel.communication import TensorParallelCalls
 from equivcheck.scenario import (
@@ -24,13 +24,14 @@ from equivcheck.scenario import (
     ActivationSharding,
     AdamW,
     Axis,
+    Checkpointing,
     Compile,
     CrossEntropy,
     Data,
     Execution,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Layout,
@@ -40,7 +41,6 @@ from equivcheck.scenario import (
     Norm,
     Parallelism,
     Pipeline,
-    Recompute,
     Replicate,
     Replicator,
     Scenario,
@@ -52,7 +52,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import DP, PP, TP
 from equivcheck.strategies import resume, scenarios, trainings
 from equivcheck.strategies.resume import may_resume, with_drawn_resume
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from support.exported import printed_differences
 from support.fresh import drawn_afresh
 
@@ -70,8 +70,8 @@ DECODER = Model(
     layers=(Layer(width=4, norm=Norm.RMS, residual=True), GatedMLP(hidden=4)),
     head=Head(norm=Norm.RMS, bias=True),
 )
-LABELS = CrossEntropy(ignored=Ignored.SOME)
-COLUMN = Split.COLUMN
+LABELS = CrossEntropy(ignored=IgnoredLabels.SOME)
+COLUMN = Split.COLWISE
 EAGER = Execution()
 
 
@@ -79,7 +79,7 @@ def a_scenario(
     *around: Parallelism,
     model: Model = DECODER,
     loss: CrossEntropy | Loss = LABELS,
-    output: ActivationSharding = ActivationSharding.WHOLE,
+    output: ActivationSharding = ActivationSharding.REPLICATED,
     ranks: int = 2,
     execution: Execution = EAGER,
 ) -> Scenario:
@@ -87,9 +87,9 @@ def a_scenario(
     data, axes = Data(microbatches=(4, 2)), (Axis(name=TP, size=ranks),)
     if around:
         axes = (Axis(name=DP, size=2), *axes)
-    entries = tuple(LayerPlan(split=split, output=output) for split in (COLUMN, Split.WITHIN))
+    entries = tuple(LayerPlan(split=split, output=output) for split in (COLUMN, Split.HEADS_OR_HIDDEN))
     is_tied = model.head is not None and model.head.tied
-    source = Split.ROW if is_tied else COLUMN
+    source = Split.ROWWISE if is_tied else COLUMN
     plan = TensorParallel(plan=entries, source=source, source_output=output, head=COLUMN, loss_parallel=True)
     training = Training(model=model, data=data, loss=loss, optimizer=AdamW(), steps=2)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=(plan, *around), execution=execution))
@@ -103,7 +103,7 @@ def keeps_logits_apart(scenario: Scenario) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_drawn_losses_in_parts_equal_one_device(layout: str) -> None:
     """Under any plan that is drawn with it, alone and within other parallelisms."""
-    drawn = scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True)).map(of_labels))
+    drawn = scenarios(layouts=(layout,), trainings=trainings(tokens=st.just(True)).map(with_labels))
 
     examples = EXAMPLES if layout == TensorParallel.tag else EXAMPLES // 2
 
@@ -118,7 +118,7 @@ def test_drawn_losses_in_parts_equal_one_device(layout: str) -> None:
 @st.composite
 def resumed_scenarios(draw: st.DrawFn) -> Scenario:
     """Those of which the first or the second layout keeps logits apart, or both do."""
-    trained = trainings(tokens=st.just(True), steps=st.sampled_from((2, 3))).map(of_labels)
+    trained = trainings(tokens=st.just(True), steps=st.sampled_from((2, 3))).map(with_labels)
     scenario = draw(scenarios(layouts=RESUMABLE, max_ranks=4, trainings=trained, executions=st.just(EAGER)))
     assume(keeps_logits_apart(scenario) and may_resume(scenario))
     scenario = with_drawn_resume(draw, scenario)
@@ -147,7 +147,7 @@ def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
     """One that keeps logits apart takes the loss of labels alone, which a pipeline that scales gradients has none of."""
     scales = Layout(mesh=Mesh(axes=(Axis(name=PP, size=1),)), parallelisms=(Pipeline(scale_grads=True),))
     with pytest.raises(BrokenLayout, match="do not end"):
-        fitted_training(a_scenario().training, a_scenario().layout, scales)
+        fit_training(a_scenario().training, a_scenario().layout, scales)
     drawn = {}
 
     @given(st.data())
@@ -172,9 +172,9 @@ def test_layouts_that_want_another_loss_each_are_not_resumed() -> None:
         a_scenario(ranks=4),
         a_scenario(ranks=1),
         a_scenario(loss=CrossEntropy(class_weights=True)),
-        a_scenario(loss=CrossEntropy(ignored=Ignored.FIRST_ROWS, summed=True)),
-        a_scenario(loss=CrossEntropy(ignored=Ignored.FIRST_MICROBATCH)),
-        a_scenario(execution=Execution(checkpointing=Recompute.EVERY_LAYER)),
+        a_scenario(loss=CrossEntropy(ignored=IgnoredLabels.FIRST_ROWS, summed=True)),
+        a_scenario(loss=CrossEntropy(ignored=IgnoredLabels.FIRST_MICROBATCH)),
+        a_scenario(execution=Execution(checkpointing=Checkpointing.EVERY_LAYER)),
         a_scenario(DDP()),
         a_scenario(DDP(static_graph=True)),
         a_scenario(FSDP1()),
@@ -205,7 +205,7 @@ def test_logits_are_never_gathered_and_calls_are_as_predicted(scenario: Scenario
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.skipif(torch_in("<2.10"), reason="there a limit")
+@pytest.mark.skipif(is_torch_in("<2.10"), reason="there a limit")
 @pytest.mark.parametrize(
     "around", [(), (FSDP2(),), (Replicate(implementation=Replicator.FSDP),)], ids=["alone", "fsdp2", "replicate"]
 )
@@ -249,7 +249,7 @@ def test_losses_are_computed_in_parts_by_processes(scenario: Scenario) -> None:
 )
 def test_what_has_no_loss_in_parts_is_repaired(scenario: Scenario, repaired: str) -> None:
     """Such a scenario is beyond a limit, whose repair changes that part of the training alone."""
-    found = fitted(scenario)
+    found = fit_scenario(scenario)
     assert check(scenario).outcome is Outcome.UNSUPPORTED
     assert getattr(found.training, repaired) != getattr(scenario.training, repaired)
     assert replace(found.training, **{repaired: getattr(scenario.training, repaired)}) == scenario.training
@@ -259,12 +259,12 @@ def test_what_has_no_loss_in_parts_is_repaired(scenario: Scenario, repaired: str
 def test_smoothed_labels_are_refused_or_known() -> None:
     """`loss_parallel` does not support them: DTensor refuses a step of it, but for torch 2.10, where gradients are wrong."""
     outcome = check(a_scenario(loss=CrossEntropy(label_smoothing=0.1)), beyond=True).outcome
-    assert outcome is (Outcome.KNOWN if torch_in("==2.10.*") else Outcome.CRASHED)
+    assert outcome is (Outcome.KNOWN if is_torch_in("==2.10.*") else Outcome.CRASHED)
 
 
 def test_weights_of_ignored_labels_are_known_to_raise() -> None:
     """Torch looks up the weight of a label that is no class."""
-    verdict = check(a_scenario(loss=CrossEntropy(class_weights=True, ignored=Ignored.SOME)))
+    verdict = check(a_scenario(loss=CrossEntropy(class_weights=True, ignored=IgnoredLabels.SOME)))
     assert verdict.outcome is Outcome.KNOWN
 
 

@@ -30,7 +30,7 @@ MUON = trainings(optimizers=optimizers(kinds=st.just(Muon)))
 
 def dealt_out(layout: Layout) -> Layout:
     """The same with owners."""
-    parallelisms = (replace(each, muon_owners=True) if isinstance(each, FSDP2) else each for each in layout.parallelisms)
+    parallelisms = (replace(each, distributed_muon=True) if isinstance(each, FSDP2) else each for each in layout.parallelisms)
     return replace(layout, parallelisms=tuple(parallelisms))
 
 
@@ -68,7 +68,7 @@ def scenario(*sizes: int, fsdp: FSDP2 | None = None, model: Model = MODEL) -> Sc
     names = ("dp",) if len(sizes) == 1 else ("dp_replicate", "dp_shard")
     mesh = Mesh(axes=tuple(Axis(name=name, size=size) for name, size in zip(names, sizes, strict=True)))
     training = Training(model=model, data=Data(microbatches=(8,)), optimizer=Muon(), steps=2)
-    layout = Layout(mesh=mesh, parallelisms=(fsdp or FSDP2(wrapping=Wrapping.PER_LAYER, muon_owners=True),))
+    layout = Layout(mesh=mesh, parallelisms=(fsdp or FSDP2(wrapping=Wrapping.PER_LAYER, distributed_muon=True),))
     return Scenario(training=training, layout=layout)
 
 
@@ -116,7 +116,7 @@ def test_a_wrong_owner_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "fsdp"), [((4,), FSDP2(muon_owners=True)), ((2, 2), FSDP2(muon_owners=True, shard_last_dim=True))]
+    ("sizes", "fsdp"), [((4,), FSDP2(distributed_muon=True)), ((2, 2), FSDP2(distributed_muon=True, shard_last_dim=True))]
 )
 def test_a_script_has_the_optimizer_of_the_ranks(sizes: tuple[int, ...], fsdp: FSDP2, tmp_path: Path) -> None:
     """Word for word, so that it prints no more than rounding."""

@@ -12,7 +12,7 @@ from equivcheck.oracle.reference.summation import split_trace
 from equivcheck.scenario import Training
 from equivcheck.strategies import trainings
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.differences import Phase
 
@@ -33,7 +33,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
     training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
     with one_thread():
         copies = perturbed(training, NUM_CONFIRMATIONS, rounding_setup(training))
-        moments = expected_moments(training, train(single_device(training)), copies)
+        moments = expected_moments(training, train(single_device_setup(training)), copies)
         split = split_trace(training, PARTS, float(PARTS))
 
     found = compare(Reference(moments, None, noise_limit(training)), [split])

@@ -37,7 +37,7 @@ from equivcheck.scenario import (
 from equivcheck.strategies import optimizers, trainings
 from equivcheck.training.loop import train
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Snapshot, Step
 from numpy_reference.reference import NumpyBatch, NumpyStep, NumpyTrace, numpy_train
@@ -174,7 +174,7 @@ def assert_agree(found: Moments, expected: Moments, where: str) -> None:
 def assert_references_agree(training: Training, expected: NumpyTrace) -> None:
     """What torch computes is what NumPy computed."""
     with one_thread():
-        found = train(single_device(training))
+        found = train(single_device_setup(training))
     for index, (torch_step, numpy_step) in enumerate(zip(found.steps, expected.steps, strict=True)):
         assert_agree(torch_moments(torch_step), numpy_moments(numpy_step), f"step {index}")
 

@@ -84,7 +84,7 @@ def test_muon_puts_together_what_is_cut_twice(width: int) -> None:
     )
     layout = Layout(
         mesh=Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2))),
-        parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()),
+        parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLWISE),)), FSDP2()),
     )
     verdict = check(Scenario(training=training, layout=layout))
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()

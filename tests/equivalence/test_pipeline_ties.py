@@ -13,7 +13,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_ties
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.layouts.parallelisms.pipeline import apply, limits
 from equivcheck.layouts.parallelisms.pipeline.communication import PIPELINE_COMMUNICATION
@@ -235,7 +235,7 @@ def test_what_two_stages_of_a_rank_share_is_not_scaled_by_torch(monkeypatch: pyt
     scenario = sharing(pipeline=pipeline, rows=(8,))
     require_supported(replace(scenario, training=replace(scenario.training, model=TIED)))
     assert "of two stages of one rank" in str(why_unsupported(scenario))
-    repaired = fitted(scenario)
+    repaired = fit_scenario(scenario)
     assert not has_ties(repaired.training.model)
     assert check(repaired).outcome is Outcome.EQUIVALENT
     others = tuple(limit for limit in limits.LIMITS if limit is not limits.SCALED_BY_EACH_STAGE)

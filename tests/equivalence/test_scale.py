@@ -12,7 +12,7 @@ from equivcheck import Outcome, Scenario, check
 from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import unsupported
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
@@ -29,7 +29,6 @@ from equivcheck.scenario import (
     Compression,
     Data,
     Distribution,
-    Group,
     Implementation,
     Layer,
     LayerPlan,
@@ -39,13 +38,14 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     Parallelism,
+    ParameterGroup,
+    ParameterSelection,
     Pipeline,
     PipelineSchedule,
     PlannedParallelism,
     Precision,
     Replicate,
     Replicator,
-    Select,
     ShardingStrategy,
     Split,
     TensorParallel,
@@ -63,7 +63,7 @@ TRAINING = Training(
     model=Model(features=4, layers=LAYERS, offset=True, scale=True),
     data=Data(microbatches=(4, 4)),
     loss=Loss.MSE_SUM,
-    groups=(Group(select=Select.ODD_LAYERS, lr_factor=2.0),),
+    groups=(ParameterGroup(select=ParameterSelection.ODD_LAYERS, lr_factor=2.0),),
     clipping=ClipNorm(max_norm=0.1),
     steps=3,
 )
@@ -74,7 +74,7 @@ LAST_FROZEN = replace(TRAINING, model=replace(TRAINING.model, layers=(LAYERS[0],
 FLOAT32 = replace(TRAINING, precision=Precision.FLOAT32)
 UNGROUPED = replace(FLOAT32, groups=())
 PLAN = TensorParallel(
-    plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)),
+    plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE)),
 )
 ZBV = Pipeline(schedule=PipelineSchedule.ZBV, stages_per_rank=2, num_chunks=4)
 SHARDED = SPMD(distribution=Distribution.FULLY_SHARD)
@@ -168,8 +168,8 @@ def test_a_layout_takes_a_scale_with_anything_else_or_never(name: str) -> None:
     @given(scenarios(layouts=(name,), max_ranks=4))
     def equal(drawn: Scenario) -> None:
         training = drawn.training
-        assume(training.optimizer.takes_vectors)
-        scaled = fitted(replace(drawn, training=replace(training, model=replace(training.model, scale=True))))
+        assume(training.optimizer.updates_vectors)
+        scaled = fit_scenario(replace(drawn, training=replace(training, model=replace(training.model, scale=True))))
         shards = drawn.layout.has(FSDP1) or drawn.layout.has(FSDP2) or _by_fsdp(drawn.layout)
         refuses = shards or any(plan.loss_parallel for plan in drawn.layout.of(PlannedParallelism))
         if drawn.resume is None:

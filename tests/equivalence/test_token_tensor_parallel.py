@@ -20,13 +20,14 @@ from equivcheck.scenario import (
     AdamW,
     Attention,
     Axis,
+    Checkpointing,
     ClipNorm,
     CrossEntropy,
     Data,
     Execution,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Layout,
@@ -35,7 +36,6 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Scenario,
     ShardingStrategy,
     Split,
@@ -63,7 +63,7 @@ DECODER = Model(
     source=Tokens(vocabulary=7, padding=1, learned_positions=True),
     length=4,
     layers=(
-        Attention(heads=4, kv_heads=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
+        Attention(num_heads=4, num_kv_heads=2, rotary=True, bias=True, norm=Norm.RMS, dropout=0.25),
         GatedMLP(hidden=6, bias=True, norm=Norm.LAYER),
         Layer(width=4, norm=Norm.RMS, residual=True),
     ),
@@ -74,20 +74,20 @@ ON_TWO = (Axis(name="tp", size=2),)
 ON_FOUR = (Axis(name="dp", size=2), Axis(name="tp", size=2))
 
 
-def a_plan(source: Split, head: Split, output: ActivationSharding = ActivationSharding.WHOLE) -> TensorParallel:
+def a_plan(source: Split, head: Split, output: ActivationSharding = ActivationSharding.REPLICATED) -> TensorParallel:
     """Heads, what is between, and a linear layer whole; all of it whole or by positions between layers."""
-    entries = (Split.WITHIN, Split.WITHIN, Split.COLUMN)
+    entries = (Split.HEADS_OR_HIDDEN, Split.HEADS_OR_HIDDEN, Split.COLWISE)
     plan = tuple(LayerPlan(split=split, output=output) for split in entries)
     return TensorParallel(plan=plan, source=source, source_output=output, head=head)
 
 
-def a_scenario(parallelism: TensorParallel, *around: Parallelism, tied: bool = False, **execution: Recompute) -> Scenario:
+def a_scenario(parallelism: TensorParallel, *around: Parallelism, tied: bool = False, **execution: Checkpointing) -> Scenario:
     """Two steps of two microbatches of unequal size, of which some labels do not count."""
     head = replace(DECODER.head or Head(), tied=tied)
     training = Training(
         model=replace(DECODER, head=head),
         data=Data(microbatches=(4, 2)),
-        loss=CrossEntropy(ignored=Ignored.SOME),
+        loss=CrossEntropy(ignored=IgnoredLabels.SOME),
         optimizer=AdamW(),
         steps=2,
     )
@@ -114,25 +114,25 @@ def test_drawn_token_models_equal_one_device(layout: str) -> None:
 
 
 HALVES = [
-    (Split.ROW, Split.COLUMN),
-    (Split.COLUMN, Split.ROW),
+    (Split.ROWWISE, Split.COLWISE),
+    (Split.COLWISE, Split.ROWWISE),
     (Split.REPLICATED, Split.REPLICATED),
 ]
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("output", [ActivationSharding.WHOLE, ROWS])
+@pytest.mark.parametrize("output", [ActivationSharding.REPLICATED, ROWS])
 @pytest.mark.parametrize(("source", "head"), HALVES)
 def test_a_decoder_is_shared_out_with_calls_predicted_exactly(
     source: Split, head: Split, output: ActivationSharding, tied: bool
 ) -> None:
     """By tokens or features, with activations whole or by positions between layers, tied or not, computed twice or not."""
-    for recompute in (Recompute.NONE, Recompute.EVERY_LAYER):
+    for recompute in (Checkpointing.NONE, Checkpointing.EVERY_LAYER):
         verdict = check(a_scenario(a_plan(source, head, output), tied=tied, checkpointing=recompute))
         assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.parametrize("source", [Split.ROW, Split.COLUMN])
+@pytest.mark.parametrize("source", [Split.ROWWISE, Split.COLWISE])
 @pytest.mark.parametrize("redistribute", [False, True])
 def test_the_norm_of_an_embedding_is_reduced_where_its_gradient_is_cut(source: Split, redistribute: bool) -> None:
     """That of one by tokens is whole on each rank, unless it is redistributed: calls are as predicted."""
@@ -144,7 +144,7 @@ def test_the_norm_of_an_embedding_is_reduced_where_its_gradient_is_cut(source: S
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
 
 
-@pytest.mark.parametrize("parallelism", [TensorParallel(plan=(LayerPlan(),), source=Split.ROW), SPMD()], ids=["tp", "dp"])
+@pytest.mark.parametrize("parallelism", [TensorParallel(plan=(LayerPlan(),), source=Split.ROWWISE), SPMD()], ids=["tp", "dp"])
 def test_an_embedding_is_trained_whatever_was_trained_before(parallelism: Parallelism, request: pytest.FixtureRequest) -> None:
     """DTensor of torch before 2.11 remembers how many rows the gradient of one has that gives equal results."""
     axis = Axis(name=request.node.callspec.id, size=2)
@@ -160,7 +160,7 @@ def test_an_embedding_is_trained_whatever_was_trained_before(parallelism: Parall
 def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_params: bool, wrapping: Wrapping) -> None:
     """An FSDP1 around the whole model makes a view of each parameter, that of the embedding, too: calls are as predicted."""
     model = Model(features=1, source=Tokens(vocabulary=2), length=2, layers=(GatedMLP(hidden=2),), head=Head())
-    entry, whole = LayerPlan(split=Split.WITHIN, output=ROWS), Split.REPLICATED
+    entry, whole = LayerPlan(split=Split.HEADS_OR_HIDDEN, output=ROWS), Split.REPLICATED
     plan = TensorParallel(plan=(entry,), source=whole, source_output=ROWS, head=whole)
     around = FSDP1(use_orig_params=use_orig_params, wrapping=wrapping)
     layout = Layout(mesh=Mesh(axes=ON_FOUR), parallelisms=(plan, around))
@@ -171,10 +171,10 @@ def test_gradients_flow_back_into_an_embedding_of_flat_parameters(use_orig_param
 @pytest.mark.parametrize("vocabulary", [10, 11])
 def test_a_head_that_lies_elsewhere_on_some_ranks_rounds_otherwise(vocabulary: int) -> None:
     """Behind an uneven part of the embedding in a flat parameter: ranks then agree in other layers but for rounding."""
-    source, loss = Tokens(vocabulary=vocabulary, padding=1), CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1)
-    layers = (Layer(width=1, bias=False), Attention(head_width=1, dropout=0.25), GatedMLP(hidden=8, dropout=0.25))
+    source, loss = Tokens(vocabulary=vocabulary, padding=1), CrossEntropy(ignored=IgnoredLabels.SOME, label_smoothing=0.1)
+    layers = (Layer(width=1, bias=False), Attention(head_dim=1, dropout=0.25), GatedMLP(hidden=8, dropout=0.25))
     model = Model(features=1, length=1, source=source, layers=layers, head=Head())
-    plan = TensorParallel(plan=(LayerPlan(),) * 3, source=Split.ROW)
+    plan = TensorParallel(plan=(LayerPlan(),) * 3, source=Split.ROWWISE)
     around = FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False, wrapping=Wrapping.PER_LAYER)
     mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
     for seed in range(4):
@@ -185,7 +185,7 @@ def test_a_head_that_lies_elsewhere_on_some_ranks_rounds_otherwise(vocabulary: i
 
 def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None:
     """Where the head beside it is trained: frozen layers after it are gathered for backward as well."""
-    layers = (Attention(head_width=1, frozen=True), Layer(width=1))
+    layers = (Attention(head_dim=1, frozen=True), Layer(width=1))
     model = Model(features=1, source=Tokens(vocabulary=2, frozen=True), length=1, layers=layers, head=Head())
     layout = Layout(mesh=Mesh(axes=ON_FOUR[:1]), parallelisms=(FSDP1(wrapping=Wrapping.PER_LAYER),))
     verdict = check(Scenario(training=Training(model=model, data=Data(microbatches=(2,))), layout=layout))
@@ -195,10 +195,12 @@ def test_gradients_flow_through_a_frozen_embedding_of_a_flat_parameter() -> None
 @pytest.mark.parametrize(
     "scenario",
     [
-        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True), id="tied"),
-        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS)), id="positions"),
-        pytest.param(a_scenario(a_plan(Split.ROW, Split.COLUMN, ROWS), FSDP2(), tied=True), id="fsdp2", marks=pytest.mark.slow),
-        pytest.param(a_scenario(a_plan(Split.COLUMN, Split.ROW), DDP()), id="ddp"),
+        pytest.param(a_scenario(a_plan(Split.ROWWISE, Split.COLWISE), tied=True), id="tied"),
+        pytest.param(a_scenario(a_plan(Split.ROWWISE, Split.COLWISE, ROWS)), id="positions"),
+        pytest.param(
+            a_scenario(a_plan(Split.ROWWISE, Split.COLWISE, ROWS), FSDP2(), tied=True), id="fsdp2", marks=pytest.mark.slow
+        ),
+        pytest.param(a_scenario(a_plan(Split.COLWISE, Split.ROWWISE), DDP()), id="ddp"),
     ],
 )
 def test_a_decoder_is_shared_out_among_processes(scenario: Scenario) -> None:
@@ -209,7 +211,7 @@ def test_a_decoder_is_shared_out_among_processes(scenario: Scenario) -> None:
 def test_a_call_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the sum over the tokens of all ranks in the prediction, that sum is one call too many."""
     monkeypatch.setattr(TensorParallelCalls, "_embedding", lambda *_: None)
-    scenario = replace(a_scenario(a_plan(Split.ROW, Split.COLUMN)), schedule_seed=11)
+    scenario = replace(a_scenario(a_plan(Split.ROWWISE, Split.COLWISE)), schedule_seed=11)
     scenario = replace(scenario, training=replace(scenario.training, seed=99, steps=1))
     verdict = check(scenario)
     assert verdict.outcome is Outcome.DIVERGED
@@ -218,6 +220,6 @@ def test_a_call_that_is_not_predicted_is_a_divergence(monkeypatch: pytest.Monkey
 
 def test_a_head_that_is_not_tied_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """`parallelize_module` gives the head a weight of its own, whose gradient the embedding's then lacks."""
-    monkeypatch.setattr("equivcheck.layouts.parallelisms.tensor_parallel.styles.tie_again", lambda _model: None)
-    verdict = check(a_scenario(a_plan(Split.ROW, Split.COLUMN), tied=True))
+    monkeypatch.setattr("equivcheck.layouts.parallelisms.tensor_parallel.styles.tie_head_again", lambda _model: None)
+    verdict = check(a_scenario(a_plan(Split.ROWWISE, Split.COLWISE), tied=True))
     assert verdict.outcome is not Outcome.EQUIVALENT

@@ -15,8 +15,8 @@ from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_routing
 from equivcheck.layouts.base.script.draft import CannotExport
-from equivcheck.layouts.composition.fitting import fitted
-from equivcheck.layouts.composition.limits import repaired_layout, unsupported, why_unsupported
+from equivcheck.layouts.composition.fitting import fit_scenario
+from equivcheck.layouts.composition.limits import repair_layout, unsupported, why_unsupported
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.scenario import (
     FSDP2,
@@ -24,6 +24,7 @@ from equivcheck.scenario import (
     AdamW,
     Attention,
     Axis,
+    Checkpointing,
     ClipNorm,
     Collectives,
     Compile,
@@ -41,7 +42,6 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
-    Recompute,
     Scenario,
     Split,
     TensorParallel,
@@ -54,13 +54,13 @@ from support.supported import TYPED
 
 pytestmark = pytest.mark.mostly_equivalent
 
-WHOLE, ROWS, FEATURES = ActivationSharding.WHOLE, ActivationSharding.ROWS, ActivationSharding.FEATURES
+WHOLE, ROWS, FEATURES = ActivationSharding.REPLICATED, ActivationSharding.ROWS, ActivationSharding.FEATURES
 MODEL = Model(
     features=5,
     source=Tokens(vocabulary=5, padding=1, learned_positions=True),
     length=3,
     layers=(
-        Attention(heads=4, kv_heads=4, head_width=2, bias=True, norm=Norm.RMS),
+        Attention(num_heads=4, num_kv_heads=4, head_dim=2, bias=True, norm=Norm.RMS),
         GatedMLP(hidden=8, bias=True, norm=Norm.LAYER),
         Layer(width=7),
         Layer(width=5),
@@ -73,13 +73,18 @@ def a_scenario(output: ActivationSharding = ROWS, *around: Parallelism, ranks: i
     """Two steps, clipped; columns left in parts of features or of positions before rows, and the loss of logits in parts."""
     between = FEATURES if output is WHOLE else output
     plan = (
-        LayerPlan(split=Split.WITHIN, output=output),
-        LayerPlan(split=Split.WITHIN, output=output),
-        LayerPlan(split=Split.COLUMN, output=between),
-        LayerPlan(split=Split.ROW, output=output),
+        LayerPlan(split=Split.HEADS_OR_HIDDEN, output=output),
+        LayerPlan(split=Split.HEADS_OR_HIDDEN, output=output),
+        LayerPlan(split=Split.COLWISE, output=between),
+        LayerPlan(split=Split.ROWWISE, output=output),
     )
     parallelism = LocalTensorParallel(
-        plan=plan, source=Split.ROW, source_output=output, head=Split.COLUMN, loss_parallel=True, collectives=Collectives.TYPED
+        plan=plan,
+        source=Split.ROWWISE,
+        source_output=output,
+        head=Split.COLWISE,
+        loss_parallel=True,
+        collectives=Collectives.TYPED,
     )
     training = Training(
         model=MODEL,
@@ -107,7 +112,7 @@ def test_uneven_and_empty_parts_equal_one_device(ranks: int, output: ActivationS
 @TYPED
 def test_layers_that_are_recomputed_inside_shards_equal_one_device() -> None:
     """Calls come again where layers are recomputed."""
-    verdict = check(a_scenario(ROWS, FSDP2(), checkpointing=Recompute.EVERY_LAYER))
+    verdict = check(a_scenario(ROWS, FSDP2(), checkpointing=Checkpointing.EVERY_LAYER))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -157,7 +162,7 @@ def test_compiled_experts_are_not_run() -> None:
     model = replace(case.training.model, layers=(Experts(hidden=3), *case.training.model.layers[1:]))
     experts = replace(case, training=replace(case.training, model=model))
     assert "pytorch#196173" in (why_unsupported(experts) or "")
-    assert not has_routing(fitted(experts).training.model)
+    assert not has_routing(fit_scenario(experts).training.model)
     eager = replace(experts, layout=replace(experts.layout, execution=Execution()))
     assert why_unsupported(eager) is None
 
@@ -203,7 +208,7 @@ def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
     scenario = a_scenario()
     assert "pip install spmd_types" in (unsupported(scenario.training, scenario.layout) or "")
     assert check(scenario).outcome is Outcome.UNSUPPORTED
-    assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)
+    assert repair_layout(scenario.layout).parallelisms == (functional_of(scenario),)
 
 
 def test_on_a_torch_that_its_package_cannot_use_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +217,7 @@ def test_on_a_torch_that_its_package_cannot_use_it_is_not_run(monkeypatch: pytes
     monkeypatch.setattr("equivcheck.layouts.parallelisms.local_tensor_parallel.limits.find_spec", lambda _name: True)
     scenario = a_scenario()
     assert "cannot be imported" in (unsupported(scenario.training, scenario.layout) or "")
-    assert repaired_layout(scenario.layout).parallelisms == (functional_of(scenario),)
+    assert repair_layout(scenario.layout).parallelisms == (functional_of(scenario),)
 
 
 def test_a_script_needs_torch_alone() -> None:

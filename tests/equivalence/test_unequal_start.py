@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from equivcheck import Scenario, check
-from equivcheck.layouts.base.unequal_start import disturb
+from equivcheck.layouts.base.unequal_start import make_unequal
 from equivcheck.scenario import DDP, Layout, Parallelism
 from equivcheck.strategies import layouts, scenarios
 from equivcheck.worlds.failure import RanksFailed
@@ -58,7 +58,7 @@ def _synchronised(sizes: tuple[int, int], features: int, width: int) -> list[tup
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             _local(tensor).fill_(float(mesh["tp"].get_local_rank()))
-    disturb(module, mesh["dp"])
+    make_unequal(module, mesh["dp"])
     before = _contents(module)
     wrapped = FullyShardedDataParallel(
         module, device_mesh=mesh["dp"], device_id=torch.device("cpu"), sync_module_states=True, use_orig_params=False

@@ -38,7 +38,7 @@ def masked_rows() -> list[Any]:
     return [(*batch, mask) for batch in numbers((ROWS, SEQUENCE, WIDTH), (ROWS, SEQUENCE, 2))]
 
 
-def two_losses(*, own_counts: bool) -> Any:
+def two_losses(*, counts_of_microbatch: bool) -> Any:
     """Sums over tokens, the second as if it had as many tokens as the first, divided by all tokens at the end."""
 
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
@@ -48,7 +48,7 @@ def two_losses(*, own_counts: bool) -> Any:
         squares = (model(inputs) - targets) ** 2
         own_tokens = torch.stack([mask.sum(), shifted.sum()]).to(inputs.dtype)
         tokens = total(own_tokens, world()) if dist.is_initialized() else own_tokens
-        first, second = own_tokens if own_counts else tokens
+        first, second = own_tokens if counts_of_microbatch else tokens
         value = ((squares[..., 0] * mask).sum() + (squares[..., 1] * shifted).sum() * first / second) / tokens[0]
         value.backward()
         if dist.is_initialized():
@@ -67,9 +67,9 @@ def own_counts_of_second_loss() -> Trained:
         mesh={"dp": 2},
         parallelize=as_it_is,
         batches=masked_rows(),
-        step=two_losses(own_counts=False),
+        step=two_losses(counts_of_microbatch=False),
     )
-    return Trained(brought, {"rank_step": two_losses(own_counts=True)})
+    return Trained(brought, {"rank_step": two_losses(counts_of_microbatch=True)})
 
 
 # 9: parts of a sequence, each with the mean over its own tokens

@@ -8,12 +8,12 @@ from typing import Any
 
 from equivcheck import Verdict, check, check_training
 from equivcheck.mutants.registry import mutant
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.user.verdict import UserVerdict
 from mutants.minimums import MINIMUMS
 
 
-class Found(Choice):
+class Found(PrintableEnum):
     """What finds a bug."""
 
     GENERATOR = "the generator"

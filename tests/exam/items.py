@@ -189,7 +189,7 @@ OF_OTHERS = (
         name="Entangle, bug 8",
         link=ENTANGLE,
         about="under sequence parallelism the gradient of a router, which is not split, is not summed",
-        by=Planted("whole_layer_gradient_not_reduced"),
+        by=Planted("replicated_layer_gradient_not_reduced"),
         first="step 0 gradient layers.1.linear.weight",
     ),
     Item(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import Outcome
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from exam.item import Item, Listed, Planted
 from exam.items import ITEMS
 from exam.score import score
@@ -19,7 +19,7 @@ LISTED = [item for item in ITEMS if isinstance(item.by, Listed)]
 @pytest.mark.parametrize("item", RUN, ids=lambda item: item.name.replace(" ", "_"))
 def test_a_bug_is_found_and_nothing_without_it(item: Item) -> None:
     """The training that has it diverges there, and the same training without it is equivalent."""
-    if not torch_in(item.torch):
+    if not is_torch_in(item.torch):
         pytest.skip(f"runs on torch {item.torch}")
     assert item.by is not None
     assert not isinstance(item.by, Listed)

@@ -32,7 +32,7 @@ import click
 from click.testing import CliRunner
 
 from equivcheck.cli import main
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted(path for path in ROOT.glob("docs/**/*.md") if "generated" not in path.parts))
@@ -128,7 +128,7 @@ def is_installed() -> bool:
 def run_torchrun(arguments: list[str]) -> str:
     """In forked processes, as other tests run scripts: seconds less."""
     *_, ranks, script = arguments
-    return launched(Path(script), int(ranks), Path.cwd())[1]
+    return run_forked(Path(script), int(ranks), Path.cwd())[1]
 
 
 def run_python_script(arguments: list[str]) -> str:

@@ -18,7 +18,7 @@ import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
-from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.known_issues.showing import Shows, measured
 from equivcheck.programs.run.known.on_file import ON_FILE
 
@@ -48,8 +48,8 @@ def test_each_known_issue_has_a_section() -> None:
     """With its script, and with a scenario if one reaches it."""
     page = pages.known_issues()
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
-    assert list(sections) == [issue.id for issue in issues_on_file()]
-    for issue in issues_on_file():
+    assert list(sections) == [issue.id for issue in all_known_issues()]
+    for issue in all_known_issues():
         assert f" {issue.id}.py\n" in sections[issue.id]
         assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
         assert f"(#issue-{issue.id.replace('_', '-')})" in page

@@ -45,7 +45,7 @@ def _scenario(parallelism: Parallelism) -> Scenario:
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name=axis, size=2),)), parallelisms=(parallelism,)))
 
 
-PLAN = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+PLAN = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
 SCENARIOS = {type(each).__name__: _scenario(each) for each in (DDP(), FSDP2(), TensorParallel(plan=PLAN))}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from equivcheck import check_training
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, ranks
+from equivcheck.worlds.pool import LOCAL_WORLDS, ranks
 from isolation.fixed import of_fresh_process, results
 from isolation.mutations import MUTATIONS, looks, mutate
 
@@ -30,7 +30,7 @@ def changes(before: dict[tuple[str, str], str], after: dict[tuple[str, str], str
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-@pytest.mark.parametrize("world", COMPARABLE)
+@pytest.mark.parametrize("world", LOCAL_WORLDS)
 def test_a_change_ends_with_its_run(world: str, name: str) -> None:
     """After a program that has changed something on all ranks, neither this process nor any rank shows it."""
     before = seen(world)
@@ -57,7 +57,7 @@ def seen_by_rank(name: str) -> str:
     return repr(MUTATIONS[name].look())
 
 
-@pytest.mark.parametrize("world", [pytest.param(each, marks=pytest.mark.slow if each == "gloo" else ()) for each in COMPARABLE])
+@pytest.mark.parametrize("world", [pytest.param(each, marks=pytest.mark.slow if each == "gloo" else ()) for each in LOCAL_WORLDS])
 @given(data=st.data())
 @settings(max_examples=3)
 def test_the_next_check_is_as_in_a_fresh_process(world: str, data: st.DataObject) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from equivcheck import check
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 from equivcheck.export.script import script_of
-from equivcheck.oracle.known_issues.known import issues_on_file, known_issues
+from equivcheck.oracle.known_issues.known import all_known_issues, known_issues
 from equivcheck.scenario.file_format.codec import from_json
 
 EXPORTED = Path(__file__).parent / "exported"
@@ -20,7 +20,7 @@ HERE = [path for path in SCENARIOS if path.stem in {issue.id for issue in known_
 def test_each_script_has_a_scenario() -> None:
     """Each issue with an exported script also has its scenario."""
     assert [path.stem for path in SCENARIOS] == [path.stem for path in sorted(EXPORTED.glob("*.py"))]
-    assert {path.stem for path in SCENARIOS} <= {issue.id for issue in issues_on_file()}
+    assert {path.stem for path in SCENARIOS} <= {issue.id for issue in all_known_issues()}
 
 
 @pytest.mark.parametrize("scenario", HERE, ids=lambda path: path.stem)
@@ -48,7 +48,7 @@ def test_the_script_shows_the_issue(scenario: Path, tmp_path: Path) -> None:
     assert "equivcheck" not in text
     ranks = int(text.partition("--nproc-per-node ")[2].split()[0])
 
-    code, printed = launched(script, ranks, tmp_path)
+    code, printed = run_forked(script, ranks, tmp_path)
 
     assert code == 1, printed
     assert "max difference" in printed

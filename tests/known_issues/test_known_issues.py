@@ -9,9 +9,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 from equivcheck.oracle.known_issues.issue_script import SCRIPTS, write_issue_script
-from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, issues_on_file, known_issues
+from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, all_known_issues, known_issues
 from equivcheck.oracle.known_issues.showing import Shows, measured, read_table, showing, table_path, written_table
 from equivcheck.system.torch_version import OLDEST
 
@@ -21,7 +21,7 @@ HERE = known_issues()
 
 def test_each_issue_has_a_script_and_each_script_an_issue() -> None:
     """Ids and file names are the same."""
-    assert sorted(issue.id for issue in issues_on_file()) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
+    assert sorted(issue.id for issue in all_known_issues()) == sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
 
 @pytest.mark.corpus
@@ -30,7 +30,7 @@ def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
     """The script needs torch only, exits with 1, and prints a difference or the error; otherwise torch has been fixed."""
     script = write_issue_script(issue, tmp_path)
 
-    code, printed = launched(script, issue.ranks, tmp_path)
+    code, printed = run_forked(script, issue.ranks, tmp_path)
 
     found = showing(issue, code, printed)
     assert found.shows is Shows.SHOWS, f"{issue.id}: fixed upstream? The script {found}, with exit code {code}:\n{printed}"
@@ -42,7 +42,7 @@ def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
 def test_every_issue_was_tried_on_every_version() -> None:
     """Each issue has a row in shows.toml, and all rows have the same versions, beginning with the oldest supported one."""
     columns = {tuple(row) for row in measured().values()}
-    assert measured().keys() == {issue.id for issue in issues_on_file()}
+    assert measured().keys() == {issue.id for issue in all_known_issues()}
     assert len(columns) == 1
     (versions,) = columns
     assert list(versions) == sorted(versions, key=Version)

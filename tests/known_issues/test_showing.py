@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
+from equivcheck.oracle.known_issues.known import KnownIssue, all_known_issues
 from equivcheck.oracle.known_issues.showing import Showing, Shows, read_table, showing, version_range, written_table
 
-ISSUES = {issue.id: issue for issue in issues_on_file()}
+ISSUES = {issue.id: issue for issue in all_known_issues()}
 WRONG, CRASH = ISSUES["fsdp1_unties"], ISSUES["adafactor_of_nothing"]
 YES, NO = Showing(shows=Shows.SHOWS), Showing(shows=Shows.DOES_NOT)
 

@@ -16,7 +16,7 @@ PLANTED = (
     pytest.param("parameter_left_out", "ddp", marks=pytest.mark.slow),
     pytest.param("averaged_twice", "fsdp2", marks=pytest.mark.slow),
     pytest.param("row_bias_on_every_rank", "tensor_parallel", marks=pytest.mark.slow),
-    pytest.param("whole_batch_on_every_rank", "spmd", marks=pytest.mark.slow),
+    pytest.param("full_batch_on_every_rank", "spmd", marks=pytest.mark.slow),
     pytest.param("state_lost", "fsdp2", marks=pytest.mark.slow),
     pytest.param("rank_skips_reduction", "ddp", marks=pytest.mark.slow),
 )

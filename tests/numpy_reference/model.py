@@ -50,7 +50,7 @@ def forward(model: Model, parameters: Mapping[str, Array], inputs: Array, masks:
         inputs = _shape_op(layer, outputs + inputs if layer.residual else outputs)
     outputs = inputs * parameters["scale"] if model.scale else inputs
     if model.offset:
-        outputs = outputs + np.linspace(0.25, 0.75, model.outputs, dtype=inputs.dtype)
+        outputs = outputs + np.linspace(0.25, 0.75, model.out_features, dtype=inputs.dtype)
     return Forward(model, step, masks, tuple(kept), outputs, inputs)
 
 

@@ -23,8 +23,8 @@ from equivcheck.scenario import (
     LinearLR,
     Muon,
     Optimizer,
+    ParameterSelection,
     Schedule,
-    Select,
     StepLR,
     Training,
 )
@@ -109,7 +109,11 @@ def _group_settings(training: Training, name: str, values: Array) -> tuple[float
     """The learning rate and weight decay of a parameter: those of the first group that takes it, else the optimizer's."""
     layer = int(name.split(".")[1]) if name.startswith("layers.") else None
     is_odd = layer is not None and layer % 2 == 1
-    taken = {Select.VECTORS: values.ndim == 1, Select.FIRST_LAYER: layer == 0, Select.ODD_LAYERS: is_odd}
+    taken = {
+        ParameterSelection.VECTORS: values.ndim == 1,
+        ParameterSelection.FIRST_LAYER: layer == 0,
+        ParameterSelection.ODD_LAYERS: is_odd,
+    }
     for group in training.groups:
         if taken[group.select]:
             return training.optimizer.lr * group.lr_factor, group.weight_decay

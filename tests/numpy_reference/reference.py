@@ -107,7 +107,9 @@ def _loss(training: Training, outputs: Array, targets: Array, counted: float) ->
         loss, slope = label_loss(training.loss, outputs, targets)
         return loss / counted, slope / counted
     errors = outputs - targets
-    share = 1.0 / (training.data.batch * training.model.outputs) if training.loss in (Loss.MSE_MEAN, Loss.LINEAR_MEAN) else 1.0
+    share = (
+        1.0 / (training.data.batch * training.model.out_features) if training.loss in (Loss.MSE_MEAN, Loss.LINEAR_MEAN) else 1.0
+    )
     if training.loss in (Loss.LINEAR_MEAN, Loss.LINEAR_SUM):
         return float(errors.sum()) * share, np.full_like(errors, share)
     return float(np.square(errors).sum()) * share, 2.0 * share * errors

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from equivcheck.scenario import Activation, AnyLayer, Attention, Experts, GatedMLP, Layer, Model, Norm, Scores
+from equivcheck.scenario import Activation, AnyLayer, Attention, Experts, GatedMLP, Layer, Model, Norm, ScoreFunction
 
 Array = npt.NDArray[np.float64]
 Parameters = Mapping[str, Array]
@@ -71,7 +71,7 @@ def _through(model: Model, parameters: Parameters, inputs: npt.NDArray[np.int64]
         own.setdefault("linear.weight", parameters["embedding.weight"])
         values = _linear(own, "linear", _norm(model.head.norm, own, values))
     values = values * parameters.get("scale", 1.0)
-    return values + np.linspace(0.25, 0.75, model.outputs) if model.offset else values, entering
+    return values + np.linspace(0.25, 0.75, model.out_features) if model.offset else values, entering
 
 
 def _own(parameters: Parameters, index: int) -> dict[str, Array]:
@@ -99,10 +99,10 @@ def _layer(layer: AnyLayer, own: Parameters, inputs: Array) -> Array:
 def _attended(layer: Attention, own: Parameters, normed: Array) -> Array:
     """Heads beside each other, position by position."""
     query, key, value = (_linear(own, name, normed) for name in ("query", "key", "value"))
-    width, length = layer.head_width, len(normed)
-    attended = np.zeros((length, layer.heads * width))
-    for head in range(layer.heads):
-        shared = head // (layer.heads // layer.kv_heads)
+    width, length = layer.head_dim, len(normed)
+    attended = np.zeros((length, layer.num_heads * width))
+    for head in range(layer.num_heads):
+        shared = head // (layer.num_heads // layer.num_kv_heads)
         mine, others = slice(head * width, (head + 1) * width), slice(shared * width, (shared + 1) * width)
         for position in range(length):
             seen = range(position + 1 if layer.causal else length)
@@ -126,7 +126,7 @@ def _balance_loss(layer: AnyLayer, own: Parameters, inputs: Array) -> float:
 def _route(layer: Experts, own: Parameters, values: Array) -> tuple[Array, list[int]]:
     """The scores of one position, and the experts that it chooses."""
     scored = own["router.weight"] @ values
-    scores = softmax(scored) if layer.scores is Scores.SOFTMAX else sigmoid(scored)
+    scores = softmax(scored) if layer.scores is ScoreFunction.SOFTMAX else sigmoid(scored)
     return scores, sorted(range(layer.num_experts), key=lambda expert: (-scores[expert], expert))[: layer.top_k]
 
 
@@ -155,7 +155,7 @@ def _turned(layer: Attention, values: Array, position: int) -> Array:
     """Pairs of features as complex numbers, turned by the position."""
     if not layer.rotary:
         return values
-    half = layer.head_width // 2
+    half = layer.head_dim // 2
     turned = (values[:half] + 1j * values[half:]) * np.exp(1j * position * BASE ** (-np.arange(half) / half))
     return np.concatenate([turned.real, turned.imag])
 

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 Coordinate = tuple[int, ...]
 """Where a rank stands, by mesh axis."""
 
 
-class Held(Choice):
+class Held(PrintableEnum):
     """What ranks along a mesh axis hold of a tensor."""
 
     REPLICATE = "replicate"
@@ -62,7 +62,7 @@ def in_order(placements: Placements) -> Placements:
     return tuple(replace(each, held=Held.SHARD, split=1) if each.held is Held.STRIDED else each for each in placements)
 
 
-class Order(Choice):
+class Order(PrintableEnum):
     """Which rank has which coordinate."""
 
     ROWS = "rows"
@@ -73,7 +73,7 @@ class Order(Choice):
     """As rows, from the last rank to the first; see `differences`."""
 
 
-class Start(Choice):
+class Start(PrintableEnum):
     """How the distributed tensor is made."""
 
     FROM_LOCAL = "from_local"

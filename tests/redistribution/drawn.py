@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from redistribution.cases import Held, Order, Placement, Placements, Redistribution, Start, strided
 from redistribution.limits import REPAIRS
 
@@ -93,7 +93,7 @@ def instead(placements: Placements, where: list[bool], addend: Placement) -> Pla
 def within_limits(case: Redistribution) -> Redistribution:
     """The nearest case that the installed torch gets right."""
     for limit in REPAIRS:
-        if torch_in(limit.torch) and limit.applies(case):
+        if is_torch_in(limit.torch) and limit.applies(case):
             case = limit.repaired(case)
     return case
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from torch.distributed.tensor import placement_types
 
 from collectives.worlds import DEADLINE, WORLDS, run_in
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import open_ranks
 from equivcheck.worlds.sim import arithmetic
@@ -28,7 +28,7 @@ EXAMPLES = max(4, settings().max_examples // 25)
 BY_SIZE = {2: 1, 3: 1, 4: 4, 6: 3, 8: 1}
 """Times as many for a number of ranks: meshes of several axes have most to get wrong."""
 GLOO_EXAMPLES = max(2, settings().max_examples // 30)
-HERE = [difference for difference in DIFFERENCES if torch_in(difference.torch)]
+HERE = [difference for difference in DIFFERENCES if is_torch_in(difference.torch)]
 WRONG_HERE = {difference.case for difference in HERE}
 RIGHT_HERE = [case for case in dict.fromkeys(difference.case for difference in DIFFERENCES) if case not in WRONG_HERE]
 

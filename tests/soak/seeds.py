@@ -20,7 +20,7 @@ from equivcheck.campaign.batches import EndBatch, batch_seed, run_batch
 from equivcheck.campaign.selection.novelty import expected_cost
 from equivcheck.campaign.tally import Histogram
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.scenario import in_words
+from equivcheck.scenario.scenario import describe_case
 from equivcheck.strategies import scenarios
 
 SHARES = {"median": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
@@ -77,14 +77,14 @@ def measured(chosen: list[Scenario], num_seeds: int) -> dict[str, Any]:
     """Check each scenario with each seed."""
     everything, by_name, rows = Errors(), dict[str, Errors](), []
     for place, scenario in enumerate(chosen, start=1):
-        print(f"{place} of {len(chosen)}: {in_words(scenario)}", file=sys.stderr, flush=True)
+        print(f"{place} of {len(chosen)}: {describe_case(scenario)}", file=sys.stderr, flush=True)
         own = Errors()
         names = (scenario.layout.name, type(scenario.training.optimizer).__name__)
         for seeded in with_seeds(scenario, num_seeds):
             verdict = check(seeded)
             for errors in (own, everything, *(by_name.setdefault(name, Errors()) for name in names)):
                 errors.add(verdict.outcome, verdict.worst_error)
-        rows.append({"scenario": in_words(scenario)} | own.report())
+        rows.append({"scenario": describe_case(scenario)} | own.report())
     return {
         "all": everything.report(),
         "names": {name: errors.report() for name, errors in sorted(by_name.items())},

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.scenario import Scenario
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, moments
 from equivcheck.worlds.trace.tensors import full_vector, table_of
@@ -29,7 +29,7 @@ def printed_differences(script: str, ranks: int, folder: Path) -> tuple[int, Dif
     """Exit code of a script, the differences it prints, and its output."""
     path = folder / "repro.py"
     path.write_text(script, encoding="utf-8")
-    code, printed = launched(path, ranks, folder)
+    code, printed = run_forked(path, ranks, folder)
     return code, {place: float(number) for place, number in _LINE.findall(printed)}, printed
 
 
@@ -37,7 +37,7 @@ def differences_of_traces(scenario: Scenario) -> Differences:
     """The largest differences in the traces of simulated ranks, by the names of the script."""
     form = form_of(scenario)
     traces = Runner(world="sim", deadline=60.0).run(scenario).run.values
-    reference = moments(train(single_device(scenario.training)))
+    reference = moments(train(single_device_setup(scenario.training)))
     found: Differences = {}
     for expected, *ranks in zip(reference, *map(moments, traces), strict=True):
         if expected.phase in (Phase.STATE, Phase.BUFFER):

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from equivcheck.layouts.composition.limits import repaired_layout
+from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.composition.registry import rounds
 from equivcheck.scenario import Compression, Layout, Replicator
 from equivcheck.strategies import layouts, mixed_precisions
@@ -27,7 +27,7 @@ def lowered_layouts(draw: DrawFn, tag: str, max_ranks: int = 8, options: SearchS
     layout = draw(layouts(tags=(tag,), max_ranks=max_ranks).filter(lambda layout: tag != "replicate" or _by_ddp(layout)))
     (parallelism,) = layout.parallelisms
     lowered = replace(parallelism, **draw(OPTIONS[tag] if options is None else options))
-    layout = repaired_layout(replace(layout, parallelisms=(lowered,)))
+    layout = repair_layout(replace(layout, parallelisms=(lowered,)))
     assert rounds(layout)
     return layout
 

@@ -9,10 +9,10 @@ import pytest
 from equivcheck import Scenario, Verdict
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.known_issues.known import known_issues
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 TYPED = pytest.mark.skipif(
-    importlib.util.find_spec("spmd_types") is None or torch_in("<2.10"),
+    importlib.util.find_spec("spmd_types") is None or is_torch_in("<2.10"),
     reason="no dependency: users bring spmd_types, which imports parts of torch that came with 2.10",
 )
 """Of tests with collectives of spmd_types."""

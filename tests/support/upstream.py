@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectives.worlds import run_in
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import RanksFailed
 
 
@@ -52,7 +52,7 @@ def assert_listed(package: str, rows: Sequence[Upstream]) -> None:
 def assert_shows(package: str, row: Upstream) -> None:
     """Over gloo some rank has another number than it should, or an error; in versions without the problem none has."""
     by_rank = run_in("gloo", row.ranks, max_difference_or_error, f"{package}.{row.name}")
-    if not torch_in(row.torch):
+    if not is_torch_in(row.torch):
         assert not any(by_rank), by_rank
     else:
         assert any(shows(row, found) for found in by_rank), by_rank

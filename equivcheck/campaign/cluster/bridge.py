@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost
 from equivcheck.campaign.plan import Plan
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Cluster(Protocol):
         """Yield the exchanges that end within a moment. Do not address a node again after its `NodeLost`."""
 
 
-def relay(link: Link, cluster: Cluster) -> None:
+def relay(link: SupervisorLink, cluster: Cluster) -> None:
     """Relay orders and messages until the campaign stops or no node is left."""
     waiting = defaultdict[str, list[Order]](list)
     left = set(cluster.names)

@@ -69,8 +69,8 @@ class RemoteWorker:
         self.bridge.send(Ordered(node=self.node, order=order))
 
 
-class ClusterCrew:
-    """Workers on the nodes behind a bridge; see `Crew`. Raises `ClusterFailed` if no node can be used."""
+class ClusterWorkers:
+    """Workers on the nodes behind a bridge; see `CampaignWorkers`. Raises `ClusterFailed` if no node can be used."""
 
     def __init__(self, bridge: WorkerProcess, address: str) -> None:
         self._bridge = bridge
@@ -108,7 +108,7 @@ class ClusterCrew:
         worker.order(Start(plan=plan, place=place))
 
     def messages(self) -> Iterator[tuple[RemoteWorker, Any]]:
-        """See `Crew.messages`."""
+        """See `CampaignWorkers.messages`."""
         message: Any = None
         wait = _TICK
         while not isinstance(message, Ended) and self._bridge.poll(wait):
@@ -173,7 +173,7 @@ def _last_line(bridge: WorkerProcess, otherwise: str) -> str:
     return lines[-1] if lines else otherwise
 
 
-def connect_ray(address: str, num_workers: int | None = None) -> ClusterCrew:
+def connect_ray(address: str, num_workers: int | None = None) -> ClusterWorkers:
     """Connect to a Ray cluster, with `num_workers` workers per node or one per core.
 
     Raises `UsageError` for an invalid address or if Ray is not installed, and `ClusterFailed` if no cluster can be used.
@@ -185,4 +185,4 @@ def connect_ray(address: str, num_workers: int | None = None) -> ClusterCrew:
     except PackageNotFoundError:
         raise UsageError('--ray is not valid: ray is not installed. Expected: pip install "equivcheck[ray]"') from None
     wanted = Wanted(address=address, num_workers=num_workers)
-    return ClusterCrew(WorkerProcess("equivcheck.campaign.cluster.on_ray", wanted), address)
+    return ClusterWorkers(WorkerProcess("equivcheck.campaign.cluster.on_ray", wanted), address)

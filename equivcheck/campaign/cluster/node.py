@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from equivcheck.campaign.cluster.bridge import Order, Remove, Start, Tell, WorkerMessage
-from equivcheck.campaign.crew import LocalCrew
+from equivcheck.campaign.crew import LocalWorkers
 from equivcheck.campaign.messages import Progress
 
 _ANSWER_SECONDS = 0.2
@@ -17,7 +17,7 @@ class NodeServer:
     """Starts workers on this node. They end with this object and with its process."""
 
     def __init__(self) -> None:
-        self._crew = LocalCrew()
+        self._crew = LocalWorkers()
 
     def exchange(self, orders: Sequence[Order]) -> tuple[WorkerMessage, ...]:
         """Obey orders and return the messages that workers send in the meantime."""

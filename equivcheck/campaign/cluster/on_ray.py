@@ -17,7 +17,7 @@ from equivcheck.campaign.cluster.crew import ClusterFailed
 from equivcheck.campaign.cluster.node import NodeServer
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 _PROBE_SECONDS = 5.0
 """Limit for the cluster's head to accept a connection."""
@@ -32,7 +32,7 @@ _CLOSE_SECONDS = 3.0
 
 def main(fd: int) -> None:
     """Serve the campaign at the other end of `fd`."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     try:
         cluster = _connected(link.task, link)
     except ClusterFailed as error:
@@ -87,7 +87,7 @@ class RayCluster:
         return answer
 
 
-def _connected(wanted: Wanted, link: Link) -> RayCluster:
+def _connected(wanted: Wanted, link: SupervisorLink) -> RayCluster:
     _connect(wanted.address)
     link.send(Connected())
     found = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU", 0) >= 1]

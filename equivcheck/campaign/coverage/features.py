@@ -9,7 +9,7 @@ from inspect import get_annotations
 from typing import Any, get_type_hints
 
 from equivcheck.scenario import Parallelism, Resume, Scenario
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MANY = 3
 """Integers and lengths from this value share one bucket."""
@@ -88,7 +88,7 @@ class _NounField:
         """A value's bucket, as text."""
         if value is None or isinstance(value, (bool, str)):
             return str(value)
-        if isinstance(value, Choice):
+        if isinstance(value, PrintableEnum):
             return value.name
         if is_dataclass(value):
             return type(value).__name__

@@ -16,7 +16,7 @@ from typing import Any
 from equivcheck.campaign.coverage.features import Feature, Path, features, located_features
 from equivcheck.campaign.coverage.pairs import Pairs, pairs_of
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.composition.fitting import fitted, row_multiple, with_scaled_rows
+from equivcheck.layouts.composition.fitting import fit_scenario, multiply_rows, row_multiple
 from equivcheck.scenario import Axis, Mesh, Scenario
 from equivcheck.scenario.file_format.converter import LAYER_TAGS
 
@@ -132,8 +132,8 @@ def _repaired(scenario: Scenario | None) -> Scenario | None:
         return None
     # What is crossed may be no scenario at all: a tuple with a noun of another kind, or too short a plan.
     with suppress(InvalidScenario, AttributeError, IndexError, ZeroDivisionError):
-        found: Scenario | None = fitted(
-            replace(scenario, training=with_scaled_rows(scenario.training, row_multiple(scenario.layout)))
+        found: Scenario | None = fit_scenario(
+            replace(scenario, training=multiply_rows(scenario.training, row_multiple(scenario.layout)))
         )
         return found
     return None

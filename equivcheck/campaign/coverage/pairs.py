@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from equivcheck.campaign.coverage.features import Feature
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 TABLE = "legal_pairs.json"
 """Table of legal pairs, made by `equivcheck coverage --legal` at each release."""
@@ -53,14 +53,14 @@ def legal_pairs() -> Pairs:
     return Pairs(tuple(Feature(*names) for names in table["features"]), tuple(int(row, 16) for row in table["pairs"]))
 
 
-def table_of(pairs: Pairs) -> str:
+def format_pairs(pairs: Pairs) -> str:
     """Format a set of pairs as the table that `legal_pairs` reads."""
     rows = [[feature.part, feature.noun, feature.field, feature.value] for feature in pairs.features]
     lines = ",\n".join(json.dumps(row) for row in rows), ",\n".join(json.dumps(f"{row:x}") for row in pairs.rows)
     return '{{\n"features": [\n{}\n],\n"pairs": [\n{}\n]\n}}\n'.format(*lines)
 
 
-class ModelFamily(Choice):
+class ModelFamily(PrintableEnum):
     """Kinds of model inputs, most demanding first."""
 
     TOKENS = "tokens"

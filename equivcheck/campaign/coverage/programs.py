@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
-from equivcheck.programs.nouns.placement import cut_dim
+from equivcheck.programs.nouns.placement import sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, Statement
 from equivcheck.programs.verdict import ProgramVerdict
@@ -68,4 +68,4 @@ def places_of(program: TensorProgram, *, leaving_out: tuple[int, ...] = ()) -> I
 def _lies(statement: Statement) -> str:
     if not isinstance(statement, (Leaf, Constant, Redistribution)):
         return "value"
-    return " ".join("S" if cut_dim(each) is not None else each for each in statement.placements)
+    return " ".join("S" if sharded_dim(each) is not None else each for each in statement.placements)

@@ -12,10 +12,10 @@ from equivcheck.campaign.findings.finding import Finding
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Recheck(Choice):
+class Recheck(PrintableEnum):
     """A later check's answer about a finding."""
 
     SHOWS = "shows"
@@ -54,7 +54,7 @@ def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
     return Showing(shows=Shows.CANNOT_RUN, reason=f"{another}{undecided_reason(verdict)}")
 
 
-class Fate(Choice):
+class Fate(PrintableEnum):
     """Behavior of a finding in a new check. Summaries print the values."""
 
     STILL = "still shows"
@@ -72,7 +72,7 @@ class Fate(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayedFinding:
     """A finding with a new check."""
 
     finding: Finding
@@ -85,10 +85,10 @@ class Replayed:
     """Fate with versions, for people: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
 
 
-def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> Replayed:
+def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> ReplayedFinding:
     """Judge a finding by a new check on a torch version."""
     fate, words = _fate(finding, verdict, Version(Version(torch).public))
-    return Replayed(finding=finding, verdict=verdict, fate=fate, words=words)
+    return ReplayedFinding(finding=finding, verdict=verdict, fate=fate, words=words)
 
 
 def _fate(finding: Finding, verdict: CaseVerdict, here: Version) -> tuple[Fate, str]:

@@ -17,16 +17,16 @@ from equivcheck.campaign.findings.readme import readme
 from equivcheck.campaign.findings.versions import ShownIn
 from equivcheck.checking.kinds import VERDICTS, num_steps
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
-from equivcheck.layouts.base.expected_calls.communication import as_traffic, totals
+from equivcheck.layouts.base.expected_calls.communication import to_traffic, totals
 from equivcheck.layouts.composition.expected_calls import predicted
 from equivcheck.oracle.verdict.description import failed
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.nouns import case_from_json
 from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
-from equivcheck.scenario.noun import shown
+from equivcheck.scenario.noun import short_repr
 from equivcheck.system.input_file import UnreadableFile, read_text
 from equivcheck.system.output_file import replace_text
-from equivcheck.worlds.pool import COMPARABLE
+from equivcheck.worlds.pool import LOCAL_WORLDS
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 VERSIONS = "versions.json"
@@ -76,7 +76,7 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
     """Actual and expected calls per rank, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
     counted = [totals(calls, layout.mesh) for calls in verdict.calls]
-    expected = [as_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
+    expected = [to_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
     return {
         "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),
@@ -196,16 +196,16 @@ def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
 def _mistakes(verdict: CaseVerdict) -> Iterator[str]:
     if not verdict.outcome.is_finding or verdict.known:
         yield f"outcome {verdict.outcome.value} is not valid: no finding. Expected diverged, crashed or hung"
-    if verdict.world not in COMPARABLE:
-        yield f"world {shown(verdict.world)} is not valid: unknown. Expected one of {', '.join(COMPARABLE)}"
+    if verdict.world not in LOCAL_WORLDS:
+        yield f"world {short_repr(verdict.world)} is not valid: unknown. Expected one of {', '.join(LOCAL_WORLDS)}"
     if len(verdict.reason) > _MAX_REASON:
         yield f"reason is not valid: {len(verdict.reason):,} characters. Expected at most {_MAX_REASON:,}"
     for follower in verdict.followers:
         if len(follower.split(" ", 3)) != 4:
-            yield f"followers {shown(follower)} is not valid. Expected a text such as 'step 0 gradient NAME'"
+            yield f"followers {short_repr(follower)} is not valid. Expected a text such as 'step 0 gradient NAME'"
     steps, divergence = num_steps(verdict.case), verdict.divergence
     if divergence is not None and divergence.step not in range(steps):
-        yield f"divergence.step {shown(divergence.step)} is not valid: no such step. Expected 0 to {steps - 1}"
+        yield f"divergence.step {short_repr(divergence.step)} is not valid: no such step. Expected 0 to {steps - 1}"
 
 
 def require_sound_environment(environment: Environment, where: str) -> None:
@@ -214,7 +214,7 @@ def require_sound_environment(environment: Environment, where: str) -> None:
         value = getattr(environment, field.name)
         if not (value.isprintable() and len(value) <= _MAX_VERSION):
             expected = f"at most {_MAX_VERSION} printable characters"
-            raise InvalidScenario(f"{where}: {field.name} {shown(value)} is not valid. Expected {expected}")
+            raise InvalidScenario(f"{where}: {field.name} {short_repr(value)} is not valid. Expected {expected}")
     _require_version(environment.torch, f"{where}: torch")
 
 
@@ -230,4 +230,6 @@ def _require_version(text: str, where: str) -> None:
     try:
         Version(text)
     except InvalidVersion:
-        raise InvalidScenario(f"{where} {shown(text)} is not valid: no version number. Expected one such as 2.13.0") from None
+        raise InvalidScenario(
+            f"{where} {short_repr(text)} is not valid: no version number. Expected one such as 2.13.0"
+        ) from None

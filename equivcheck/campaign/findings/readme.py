@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.campaign.findings.environment import Environment
 from equivcheck.campaign.findings.versions import ShownIn
 from equivcheck.oracle.verdict.verdict import CaseVerdict
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 _TEMPLATE = """\
 # {layout} on {ranks}: {outcome}
@@ -39,15 +39,15 @@ def readme(fingerprint: str, verdict: CaseVerdict, found_in: Environment, shown_
     if shown_in is not None:
         versions = _BISECTED.format(oldest=shown_in.versions[0], newest=shown_in.versions[-1], shown_in=shown_in)
     stacks = "".join(
-        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{printable(report.stack.rstrip())}\n```\n"
+        f"\n## Rank {report.rank}, {report.state.value}\n\n```\n{escape_unprintable(report.stack.rstrip())}\n```\n"
         for report in (verdict.failure.reports if verdict.failure else ())
         if report.stack
     )
     return _TEMPLATE.format(
-        layout=verdict.case.counted_by[0],
+        layout=verdict.case.summary_row[0],
         ranks="1 rank" if ranks == 1 else f"{ranks} ranks",
         outcome=verdict.outcome.value,
-        reason=printable(verdict.reason) or "No reason was given.",
+        reason=escape_unprintable(verdict.reason) or "No reason was given.",
         description=verdict.describe(),
         fingerprint=fingerprint,
         world=verdict.world,

@@ -11,21 +11,21 @@ from typing import Any
 
 from equivcheck.programs.nouns import Constant, Leaf, Redistribution, TensorProgram
 from equivcheck.programs.nouns.placement import REPLICATE
-from equivcheck.scenario import CrossEntropy, Data, Group, Layer, LayerPlan, Model, Scenario
-from equivcheck.scenario.case import Case
+from equivcheck.scenario import CrossEntropy, Data, Layer, LayerPlan, Model, ParameterGroup, Scenario
+from equivcheck.scenario.case import Checkable
 
 Size = tuple[int, ...]
 """Compared in order. A scenario has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
-_WITHIN = ("vocabulary", "heads", "kv_heads", "head_width", "hidden")
+_WITHIN = ("vocabulary", "num_heads", "num_kv_heads", "head_dim", "hidden")
 """Sizes inside a layer or embedding, without its input and output."""
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
 """Sizes and random draws, which are no settings."""
-_USUAL = (Model, Data, Group, Layer, LayerPlan)
+_USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
 """Nouns without a kind in `settings_of`, because they are the plainest or only kind in their place."""
 
 
 @singledispatch
-def size_of(case: Case) -> Size:
+def size_of(case: Checkable) -> Size:
     """Size of a case. Among examples with the same fault, the lexicographically smallest is the best."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 

@@ -18,7 +18,7 @@ from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.versions import ShownIn
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import CaseVerdict
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
@@ -27,7 +27,7 @@ _PROBED_BYTES = 2**16
 """Larger than any finding."""
 
 
-class Kept(Choice):
+class Kept(PrintableEnum):
     """How the store handled a verdict."""
 
     NEW = "new"

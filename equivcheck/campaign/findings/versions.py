@@ -9,10 +9,10 @@ from itertools import groupby
 from packaging.version import Version
 
 from equivcheck.oracle.known_issues.showing import Showing, Shows
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Method(Choice):
+class Method(PrintableEnum):
     """Test that decides whether a finding shows on a torch version."""
 
     SCRIPT = "script"

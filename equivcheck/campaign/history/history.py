@@ -15,7 +15,7 @@ from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.run import Ended, Run
 from equivcheck.errors import EquivCheckError
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 FILE = "history.sqlite"
 """File name in the store's folder."""
@@ -59,7 +59,7 @@ class History:
     def begin(self, run: Run) -> None:
         """Add a run. A run that is already there stays, such as the one added for a finding."""
         names = ", ".join(field.name for field in fields(Run))
-        values = [value.value if isinstance(value, Choice) else value for value in astuple(run)]
+        values = [value.value if isinstance(value, PrintableEnum) else value for value in astuple(run)]
         with self.open() as db:
             db.execute(f"INSERT OR IGNORE INTO run ({names}) VALUES ({', '.join('?' * len(values))})", values)
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from equivcheck.campaign.findings.environment import environment
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.system.commands import run
 
 _GIT_SECONDS = 10.0
@@ -45,7 +45,7 @@ def revision() -> str:
     return ran.printed.strip() if ran.code == 0 else ""
 
 
-class Mode(Choice):
+class Mode(PrintableEnum):
     """Purpose of a campaign. It decides which findings make it fail."""
 
     PLAIN = "plain"
@@ -63,7 +63,7 @@ class Mode(Choice):
         return self in (Mode.PR, Mode.NIGHTLY)
 
 
-class FailOn(Choice):
+class FailOn(PrintableEnum):
     """Findings that can make a campaign fail."""
 
     ALL = "all"
@@ -72,7 +72,7 @@ class FailOn(Choice):
     """Only findings in trainings."""
 
 
-class Ended(Choice):
+class Ended(PrintableEnum):
     """How a run ended."""
 
     FINISHED = "finished"

@@ -13,13 +13,13 @@ from equivcheck.campaign.history.run import FailOn, Mode, Run
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 ALWAYS = "9999"
 """Later than any run's start."""
 
 
-class Standing(Choice):
+class Standing(PrintableEnum):
     """A finding's standing after the last run that decided it."""
 
     NEW = "new"
@@ -176,18 +176,18 @@ _FAILING = {
 }
 
 
-def told_in(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
+def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
     """Findings that this run decided last."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 
 def fails(run: Run, record: Record) -> bool:
     """Whether a finding makes a run fail. Accepted findings do not."""
-    counts = can_fail(run, record.name)
+    counts = can_make_run_fail(run, record.name)
     return counts and record.decided_by == run.id and record.is_open and record.standing in _FAILING[run.mode]
 
 
-def can_fail(run: Run, name: str) -> bool:
+def can_make_run_fail(run: Run, name: str) -> bool:
     """Whether findings in cases with this name can make a run fail."""
     return bool(_FAILING[run.mode]) and (run.fail_on is FailOn.ALL or name != TensorProgram.tag)
 

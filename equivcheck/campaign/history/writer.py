@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from equivcheck.campaign.events import Event, KeptFinding, Summary, Ticked
-from equivcheck.campaign.findings.fate import Replayed, compare_recheck
+from equivcheck.campaign.findings.fate import ReplayedFinding, compare_recheck
 from equivcheck.campaign.findings.finding import BrokenFinding
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.history.history import Figures, History, HistoryFailed
@@ -32,7 +32,7 @@ class HistoryWriter:
         """Write an event."""
         self._guarded(lambda: self._write(event))
 
-    def replayed(self, replayed: Replayed) -> None:
+    def replayed(self, replayed: ReplayedFinding) -> None:
         """Note a finding's fate."""
         kept = replayed.finding
         seen = compare_recheck(kept.verdict, replayed.verdict)

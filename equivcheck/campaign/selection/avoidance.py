@@ -12,7 +12,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
 KNOWN_SHARE = 0.1
 """Largest share of a layout's checks that may end as a known issue."""
@@ -50,16 +50,16 @@ class Avoidance:
         self._shown: Counter[tuple[str, str]] = Counter()
         self._met: set[str] = set()
 
-    def candidate(self, case: Case) -> Candidate | None:
+    def candidate(self, case: Checkable) -> Candidate | None:
         """The case to check for a drawn one; None if it has issues that cannot be avoided."""
         issues = _issues(case)
-        if self._affords(case.counted_by[0], issues):
+        if self._affords(case.summary_row[0], issues):
             return Candidate(case=case, could_show=issues)
         return avoiding_all(case)
 
     def count(self, candidate: Candidate, verdict: CaseVerdict) -> None:
         """Count a check."""
-        layout = candidate.case.counted_by[0]
+        layout = candidate.case.summary_row[0]
         self._checked[layout] += 1
         self._ended_known[layout] += verdict.outcome is Outcome.KNOWN
         self._decided.update((layout, issue) for issue in candidate.issues_decided_by(verdict))
@@ -76,7 +76,7 @@ class Avoidance:
 
 
 @singledispatch
-def _issues(case: Case) -> frozenset[str]:
+def _issues(case: Checkable) -> frozenset[str]:
     """Ids of known issues that could show in a case."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
@@ -93,7 +93,7 @@ def _(program: TensorProgram) -> frozenset[str]:
 
 
 @singledispatch
-def avoiding_all(case: Case) -> Candidate | None:
+def avoiding_all(case: Checkable) -> Candidate | None:
     """Change a case so that no known issue can show. None if no change helps; programs are never changed."""
     return None if _issues(case) else Candidate(case=case)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.programs.nouns import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
-from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, shard
+from equivcheck.programs.nouns.placement import REPLICATE, partial, shard, sharded_dim
 from equivcheck.programs.nouns.statements import arguments_of
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ def _without_dim(tensor: Leaf | Constant, dim: int) -> Statement:
 
 
 def _moved(placement: str, dim: int) -> str:
-    cut = cut_dim(placement)
+    cut = sharded_dim(placement)
     if cut is None or cut < dim:
         return placement
     return REPLICATE if cut == dim else shard(cut - 1)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from equivcheck.campaign.findings.size import is_default, size_of
 from equivcheck.campaign.shrinking.programs import PROGRAM_CHANGES
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.base.limits.repairs import of_real_targets, over_features
-from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.base.limits.repairs import with_linear_layers, with_real_targets
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.scenario import (
     ActivationSharding,
@@ -29,11 +29,11 @@ from equivcheck.scenario import (
     Split,
     Training,
 )
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 
 T = TypeVar("T")
 
-C = TypeVar("C", bound=Case)
+C = TypeVar("C", bound=Checkable)
 
 Change = Callable[[C], Iterator[C]]
 """Yields a case with one change, in several variants. Some variants cannot run, or are not smaller."""
@@ -43,8 +43,8 @@ _WIDTHS = (1, 2, 3, 4)
 _VOCABULARIES = (2, 3)
 _LESS_WITHIN: tuple[dict[str, Any], ...] = (
     *({"hidden": hidden} for hidden in _WIDTHS),
-    *({"heads": heads, "kv_heads": kv_heads} for heads, kv_heads in ((1, 1), (2, 1), (2, 2), (4, 2))),
-    *({"head_width": width} for width in _WIDTHS),
+    *({"num_heads": heads, "num_kv_heads": num_kv_heads} for heads, num_kv_heads in ((1, 1), (2, 1), (2, 2), (4, 2))),
+    *({"head_dim": width} for width in _WIDTHS),
     *({"num_experts": count} for count in _WIDTHS),
     {"top_k": 1, "normalised": False},
 )
@@ -58,7 +58,7 @@ def simpler_by(kind: Change[C], case: C, *, beyond: bool = False) -> Iterator[C]
     """
     size, seen = size_of(case), set[C]()
     for changed in kind(case):
-        found = fitted(changed, beyond=beyond)
+        found = fit_scenario(changed, beyond=beyond)
         if found is not None and size_of(found) < size and found not in seen:
             seen.add(found)
             yield found
@@ -128,7 +128,7 @@ def _of_plainer_layers(scenario: Scenario) -> Iterator[Scenario]:
 def _of_other_models(scenario: Scenario) -> Iterator[Scenario]:
     """Move toward an MLP: rows instead of sequences, fewer tokens and positions, smaller layers."""
     training = scenario.training
-    for changed in (over_features(training), of_real_targets(over_features(training))):
+    for changed in (with_linear_layers(training), with_real_targets(with_linear_layers(training))):
         with suppress(EquivCheckError):
             yield replace(scenario, training=changed)
     for model in _fewer_tokens(training.model):
@@ -163,7 +163,7 @@ CHANGES: tuple[Change[Scenario], ...] = (
 
 
 @singledispatch
-def changes_for(case: Case) -> tuple[Change[Any], ...]:
+def changes_for(case: Checkable) -> tuple[Change[Any], ...]:
     """Changes for a kind of case, most effective first."""
     raise TypeError(f"case {type(case).__name__} is not valid: unknown class. Expected Scenario or TensorProgram")
 
@@ -180,22 +180,22 @@ def _(_program: TensorProgram) -> tuple[Change[Any], ...]:
 
 def _without_layer(model: Model, index: int) -> Model:
     """The other layers. If their widths do not match, no layer is residual or shares a weight."""
-    features = model.features if index else model.inputs(1)
+    features = model.features if index else model.in_features(1)
     layers = tuple(_after(layer, index) for number, layer in enumerate(model.layers) if number != index)
     with suppress(EquivCheckError):
         return replace(model, features=features, layers=layers)
-    return replace(model, features=features, layers=tuple(layer.having(residual=False, shares=None) for layer in layers))
+    return replace(model, features=features, layers=tuple(layer.with_fields(residual=False, shares=None) for layer in layers))
 
 
 def _after(layer: AnyLayer, index: int) -> AnyLayer:
     if layer.shares is None or layer.shares < index:
         return layer
-    return layer.having(shares=None if layer.shares == index else layer.shares - 1)
+    return layer.with_fields(shares=None if layer.shares == index else layer.shares - 1)
 
 
 def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
     """Split the inner parts of all layers as linear layers are split."""
-    for split in (Split.COLUMN, Split.ROW):
+    for split in (Split.COLWISE, Split.ROWWISE):
         changed = tuple(
             _with_split(each, split) if isinstance(each, PlannedParallelism) else each for each in layout.parallelisms
         )
@@ -204,7 +204,7 @@ def _cut_as_linears(layout: Layout) -> Iterator[Layout]:
 
 
 def _with_split(tensor_parallel: PlannedParallelism, split: Split) -> PlannedParallelism:
-    plan = (replace(entry, split=split) if entry.split is Split.WITHIN else entry for entry in tensor_parallel.plan)
+    plan = (replace(entry, split=split) if entry.split is Split.HEADS_OR_HIDDEN else entry for entry in tensor_parallel.plan)
     return replace(tensor_parallel, plan=tuple(plan))
 
 
@@ -214,7 +214,7 @@ def _without_entry(parallelism: Any, index: int) -> Any:
     if not isinstance(parallelism, PlannedParallelism) or len(parallelism.plan) == 1:
         return parallelism
     plan = [*parallelism.plan[:index], *parallelism.plan[index + 1 :]]
-    plan[-1] = replace(plan[-1], output=ActivationSharding.WHOLE)
+    plan[-1] = replace(plan[-1], output=ActivationSharding.REPLICATED)
     return replace(parallelism, plan=tuple(plan))
 
 
@@ -228,13 +228,13 @@ def _with_model(training: Training, model: Model) -> Training:
 def _narrower(model: Model) -> Iterator[Model]:
     """Smaller widths: all layers together, then one by one."""
     for width in _WIDTHS:
-        yield replace(model, features=width, layers=tuple(layer.having(width=width) for layer in model.layers))
+        yield replace(model, features=width, layers=tuple(layer.with_fields(width=width) for layer in model.layers))
     for width in _WIDTHS:
         with suppress(EquivCheckError):
             yield replace(model, features=width)
         for index, layer in enumerate(model.layers):
             with suppress(EquivCheckError):
-                layers = (*model.layers[:index], layer.having(width=width), *model.layers[index + 1 :])
+                layers = (*model.layers[:index], layer.with_fields(width=width), *model.layers[index + 1 :])
                 yield replace(model, layers=layers)
 
 
@@ -249,13 +249,13 @@ def _fewer_tokens(model: Model) -> Iterator[Model]:
     for index, layer in enumerate(model.layers):
         for changes in _LESS_WITHIN:
             with suppress(EquivCheckError):
-                yield replace(model, layers=(*model.layers[:index], layer.having(**changes), *model.layers[index + 1 :]))
+                yield replace(model, layers=(*model.layers[:index], layer.with_fields(**changes), *model.layers[index + 1 :]))
 
 
 def _plainer(training: Training) -> Iterator[Model]:
     """Drop all layers' options, then one layer's."""
     model = training.model
-    plain = tuple(Layer(width=width, bias=training.optimizer.takes_vectors) for width in model.widths[1:])
+    plain = tuple(Layer(width=width, bias=training.optimizer.updates_vectors) for width in model.widths[1:])
     yield replace(model, layers=plain)
     for index in range(len(plain)):
         with suppress(EquivCheckError):

@@ -198,7 +198,7 @@ def _misheld(scenario: Scenario, flat: FSDP1, plan: RankPlan, pieces: list[Piece
 
 def _units(flat: FSDP1, pieces: list[Piece]) -> list[list[Piece]]:
     """Pieces by flat parameter. A parameter's name begins with ``layers.`` and its layer index."""
-    if flat.wrapping is Wrapping.WHOLE:
+    if flat.wrapping is Wrapping.ROOT_ONLY:
         return [pieces]
     return [list(unit) for _, unit in groupby(pieces, key=lambda piece: piece.name.split(".")[1])]
 

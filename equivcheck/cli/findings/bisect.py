@@ -12,7 +12,7 @@ from equivcheck.cli.options import json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
 from equivcheck.errors import UsageError
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from equivcheck.campaign.findings.versions import ShownIn
@@ -75,9 +75,9 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
 
 
 def _issue(issue_id: str) -> KnownIssue:
-    from equivcheck.oracle.known_issues.known import issues_on_file
+    from equivcheck.oracle.known_issues.known import all_known_issues
 
-    issues = {issue.id: issue for issue in issues_on_file()}
+    issues = {issue.id: issue for issue in all_known_issues()}
     if issue_id not in issues:
         raise UsageError(f"known issue {issue_id!r} does not exist; allowed: {', '.join(sorted(issues))}")
     return issues[issue_id]
@@ -91,10 +91,10 @@ def _object(shown_in: ShownIn) -> dict[str, Any]:
 
 def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     for found in shown_in.measured:
-        click.echo(printable(f"torch {found.torch:<8} {found.showing}"))
+        click.echo(escape_unprintable(f"torch {found.torch:<8} {found.showing}"))
     if shown_in.unmeasured:
         click.echo(f"not measured, as those around them agree: {', '.join(shown_in.unmeasured)}")
-    click.echo(printable(str(shown_in)))
+    click.echo(escape_unprintable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")
 

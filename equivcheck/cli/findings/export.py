@@ -17,7 +17,7 @@ from equivcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from equivcheck.oracle.verdict.verdict import CaseVerdict
-    from equivcheck.system.commands import Ran
+    from equivcheck.system.commands import FinishedCommand
 
 DEADLINE = 60.0
 """Seconds for the check of a scenario of which nothing is known yet."""
@@ -87,7 +87,7 @@ def _write(text: str, output: Path | None, *, quiet: bool) -> None:
         raise UsageError(f"file {output} cannot be written: {error.strerror}") from error
 
 
-def _object(verdict: CaseVerdict, text: str, ran: Ran | None) -> dict[str, Any]:
+def _object(verdict: CaseVerdict, text: str, ran: FinishedCommand | None) -> dict[str, Any]:
     return {
         "layout": verdict.case.name,
         "ranks": verdict.case.num_ranks,

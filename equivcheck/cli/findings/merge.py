@@ -10,7 +10,7 @@ import click
 from equivcheck.cli.options import json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from equivcheck.campaign.history.merging import Merged
@@ -32,12 +32,12 @@ def merge(sources: tuple[Path, ...], store: Path, as_json: bool) -> ExitCode:
     merged = [merge_store(source, store) for source in sources]
     for each in merged:
         for line in each.broken:
-            click.echo(printable(line), err=True)
+            click.echo(escape_unprintable(line), err=True)
     if as_json:
         print_json({"store": str(store), "merged": [_object(each) for each in merged]})
     else:
         for each in merged:
-            click.echo(printable(_line(each)))
+            click.echo(escape_unprintable(_line(each)))
     return ExitCode.NOTHING_FOUND
 
 

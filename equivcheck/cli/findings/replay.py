@@ -15,16 +15,16 @@ from equivcheck.cli.options import confirm_option, console, deadline_option, jso
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.standing import on_all_ranks
 from equivcheck.errors import UsageError
-from equivcheck.system.choice import Choice
-from equivcheck.system.printable import printable
-from equivcheck.worlds.pool import STARTED
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.printable import escape_unprintable
+from equivcheck.worlds.pool import TORCHRUN
 
 if TYPE_CHECKING:
     from equivcheck.campaign.findings.finding import Finding
     from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
-class ReplayResult(Choice):
+class ReplayResult(PrintableEnum):
     """What a finding does when it is checked again."""
 
     STILL = "still"
@@ -60,12 +60,12 @@ def replay(  # noqa: PLR0913, PLR0917 - options
     def check(kept: Finding) -> CaseVerdict:
         return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
-    if finding is None and world == STARTED:
-        raise UsageError(f"replay --all checks findings of any number of ranks; allowed: one finding with --world {STARTED}")
+    if finding is None and world == TORCHRUN:
+        raise UsageError(f"replay --all checks findings of any number of ranks; allowed: one finding with --world {TORCHRUN}")
     if finding is None:
         return replay_all(store, check, as_json=as_json)
     replayed = partial(_replay, finding, store, check, as_json=as_json)
-    return on_all_ranks(replayed) if world == STARTED else replayed()
+    return on_all_ranks(replayed) if world == TORCHRUN else replayed()
 
 
 def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
@@ -86,7 +86,7 @@ def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Cas
     from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
 
     beyond = bool(kept.verdict.beyond)
-    check = explaining_check if world == STARTED else check_isolated
+    check = explaining_check if world == TORCHRUN else check_isolated
     verdict = check(kept.verdict.case, world=world, deadline=deadline, beyond=beyond)
     if confirm and may_be_confirmed(verdict):
         again = partial(check_isolated, verdict.case, world=CONFIRMING, deadline=deadline, beyond=beyond)
@@ -130,5 +130,5 @@ def _print(kept: Finding, again: ReplayResult, verdict: CaseVerdict) -> None:
     from equivcheck.report.verdict_text import print_verdict
 
     found = kept.environment
-    click.echo(printable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
+    click.echo(escape_unprintable(f"{kept.fingerprint} {_SENTENCES[again]} (found {found.date} with torch {found.torch})"))
     print_verdict(console(), verdict)

@@ -12,10 +12,10 @@ import click
 from equivcheck.cli.options import print_json
 from equivcheck.cli.shell import ExitCode
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
-    from equivcheck.campaign.findings.fate import Replayed
+    from equivcheck.campaign.findings.fate import ReplayedFinding
     from equivcheck.campaign.findings.finding import Finding
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.oracle.verdict.verdict import CaseVerdict
@@ -30,7 +30,7 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
     for replayed in each_replayed(FindingStore(store), check, torch):
         found.append(replayed)
         if not as_json:
-            click.echo(printable(_line(replayed)))
+            click.echo(escape_unprintable(_line(replayed)))
     if as_json:
         print_json({"torch": torch, "counts": _counts(found), "findings": [_object(replayed) for replayed in found]})
     else:
@@ -39,7 +39,7 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
     return ExitCode.FINDINGS if any(replayed.fate.is_finding for replayed in found) else ExitCode.NOTHING_FOUND
 
 
-def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[Replayed]:
+def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[ReplayedFinding]:
     """Check every finding of a store again, with a line each on stderr; one that cannot be read is an error there."""
     from equivcheck.campaign.findings.fate import replayed
     from equivcheck.campaign.findings.finding import BrokenFinding
@@ -56,19 +56,19 @@ def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], 
 
 
 def _in_a_line(text: str) -> str:
-    return " ".join(printable(text).split())
+    return " ".join(escape_unprintable(text).split())
 
 
-def _counts(found: list[Replayed]) -> dict[str, int]:
+def _counts(found: list[ReplayedFinding]) -> dict[str, int]:
     return dict(Counter(replayed.fate.value for replayed in found).most_common())
 
 
-def _line(replayed: Replayed) -> str:
+def _line(replayed: ReplayedFinding) -> str:
     kept = replayed.finding
     return f"{kept.fingerprint} {kept.verdict.case.name}: {replayed.words} (found with torch {kept.environment.torch})"
 
 
-def _object(replayed: Replayed) -> dict[str, Any]:
+def _object(replayed: ReplayedFinding) -> dict[str, Any]:
     from equivcheck.campaign.findings.finding import verdict_object
 
     kept = replayed.finding

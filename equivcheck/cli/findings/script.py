@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 if TYPE_CHECKING:
     from equivcheck.layouts.base.script.numbers import Numbers
     from equivcheck.oracle.verdict.verdict import CaseVerdict
     from equivcheck.programs.verdict import ProgramVerdict
-    from equivcheck.system.commands import Ran
+    from equivcheck.system.commands import FinishedCommand
 
 DEFAULT_NAME = "repro.py"
 
 
-class NumberSource(Choice):
+class NumberSource(PrintableEnum):
     """Where a script takes its numbers from."""
 
     AUTO = "auto"
@@ -29,7 +29,7 @@ class NumberSource(Choice):
 def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_on: str) -> str:
     """The script, run once where that decides which numbers it has; raises `UsageError` for what a script cannot express."""
     from equivcheck.export.script import script_of
-    from equivcheck.layouts.base.script.numbers import Numbers, usual_numbers
+    from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers
     from equivcheck.oracle.verdict.verdict import Verdict
     from equivcheck.programs.verdict import ProgramVerdict
 
@@ -42,7 +42,7 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
 
     if wanted is not NumberSource.AUTO:
         return written(Numbers(wanted.value))
-    usual = usual_numbers(verdict.scenario.training)
+    usual = choose_numbers(verdict.scenario.training)
     if usual is Numbers.EXACT or not _is_wrong(verdict):
         return written(usual)
     click.echo("running the script once, to see whether random numbers reproduce it too ...", err=True)
@@ -71,7 +71,7 @@ def _is_wrong(verdict: CaseVerdict) -> bool:
     return verdict.divergence is not None or verdict.failure is not None
 
 
-def launched(text: str, verdict: CaseVerdict, name: str) -> Ran:
+def launched(text: str, verdict: CaseVerdict, name: str) -> FinishedCommand:
     """What comes of running a script by torchrun."""
     from equivcheck.export.launch import launch
 

@@ -11,7 +11,7 @@ import click
 from equivcheck.cli.options import console, json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,4 +72,6 @@ def _find(prefix: str, records: Sequence[Record], store: Path) -> str:
         return marks[0]
     there = ", ".join(record.fingerprint for record in records) or "nothing"
     number = "several" if marks else "no"
-    raise UsageError(printable(f"{prefix!r} is the beginning of {number} findings in the history of {store}; there is {there}"))
+    raise UsageError(
+        escape_unprintable(f"{prefix!r} is the beginning of {number} findings in the history of {store}; there is {there}")
+    )

@@ -13,7 +13,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_r
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
 from equivcheck.scenario.mesh import CP, PP
-from equivcheck.training.accumulate import part_loss, scalar
+from equivcheck.training.accumulate import microbatch_loss, scalar_value
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -83,10 +83,10 @@ def _computing(
         total = 0.0
         for number, (batch, weight) in enumerate(zip(microbatches, weights, strict=True)):
             before(setup)
-            loss = part_loss(setup, setup.take(batch), index, batch.rows)
+            loss = microbatch_loss(setup, setup.take(batch), index, batch.rows)
             if weight:
                 (loss * weight).backward()  # type: ignore[no-untyped-call]
-            total += scalar(loss) * (1.0 if of_loss is None else of_loss[number])
+            total += scalar_value(loss) * (1.0 if of_loss is None else of_loss[number])
             after(setup)
             if number < len(microbatches) - 1:
                 between(setup)

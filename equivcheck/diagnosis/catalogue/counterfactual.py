@@ -19,7 +19,7 @@ from equivcheck.scenario import CrossEntropy
 from equivcheck.training.loop import train
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 Change = Callable[[Setup], None]
@@ -47,7 +47,7 @@ def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Ch
 
     def run(num_steps: int) -> tuple[Trace, ...]:
         training, rounding = diverged.training, diverged.rounding
-        setup = single_device(training) if rounding is None else rounded_setup(training, rounding)
+        setup = single_device_setup(training) if rounding is None else rounded_setup(training, rounding)
         setup.span = range(num_steps)
         change(setup)
         return (train(setup),)

@@ -11,8 +11,8 @@ from equivcheck.diagnosis.diverged_run import DivergedRun, initial_values
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import numbered, tensors
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.single_device import single_device
-from equivcheck.worlds.trace.pieces import Whole, fill, part_of, whole_tensors
+from equivcheck.training.single_device import single_device_setup
+from equivcheck.worlds.trace.pieces import TensorsByName, fill, full_tensors_of, select_piece
 
 
 def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
@@ -22,7 +22,7 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
         (piece.name, rank)
         for rank, initial in enumerate(diverged.initial)
         for piece, values in initial.parts()
-        if piece.name in expected and not np.array_equal(values, part_of(expected[piece.name], piece))
+        if piece.name in expected and not np.array_equal(values, select_piece(expected[piece.name], piece))
     ]
     if wrong:
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
@@ -34,12 +34,12 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield on_emulated_ranks(diverged, cause, words, lambda ranks: _start_there(diverged, ranks))
 
 
-def _expected(diverged: DivergedRun) -> Whole:
-    own = initial_values(single_device(diverged.training))
-    return whole_tensors(own.parameters) | whole_tensors(own.buffers)
+def _expected(diverged: DivergedRun) -> TensorsByName:
+    own = initial_values(single_device_setup(diverged.training))
+    return full_tensors_of(own.parameters) | full_tensors_of(own.buffers)
 
 
-def _is_permuted(diverged: DivergedRun, name: str, expected: Whole) -> bool:
+def _is_permuted(diverged: DivergedRun, name: str, expected: TensorsByName) -> bool:
     """Whether the tensor gathered from all ranks has the right elements in wrong places."""
     right = expected[name]
     found = np.full(right.shape, np.nan)

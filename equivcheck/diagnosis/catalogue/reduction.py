@@ -22,7 +22,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import gradients, listed, number_of, over
+from equivcheck.diagnosis.words import count_description, gradients, listed, over
 from equivcheck.layouts.base.rounding import EACH
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.setup import Setup
@@ -114,7 +114,7 @@ def constant_ratios(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
     cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
-    why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else number_of(diverged, ratio)
+    why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else count_description(diverged, ratio)
     for chosen in dict.fromkeys((names, diverged.updated)):
         words = f"{gradients(diverged, chosen)} {ratio:g} times as large as on one device"
         yield on_one_device(diverged, cause, words + why, multiplying_gradients(ratio, chosen))

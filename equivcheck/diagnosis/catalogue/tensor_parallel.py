@@ -18,7 +18,7 @@ from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.setup import Setup
 
 Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
@@ -36,14 +36,14 @@ def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Counterfactual]:
     plan = parallelism.plan
     yield from _replicated(diverged, num_ranks)
     yield from _of_positions(diverged)
-    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROW]):
+    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.ROWWISE]):
         yield from _of_rows(diverged, layers, num_ranks)
-    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLUMN]):
+    for layers in all_then_each([_linears_of(at) for at, entry in enumerate(plan) if entry.split is Split.COLWISE]):
         yield from _of_columns(diverged, layers, num_ranks)
-    within = (_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.WITHIN)
+    within = (_reading_of(diverged, at) for at, entry in enumerate(plan) if entry.split is Split.HEADS_OR_HIDDEN)
     for layers in all_then_each(list(filter(None, within))):
         yield from _of_columns(diverged, layers, num_ranks)
-    if diverged.training.model.head is not None and parallelism.head is Split.COLUMN:
+    if diverged.training.model.head is not None and parallelism.head is Split.COLWISE:
         yield from _of_columns(diverged, (("head.linear",),), num_ranks)
 
 
@@ -54,7 +54,7 @@ def _linears_of(layer: int) -> Linears:
 def _reading_of(diverged: DivergedRun, at: int) -> Linears:
     """Linears that read the layer's input if the layer is split within; empty if it has none."""
     layer = diverged.training.model.layers[at]
-    return tuple(f"layers.{at}.{part.name}" for part in kind_of(layer).parts(layer) if part.reads_input)
+    return tuple(f"layers.{at}.{part.name}" for part in layer_kind(layer).linears(layer) if part.reads_input)
 
 
 def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:

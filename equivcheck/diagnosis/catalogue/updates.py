@@ -22,7 +22,7 @@ from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.material import material
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import Whole
+from equivcheck.worlds.trace.pieces import TensorsByName
 
 Values = TypeVar("Values")
 
@@ -65,7 +65,7 @@ def _unchanged(diverged: DivergedRun) -> dict[str, np.ndarray]:
     return masks
 
 
-def _parameters(diverged: DivergedRun, step: int) -> Whole:
+def _parameters(diverged: DivergedRun, step: int) -> TensorsByName:
     """Full parameters after a step; -1 for the initial ones."""
     if step < 0:
         return {name: values.numpy() for name, values in material(diverged.training).parameters.items()}

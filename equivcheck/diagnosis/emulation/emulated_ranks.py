@@ -18,12 +18,12 @@ from equivcheck.diagnosis.emulation.held_elements import held_elements_of
 from equivcheck.layouts.base.rounding import Division
 from equivcheck.layouts.composition.registry import when_reduced
 from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
-from equivcheck.training.accumulate import part_loss, scalar
-from equivcheck.training.balance import Counts, counts_in
-from equivcheck.training.loop import Pause, pausing
+from equivcheck.training.accumulate import microbatch_loss, scalar_value
+from equivcheck.training.balance import Counts, routing_counts
+from equivcheck.training.loop import Pause, train_in_turns
 from equivcheck.training.material import Batch, material
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 Parameters = dict[str, torch.nn.Parameter]
@@ -48,10 +48,10 @@ class EmulatedRanks:
         self.mesh = diverged.mesh
         self.coordinates = rank_coordinates(self.mesh)
         self.held = held_elements_of(diverged)
-        self.setups: list[Setup] = [single_device(self.training) for _ in self.coordinates]
+        self.setups: list[Setup] = [single_device_setup(self.training) for _ in self.coordinates]
         self._counts: Counts = ()
         for setup in self.setups:
-            setup.whole_counts = lambda *_given: self._counts
+            setup.full_counts = lambda *_given: self._counts
 
         self.data_axes = diverged.data_axes
         """Axes along which ranks compute on different rows, outermost first."""
@@ -101,7 +101,7 @@ class EmulatedRanks:
         running = []
         for rank, setup in enumerate(self.setups):
             setup.span, setup.compute = range(num_steps), partial(_loss_of_rank, losses, rank)
-            running.append(pausing(setup))
+            running.append(train_in_turns(setup))
         for index, batches in enumerate(material(self.training).steps[:num_steps]):
             _advance(running)
             self._compute(models, losses, batches, index)
@@ -139,7 +139,7 @@ class EmulatedRanks:
         """Count how often all ranks choose each expert. Ranks with equal rows may count twice, because only shares matter."""
         if self.training.model.balances:
             parts = [(setup.model, self.take(rank, batch)) for rank, setup in zip(self.coordinates, self.setups, strict=True)]
-            of_ranks = [counts_in(model, part, index) for model, part in parts if part.rows]
+            of_ranks = [routing_counts(model, part, index) for model, part in parts if part.rows]
             self._counts = [torch.stack(each).sum(0) for each in zip(*of_ranks, strict=True)]
 
     def _backward(self, rank: RankCoordinate, model: Parameters, batch: Batch, index: int) -> tuple[float, Gradients]:
@@ -151,9 +151,9 @@ class EmulatedRanks:
             return 0.0, {}
         is_own = self.training.loss.is_mean and self.divides_by_own_rows
         setup.loss_scale = count
-        loss = part_loss(setup, part, index, part.rows * count if is_own else batch.rows)
+        loss = microbatch_loss(setup, part, index, part.rows * count if is_own else batch.rows)
         loss.backward()  # type: ignore[no-untyped-call]
-        return scalar(loss), {name: value.grad for name, value in model.items() if value.grad is not None}
+        return scalar_value(loss), {name: value.grad for name, value in model.items() if value.grad is not None}
 
     def _reduced(self, gradients: list[Gradients], _last: bool) -> list[Gradients]:
         for change in self.before_reducing:

@@ -18,7 +18,7 @@ from equivcheck.worlds.trace.pieces import fill
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
     """Held elements for a run; cached."""
-    return HeldElements(rank_coordinates(diverged.mesh), held_of(diverged), _owners(diverged))
+    return HeldElements(rank_coordinates(diverged.mesh), held_masks(diverged), _owners(diverged))
 
 
 class HeldElements:
@@ -105,7 +105,7 @@ class HeldElements:
         return sum(not mine.agrees(theirs, (name,)) for name in mine.indices)
 
 
-def held_of(diverged: Evidence) -> dict[str, list[np.ndarray]]:
+def held_masks(diverged: Evidence) -> dict[str, list[np.ndarray]]:
     """Masks for held elements, by parameter and rank."""
     table = diverged.reference.moments[1].table
     held = {

@@ -40,15 +40,15 @@ def sum_counts(setup: Setup, group: ProcessGroup) -> None:
     """Sum each layer's counts over a group whose ranks have different rows or positions."""
     import torch.distributed as dist
 
-    inner = setup.whole_counts
+    inner = setup.full_counts
 
-    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+    def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
         for each in found if group.size() > 1 else ():
             dist.all_reduce(each, group=group)
         return found
 
-    setup.whole_counts = whole_counts
+    setup.full_counts = full_counts
 
 
 def rows_of(batch: Batch, rank: int, size: int) -> Batch:
@@ -66,7 +66,7 @@ def local_masks(batch: Batch, plan: tuple[LayerPlan, ...], rank: int, size: int)
 
 
 def _part(mask: torch.Tensor | None, sharding: ActivationSharding, rank: int, size: int) -> torch.Tensor | None:
-    if mask is None or sharding is ActivationSharding.WHOLE:
+    if mask is None or sharding is ActivationSharding.REPLICATED:
         return mask
     dim = mask.dim() - (2 if sharding is ActivationSharding.ROWS else 1)
     parts = mask.chunk(size, dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.scenario import FSDP2, ExpertParallel, ExpertStorage, Layout, Model
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 
@@ -20,7 +20,7 @@ def has_dtensor_experts(layout: Layout) -> bool:
 def is_dtensor_expert(layout: Layout, parameter: Parameter) -> bool:
     """Whether a parameter belongs to experts stored as DTensors."""
     kept = [each for each in layout.of(ExpertParallel) if each.storage is ExpertStorage.DTENSOR]
-    return any(cut_dim(each, parameter) is not None for each in kept)
+    return any(shard_dim(each, parameter) is not None for each in kept)
 
 
 def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
@@ -28,13 +28,13 @@ def dtensor_experts(model: Model, layout: Layout) -> list[Parameter]:
     return [parameter for parameter in parameters_of(model) if is_dtensor_expert(layout, parameter)]
 
 
-def are_units_of_shards(layout: Layout) -> bool:
+def has_expert_units(layout: Layout) -> bool:
     """Whether each layer's experts are a `fully_shard` unit, which divides their gradients by all ranks in the mesh."""
     return layout.has(FSDP2) and has_dtensor_experts(layout)
 
 
-def expert_units(model: nn.Module) -> list[nn.Module]:
+def expert_modules(model: nn.Module) -> list[nn.Module]:
     """Each layer's experts module."""
-    from equivcheck.training.layers.module import DispatchingModule
+    from equivcheck.training.layers.module import RoutedModule
 
-    return [layer.units() for layer in model.modules() if isinstance(layer, DispatchingModule)]
+    return [layer.units() for layer in model.modules() if isinstance(layer, RoutedModule)]

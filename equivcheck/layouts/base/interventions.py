@@ -56,7 +56,7 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "both leave this to their users, because clip_grad_norm_ only sees a rank's own shards",
     ),
     _one(
-        "layouts.parallelisms.tensor_parallel.styles:tie_again",
+        "layouts.parallelisms.tensor_parallel.styles:tie_head_again",
         "a head tied to the embedding gets its weight again after parallelize_module",
         "parallelize_module creates a parameter for each of the two modules",
         "tensor_parallel_unties",
@@ -139,7 +139,7 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "pipeline stages have their own parameter groups; learning rates come back with the optimizer's state",
     ),
     _one(
-        "training.layers.module:beside",
+        "training.layers.module:replicated_like",
         "constants that a layer creates on every rank become replicated DTensors if its activations are DTensors",
         "DTensors and plain tensors do not mix",
     ),
@@ -159,17 +159,17 @@ INTERVENTIONS: tuple[Intervention, ...] = (
         "pinning needs an accelerator",
     ),
     _one(
-        "training.accumulate:part_loss",
+        "training.accumulate:microbatch_loss",
         "outputs are cast to the targets' element type before the loss",
         "mixed precision returns outputs in its compute type",
     ),
     _one(
-        "training.accumulate:scaled",
+        "training.accumulate:scale_loss",
         "a loss that sums over rows is multiplied by the number of data ranks",
         "data parallelism averages gradients",
     ),
     _one(
-        "training.read:placed_as",
+        "training.read:redistribute_like",
         "if gradients or optimizer state have other placements than their parameters, copies of them are redistributed before "
         "they are read",
         "they are compared element by element with their parameters; the optimizer's own tensors stay as they are",

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from equivcheck.layouts.base.partition import chunk_size, cut_dim
+from equivcheck.layouts.base.partition import chunk_size, shard_dim
 from equivcheck.scenario import ClipNorm, NormType, Parallelism
 from equivcheck.training.clipping import clip_by_norm_of_norms
 from equivcheck.training.layers.parameters import parameters_of
@@ -27,20 +27,20 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.trace import Piece, Slot
 
 
-def is_localized(model: nn.Module) -> bool:
+def has_localized_tensors(model: nn.Module) -> bool:
     """Whether a model has parameters that were DTensors before."""
     return any(_spec(parameter) is not None for parameter in model.parameters())
 
 
-def localized_slots(model: nn.Module) -> tuple[Slot, ...]:
+def local_tensor_slots(model: nn.Module) -> tuple[Slot, ...]:
     """One slot for each distinct parameter: the full parameter, or the local tensor's shard."""
     return tuple(
-        Slot(parameter=parameter, pieces=(localized_piece(canonical_name(name), parameter),))
+        Slot(parameter=parameter, pieces=(local_tensor_piece(canonical_name(name), parameter),))
         for name, parameter in model.named_parameters()
     )
 
 
-def localized_piece(name: str, parameter: torch.Tensor) -> Piece:
+def local_tensor_piece(name: str, parameter: torch.Tensor) -> Piece:
     """This rank's piece of a parameter: all of it, or a DTensor's local shard."""
     spec = _spec(parameter)
     return piece_of(name, parameter) if spec is None else box_of(name, tuple(spec.shape), spec.mesh, spec.placements)
@@ -84,13 +84,13 @@ class _Part:
         return replace(piece, shape=self.shape, start=tuple(start), size=piece.size or piece.shape)
 
 
-def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
+def read_plain_shards(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None:
     """Make the setup read and clip shards as parts of full parameters."""
     parts = _parts(setup, parallelism, mesh)
     if not parts:
         return
     inner, cut = setup.find_slots, set[torch.Tensor]()
-    clip = setup.clip_norm if isinstance(setup.clip_norm, ClipOverParts) else ClipOverParts()
+    clip = setup.clip_norm if isinstance(setup.clip_norm, ClipOverShards) else ClipOverShards()
     clip.cuts.append((cut, mesh.get_group()))
 
     def find_slots(model: nn.Module) -> tuple[Slot, ...]:
@@ -105,7 +105,7 @@ def read_parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> None
 def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str, _Part]:
     found: dict[str, _Part] = {}
     for parameter in parameters_of(setup.training.model):
-        dim = cut_dim(parallelism, parameter)
+        dim = shard_dim(parallelism, parameter)
         if dim is not None and mesh.size() > 1:
             size = parameter.shape[dim]
             start = min(chunk_size(size, mesh.size()) * mesh.get_local_rank(), size)
@@ -114,7 +114,7 @@ def _parts(setup: Setup, parallelism: Parallelism, mesh: DeviceMesh) -> dict[str
 
 
 @dataclass(slots=True, eq=False)
-class ClipOverParts:
+class ClipOverShards:
     """Clips by the norm over all ranks' shards. `clip_grad_norm_` would only see this rank's shards."""
 
     cuts: list[tuple[Collection[torch.Tensor], dist.ProcessGroup]] = field(default_factory=list)
@@ -122,10 +122,10 @@ class ClipOverParts:
 
     def __call__(self, _module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         """Clip the gradients and return the norm before."""
-        return clip_over(parameters, clipping, self.cuts)
+        return clip_over_groups(parameters, clipping, self.cuts)
 
 
-def clip_over(
+def clip_over_groups(
     parameters: list[torch.Tensor], clipping: ClipNorm, cuts: Sequence[tuple[Collection[torch.Tensor], dist.ProcessGroup]]
 ) -> torch.Tensor:
     """Clip by the norm over all ranks' shards, and return the norm before.

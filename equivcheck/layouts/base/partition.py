@@ -25,17 +25,17 @@ def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
     return tuple(min(max(size - part * each, 0), each) for part in range(parts))
 
 
-def leaves_nothing(size: int, parts: int) -> bool:
+def is_last_shard_empty(size: int, parts: int) -> bool:
     """Whether the last shard is empty."""
     return chunk_size(size, parts) * (parts - 1) >= size
 
 
-def cut_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
+def shard_dim(parallelism: Parallelism, parameter: Parameter) -> int | None:
     """Dim along which a parallelism shards a parameter. None for a replicated parameter and for scalars."""
-    return parallelism.cut_dim(parameter) if parameter.shape else None
+    return parallelism.shard_dim(parameter) if parameter.shape else None
 
 
-def part_of(shape: Shape, dim: int, parts: int, part: int) -> Shape:
+def shard_shape(shape: Shape, dim: int, parts: int, part: int) -> Shape:
     """The shape of shard `part` along a dim."""
     return (*shape[:dim], chunk_sizes(shape[dim], parts)[part], *shape[dim + 1 :])
 
@@ -48,9 +48,9 @@ def local_shape(layout: Layout, parameter: Parameter, coordinates: Mapping[str, 
     """
     shape = parameter.shape
     for parallelism in layout.parallelisms:
-        dim, axis = cut_dim(parallelism, parameter), layout.axes_of(parallelism)[-1]
+        dim, axis = shard_dim(parallelism, parameter), layout.axes_of(parallelism)[-1]
         if dim is not None:
-            shape = part_of(shape, dim, layout.mesh.size(axis), coordinates[axis])
+            shape = shard_shape(shape, dim, layout.mesh.size(axis), coordinates[axis])
     return shape
 
 
@@ -64,12 +64,12 @@ class ShardedDim:
     """Ranks that the dim is sharded over."""
 
 
-def parameter_cuts(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:
+def trained_shardings(training: Training, layout: Layout, *, least_dims: int = 1) -> Iterator[ShardedDim]:
     """Every sharded dim in every trained parameter with at least `least_dims` dims."""
     for parameter in parameters_of(training.model):
         if parameter.trained and len(parameter.shape) >= least_dims:
             for dim, size in enumerate(parameter.shape):
-                cutting = [parallelism for parallelism in layout.parallelisms if cut_dim(parallelism, parameter) == dim]
+                cutting = [parallelism for parallelism in layout.parallelisms if shard_dim(parallelism, parameter) == dim]
                 if cutting:
                     axes = [layout.axes_of(parallelism)[-1] for parallelism in cutting]
                     yield ShardedDim(size=size, ranks=layout.mesh.size(*axes))

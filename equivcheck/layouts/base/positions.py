@@ -7,13 +7,13 @@ from itertools import accumulate
 from equivcheck.layouts.base.expected_calls.rank_view import RankView
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_sizes
-from equivcheck.scenario import Balance, ContextParallel
+from equivcheck.scenario import ContextParallel, LoadBalancer
 from equivcheck.scenario.mesh import CP
 
 
 def positions_of_ranks(parallelism: ContextParallel, length: int, size: int) -> tuple[tuple[int, ...], ...]:
     """Each rank's positions in local order. Each position occurs once."""
-    if parallelism.balance is Balance.CONTIGUOUS:
+    if parallelism.balance is LoadBalancer.CONTIGUOUS:
         return _chunks(length, size)
     chunks = _chunks(length, 2 * size)
     return tuple(head + tail for head, tail in zip(chunks[:size], reversed(chunks[size:]), strict=True))

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.scenario import FSDP1, FSDP2, ElementType, LowPrecision, MixedPrecision, Precision
-from equivcheck.system.choice import Choice
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.torch_version import is_torch_in
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes per element, by torch's name for the element type."""
@@ -32,7 +32,7 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
     policy = fsdp.mixed_precision
     if policy is not None and policy.reduce is not None:
         return policy.reduce
-    if isinstance(fsdp, FSDP2) and not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE):
+    if isinstance(fsdp, FSDP2) and not is_torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE):
         return ElementType(precision.value)
     return computed_in(precision, policy)
 
@@ -55,7 +55,7 @@ ONCE = WhenReduced(once=True, whole=True)
 """Reduce all accumulated gradients after the last microbatch."""
 
 
-class Division(Choice):
+class Division(PrintableEnum):
     """When a sum over data-parallel ranks is divided, by their number or by another divisor."""
 
     BEFORE = "before"

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
-def disturb(model: nn.Module, mesh: DeviceMesh) -> None:
+def make_unequal(model: nn.Module, mesh: DeviceMesh) -> None:
     """Change this rank's parameters and buffers in place, unless the rank is first along all mesh axes."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "every rank of the world is in the mesh"

@@ -8,21 +8,21 @@ from functools import lru_cache
 from typing import Any
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, add
-from equivcheck.layouts.base.expected_calls.model import Unmodelled
-from equivcheck.layouts.base.expected_calls.rank_view import RankView, whole_parameters
-from equivcheck.layouts.base.expected_calls.shared import sums_of_counts
+from equivcheck.layouts.base.expected_calls.model import Unpredicted
+from equivcheck.layouts.base.expected_calls.rank_view import RankView, full_parameters
+from equivcheck.layouts.base.expected_calls.shared import count_reductions
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
 """Cached predictions, a few KiB each. Ranks in equivalent places share one."""
 
-UNMODELLED_EXECUTION = (
-    Unmodelled(
+UNPREDICTED_EXECUTION = (
+    Unpredicted(
         reason="whole_step: communication is not predicted: the graph of the step decides it, not wrappers and hooks",
         applies=lambda _training, layout: layout.execution.whole_step,
     ),
-    Unmodelled(
+    Unpredicted(
         reason="torch.compile: communication is not predicted: compiled code may communicate in another order and in other "
         "pieces",
         applies=lambda _training, layout: layout.execution.is_compiled,
@@ -39,7 +39,7 @@ class Prediction:
     """Calls and bytes by step, stage, op and axes; empty without a prediction."""
     reason: str = ""
     """Reason for no prediction; empty if there is one."""
-    left_out: tuple[Unmodelled, ...] = ()
+    left_out: tuple[Unpredicted, ...] = ()
     """Calls that are not predicted although others are."""
     open_bytes: frozenset[str] = frozenset()
     """Operations with predicted calls but unpredicted bytes."""
@@ -70,8 +70,8 @@ def _predicted(training: Training, layout: Layout, coordinate: tuple[int, ...]) 
     reason = next(_reasons(training, layout), "")
     if reason:
         return Prediction(totals={}, reason=reason)
-    view = RankView(training=training, layout=layout, coordinate=coordinate, held=whole_parameters(training))
-    found: Totals = sums_of_counts(view)
+    view = RankView(training=training, layout=layout, coordinate=coordinate, held=full_parameters(training))
+    found: Totals = count_reductions(view)
     for parallelism in layout.parallelisms:
         communication = kind_of(parallelism).communication
         for key, (num_calls, num_bytes) in communication.calls(view, parallelism).items():
@@ -98,11 +98,11 @@ def _uneven_axes(layout: Layout, parallelism: Any) -> tuple[str, ...]:
 
 def _reasons(training: Training, layout: Layout) -> Iterator[str]:
     """Reasons why nothing can be predicted."""
-    yield from (unmodelled.reason for unmodelled in UNMODELLED_EXECUTION if unmodelled.applies(training, layout))
+    yield from (unmodelled.reason for unmodelled in UNPREDICTED_EXECUTION if unmodelled.applies(training, layout))
     yield from (unmodelled.reason for unmodelled in _declared(training, layout) if unmodelled.ops is None)
 
 
-def _declared(training: Training, layout: Layout) -> Iterator[Unmodelled]:
+def _declared(training: Training, layout: Layout) -> Iterator[Unpredicted]:
     """Situations in a scenario that its parallelisms do not model."""
     for parallelism in layout.parallelisms:
         declared = kind_of(parallelism).communication.unmodelled

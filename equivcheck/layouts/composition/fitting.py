@@ -8,14 +8,14 @@ from functools import singledispatch
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.composition.limits import repaired, repaired_layout, resumable_training, why_unsupported
+from equivcheck.layouts.composition.limits import repair_layout, repair_training_for_resume, repaired, why_unsupported
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.data import USUAL_ROWS
 
 
 @singledispatch
-def fitted(case: Case, *, beyond: bool = False) -> Any:  # noqa: ARG001
+def fit_scenario(case: Checkable, *, beyond: bool = False) -> Any:  # noqa: ARG001
     """Repair a scenario until no limit applies, or return None if repairs do not succeed. Other cases have no limits.
 
     With `beyond`, limits drawn by torch itself do not count if the scenario has one layout.
@@ -23,22 +23,22 @@ def fitted(case: Case, *, beyond: bool = False) -> Any:  # noqa: ARG001
     return case
 
 
-@fitted.register
+@fit_scenario.register
 def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
     with suppress(EquivCheckError):
-        layout = repaired_layout(scenario.layout)
+        layout = repair_layout(scenario.layout)
         first = () if scenario.resume is None else (scenario.resume.layout,)
-        found = replace(scenario, training=fitted_training(scenario.training, layout, *first, beyond=beyond), layout=layout)
+        found = replace(scenario, training=fit_training(scenario.training, layout, *first, beyond=beyond), layout=layout)
         return found if why_unsupported(found, beyond=beyond) is None else None
     return None
 
 
-def fitted_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
+def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
     """Repair a training until the layout can run it, or until it can resume from one layout under another.
 
     With `beyond`, limits drawn by torch itself do not count. Raises `BrokenLayout` if repairs do not end.
     """
-    return resumable_training(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
+    return repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
 
 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
@@ -50,7 +50,7 @@ def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:
     return (layout.mesh.num_ranks if over_all_ranks else layout.num_data_ranks) * max(chunks, default=1)
 
 
-def with_scaled_rows(training: Training, multiple: int) -> Training:
+def multiply_rows(training: Training, multiple: int) -> Training:
     """Multiply all microbatches by a number unless all are multiples already, so that unequal ones stay unequal.
 
     The limits' own repair rounds to the nearest multiple, which can make unequal microbatches equal.

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, without_routing
-from equivcheck.layouts.base.partition import chunk_sizes, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty
 from equivcheck.layouts.composition.registry import rounding_of
-from equivcheck.scenario import AnyLayer, Attention, ContextParallel, Exchange, Layout, PlannedParallelism, Split, Training
+from equivcheck.scenario import (
+    AnyLayer,
+    Attention,
+    AttentionExchange,
+    ContextParallel,
+    Layout,
+    PlannedParallelism,
+    Split,
+    Training,
+)
 from equivcheck.scenario.mesh import CP, TP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 
 def _with_known_shapes(_index: int, layer: AnyLayer) -> AnyLayer:
-    return kind_of(layer).with_known_shapes(layer)
+    return layer_kind(layer).with_known_shapes(layer)
 
 
 def _has_shapes_of_values(training: Training, layout: Layout) -> bool:
@@ -27,10 +36,10 @@ def _without_recomputed_routes(training: Training, layout: Layout) -> Training:
 def _some_rank_has_no(heads: int, layout: Layout, index: int) -> bool:
     """Whether a split by heads, or an exchange of positions for heads, leaves some rank without heads."""
     entries = (entry for each in layout.of(PlannedParallelism) for entry in each.plan[index : index + 1])
-    parts = layout.mesh.size(TP) if any(entry.split is Split.WITHIN for entry in entries) else 1
-    by_heads = any(each.exchange is Exchange.ULYSSES for each in layout.of(ContextParallel))
+    parts = layout.mesh.size(TP) if any(entry.split is Split.HEADS_OR_HIDDEN for entry in entries) else 1
+    by_heads = any(each.exchange is AttentionExchange.ULYSSES for each in layout.of(ContextParallel))
     ranks = layout.mesh.size(CP) if by_heads else 1
-    return any(leaves_nothing(part, ranks) for part in chunk_sizes(heads, parts))
+    return any(is_last_shard_empty(part, ranks) for part in chunk_sizes(heads, parts))
 
 
 LAYER_LIMITS = (
@@ -38,11 +47,11 @@ LAYER_LIMITS = (
         reason="fused attention on CPU: a rank without heads is not supported: the kernel divides by zero, which ends the "
         "process (SIGFPE)",
         applies=lambda training, layout: any(
-            isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.kv_heads, layout, index)
+            isinstance(layer, Attention) and layer.fused and _some_rank_has_no(layer.num_kv_heads, layout, index)
             for index, layer in enumerate(training.model.layers)
         ),
         repair=lambda training, _layout: each_layer(
-            training, lambda _index, layer: layer.having(fused=False) if isinstance(layer, Attention) else layer
+            training, lambda _index, layer: layer.with_fields(fused=False) if isinstance(layer, Attention) else layer
         ),
         torch="<2.12",
     ),

@@ -8,13 +8,13 @@ from itertools import chain
 from typing import TypeVar
 
 from equivcheck.layouts.base.limits.execution import NO_COMPILER, NOTHING_TWICE_IN_GRAPHS, STEPS_OF_OPERATIONS
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, in_words
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with_versions
 from equivcheck.layouts.composition.layer_limits import LAYER_LIMITS
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS, CHECKPOINT_LIMITS, wrong_flattening
 from equivcheck.scenario import Layout, Scenario, Training
-from equivcheck.scenario.case import Case
-from equivcheck.system.torch_version import torch_in
+from equivcheck.scenario.case import Checkable
+from equivcheck.system.torch_version import is_torch_in
 
 L = TypeVar("L", Limit, LayoutLimit)
 
@@ -23,7 +23,7 @@ MAX_REPAIRS = 64
 
 
 @singledispatch
-def why_unsupported(case: Case, *, beyond: bool = False) -> str | None:  # noqa: ARG001
+def why_unsupported(case: Checkable, *, beyond: bool = False) -> str | None:  # noqa: ARG001
     """The reason why a scenario cannot run, or None. With `beyond`, limits drawn by torch itself do not count.
 
     Other cases have no limits: they fail when they run.
@@ -37,18 +37,18 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
     reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
     if scenario.resume is not None:
         layout_limits, limits = list(_here(CHECKPOINT_LAYOUT_LIMITS)), list(_here(CHECKPOINT_LIMITS))
-        reasons += [in_words(limit) for layout in layouts for limit in layout_limits if limit.applies(layout)]
-        reasons += [in_words(limit) for layout in layouts for limit in limits if limit.applies(training, layout)]
+        reasons += [reason_with_versions(limit) for layout in layouts for limit in layout_limits if limit.applies(layout)]
+        reasons += [reason_with_versions(limit) for layout in layouts for limit in limits if limit.applies(training, layout)]
     return next(filter(None, reasons), wrong_flattening(scenario))
 
 
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
     """The reason why a layout cannot run a training, or None. With `beyond`, limits drawn by torch itself do not count."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
-    return None if limit is None else in_words(limit)
+    return None if limit is None else reason_with_versions(limit)
 
 
-def repaired_layout(layout: Layout) -> Layout:
+def repair_layout(layout: Layout) -> Layout:
     """Repair a layout until no layout limit applies. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         limit = _first_layout_limit(layout)
@@ -78,10 +78,10 @@ def can_resume(layout: Layout) -> bool:
     return not any(limit.applies(layout) for limit in _here(CHECKPOINT_LAYOUT_LIMITS))
 
 
-def resumable_layout(layout: Layout) -> Layout:
+def repair_layout_for_resume(layout: Layout) -> Layout:
     """Repair a layout until a training can save and resume under it. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
-        layout = repaired_layout(layout)
+        layout = repair_layout(layout)
         limit = next((limit for limit in _here(CHECKPOINT_LAYOUT_LIMITS) if limit.applies(layout)), None)
         if limit is None:
             return layout
@@ -89,7 +89,7 @@ def resumable_layout(layout: Layout) -> Layout:
     raise BrokenLayout(f"layout {layout.name}: repairs for a checkpoint do not end")
 
 
-def resumable_training(training: Training, *layouts: Layout) -> Training:
+def repair_training_for_resume(training: Training, *layouts: Layout) -> Training:
     """Repair a training until it can resume from one layout under the other. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         before = training
@@ -104,7 +104,7 @@ def resumable_training(training: Training, *layouts: Layout) -> Training:
 
 def _here(limits: Iterable[L]) -> Iterator[L]:
     """Limits that the installed torch has."""
-    return (limit for limit in limits if torch_in(limit.torch))
+    return (limit for limit in limits if is_torch_in(limit.torch))
 
 
 def _first_limit(training: Training, layout: Layout, beyond: bool) -> Limit | None:

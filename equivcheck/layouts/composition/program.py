@@ -9,11 +9,11 @@ from equivcheck.layouts.base.execution.compiled import compile_setup, compiling
 from equivcheck.layouts.base.execution.whole_step import trace_steps
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Execution, Layout, Scenario
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.module import LayerModule
 from equivcheck.training.loop import train
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.marks import mark
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.trace.trace import Trace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-ROOT_OF_EQUAL_PARTS = "<2.10"
+SUBMESH_ROOT_CHANGES = "<2.10"
 """In these versions an equal slice changes a cached submesh's root, so submeshes cannot be cached."""
 
 
@@ -43,7 +43,7 @@ def rank_program(
 
 def rank_setup(scenario: Scenario) -> Setup:
     """Build this rank's setup and apply every parallelism, innermost first."""
-    setup, layout = single_device(scenario.training), scenario.layout
+    setup, layout = single_device_setup(scenario.training), scenario.layout
     setup.announce, setup.layout = mark, layout
     recompute_layers(setup.model, layout.execution)
     mesh = setup.mesh = device_mesh(layout.mesh.shape, layout.mesh.names)
@@ -72,7 +72,7 @@ def _submesh(mesh: DeviceMesh, layout: Layout, axes: tuple[str, ...]) -> DeviceM
     """Slice a mesh and cache the result on it: slicing is slow, and DTensor's caches treat each slice as a new mesh."""
     if axes == layout.mesh.names:
         return mesh
-    if torch_in(ROOT_OF_EQUAL_PARTS):
+    if is_torch_in(SUBMESH_ROOT_CHANGES):
         return mesh[axes]
     kept: dict[tuple[str, ...], DeviceMesh] = vars(mesh).setdefault("_equivcheck_submeshes", {})
     if axes not in kept:

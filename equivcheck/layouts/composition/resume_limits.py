@@ -15,7 +15,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_auxiliary,
     without_frozen,
 )
-from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_splits, unfrozen_norms
+from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_shards, norms_made_trainable
 from equivcheck.layouts.composition.registry import rounds
 from equivcheck.layouts.parallelisms.pipeline.stages import ALWAYS_SPLIT, stages_behind_frozen_layers
 from equivcheck.scenario import (
@@ -127,21 +127,21 @@ CHECKPOINT_LIMITS: tuple[Limit, ...] = (
     Limit(
         reason="checkpoint: Adagrad with frozen parameters is not supported: Adagrad creates state for them when it is built, "
         "which is neither saved nor loaded",
-        applies=lambda training, _layout: training.optimizer.keeps_state_of_frozen and has_frozen(training.model),
+        applies=lambda training, _layout: training.optimizer.keeps_state_for_frozen and has_frozen(training.model),
         repair=lambda training, _layout: without_frozen(training),
     ),
     Limit(
         reason="checkpoint: SequenceParallel with frozen norms is not supported: it makes them trainable, so one layout has "
         "optimizer state for them and the other has none",
-        applies=lambda training, layout: bool(unfrozen_norms(training.model, layout)),
+        applies=lambda training, layout: bool(norms_made_trainable(training.model, layout)),
         repair=lambda training, _layout: each_layer(
-            training, lambda _index, layer: layer.having(norm=None) if layer.frozen else layer
+            training, lambda _index, layer: layer.with_fields(norm=None) if layer.frozen else layer
         ),
     ),
     Limit(
         reason="checkpoint: parallelize_module with frozen parameters is not supported: it makes them trainable, so one layout "
         "has optimizer state for them and the other has none",
-        applies=lambda training, layout: bool(frozen_splits(training.model, layout)),
+        applies=lambda training, layout: bool(frozen_shards(training.model, layout)),
         repair=lambda training, _layout: without_frozen(training),
         torch=UNFREEZES,
     ),

@@ -18,8 +18,8 @@ from equivcheck.scenario import Layout, Scenario
 from equivcheck.system.temporary_folder import require_space, temporary_folder
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, WITH_DATA, ranks
-from equivcheck.worlds.ranks import Ranks, Run, again_if_died
+from equivcheck.worlds.pool import LOCAL_WORLDS, WORLDS_WITH_DATA, ranks
+from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
 from equivcheck.worlds.trace.trace import Trace
 
 
@@ -92,16 +92,16 @@ class Runner:
         if layout.execution.is_compiled:
             members.prepare_to_compile()
         deadline = self.deadline + compile_seconds(scenario.training, layout)
-        return again_if_died(
+        return rerun_if_died(
             lambda: members.run(
-                program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline, is_foreign=self.alter is not None
+                program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline, is_user_code=self.alter is not None
             )
         )
 
     def _require_shared(self, folder: str, size: int) -> None:
         """Raise `UsageError` if some hosts do not see this host's folder."""
         members = self._members(size)
-        if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_foreign=False).values):
+        if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_user_code=False).values):
             raise UsageError(
                 f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
                 "that all hosts share"
@@ -111,7 +111,9 @@ class Runner:
         name = self.world if isinstance(self.world, str) else self.world.name
         members = self.world if isinstance(self.world, Ranks) and self.world.size == size else ranks(name, size)
         if not members.has_data:
-            raise UsageError(f"world {name!r} is not valid: it has no data to compare. Expected one of {', '.join(WITH_DATA)}")
+            raise UsageError(
+                f"world {name!r} is not valid: it has no data to compare. Expected one of {', '.join(WORLDS_WITH_DATA)}"
+            )
         return members
 
 
@@ -124,15 +126,15 @@ THREADS, PROCESSES = "sim", "gloo"
 """The world whose ranks share a process and cannot compile, and the world used instead."""
 
 
-def able(scenario: Scenario, world: str | Ranks) -> str | Ranks:
+def world_for(scenario: Scenario, world: str | Ranks) -> str | Ranks:
     """Return the world, or processes if the scenario compiles, because threads would share the compiler's state."""
     name = world if isinstance(world, str) else world.name
     return PROCESSES if name == THREADS and is_compiled(scenario) else world
 
 
-def alone(world: str) -> str:
+def single_process_world(world: str) -> str:
     """Return the world, or processes if a single process cannot open that world by itself."""
-    return world if world in COMPARABLE else PROCESSES
+    return world if world in LOCAL_WORLDS else PROCESSES
 
 
 def is_compiled(scenario: Scenario) -> bool:

@@ -23,7 +23,7 @@ from equivcheck.mutants.mutant import ONE_RANK, TWO_RANKS, fault
 from equivcheck.mutants.needs import WITH_DDP, reduces_by_hooks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, ClipNorm, ClipValue, Scenario
-from equivcheck.training.accumulate import whole
+from equivcheck.training.accumulate import full_value
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
@@ -90,7 +90,7 @@ def norm_after_clipping_returned(setup: Setup) -> None:
     def clip_norm(module: nn.Module, parameters: list[torch.Tensor], clipping: ClipNorm) -> torch.Tensor:
         norm = inner(module, parameters, clipping)
         setup.announce(Stage.READING, 0)
-        return whole(norm).clamp(max=clipping.max_norm)
+        return full_value(norm).clamp(max=clipping.max_norm)
 
     setup.clip_norm = clip_norm
 

@@ -15,7 +15,7 @@ from equivcheck.mutants.rank import axis_names, mesh_of, size_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import DDP, AnyLayer, ClipNorm, NormType, Replicate, Scenario
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
-from equivcheck.training.accumulate import whole
+from equivcheck.training.accumulate import full_value
 from equivcheck.training.read import local_values
 from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
@@ -94,11 +94,11 @@ def clip_with(setup: Setup, clip: Callable[[ClippingCall], torch.Tensor]) -> Non
         unlimited = replace(clipping, max_norm=NO_LIMIT)
 
         def norm_of(some: list[torch.Tensor]) -> torch.Tensor:
-            return whole(inner(module, some, unlimited))
+            return full_value(inner(module, some, unlimited))
 
         right = inner(module, parameters, unlimited)
         setup.announce(Stage.READING, 0)
-        return clip(ClippingCall(setup=setup, parameters=parameters, noun=clipping, right=whole(right), norm_of=norm_of))
+        return clip(ClippingCall(setup=setup, parameters=parameters, noun=clipping, right=full_value(right), norm_of=norm_of))
 
     setup.clip_norm = clip_norm
 

@@ -9,7 +9,7 @@ import torch
 
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.parallelisms.context_parallel.ranks import Gather, PositionRanks
-from equivcheck.layouts.parallelisms.context_parallel.sequences import Gathered, PartOfSequence, SharedHeads
+from equivcheck.layouts.parallelisms.context_parallel.sequences import GatheredSequence, ShardedSequence, UlyssesSequence
 from equivcheck.mutants.context_parallel.sites import (
     CONTEXT_PARALLEL,
     attentions,
@@ -22,8 +22,8 @@ from equivcheck.mutants.context_parallel.sites import (
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Attention, Exchange
-from equivcheck.training.layers.sequence import Looks
+from equivcheck.scenario import Attention, AttentionExchange
+from equivcheck.training.layers.sequence import AttentionHooks
 from equivcheck.training.setup import Setup
 
 Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
@@ -31,7 +31,7 @@ Unseen = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 def _has_groups(layer: Attention) -> bool:
-    return layer.kv_heads > 1
+    return layer.num_kv_heads > 1
 
 
 def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -40,24 +40,31 @@ def _gathered(ranks: PositionRanks, key: torch.Tensor, value: torch.Tensor) -> t
     return found
 
 
-def _found(looks: Looks, query: torch.Tensor, keys_values: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
+def _found(looks: AttentionHooks, query: torch.Tensor, keys_values: torch.Tensor, unseen: torch.Tensor | None) -> torch.Tensor:
     keys, values = keys_values.unbind()
-    return looks.attend_from(query, looks.grouped(keys), looks.grouped(values), unseen)
+    return looks.attend_from(query, looks.repeat_kv_heads(keys), looks.repeat_kv_heads(values), unseen)
 
 
-class _OwnKeysOnly(PartOfSequence):
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+class _OwnKeysOnly(ShardedSequence):
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         own = self.ranks.own
-        return looks.attend_from(query, looks.grouped(key), looks.grouped(value), looks.unseen(own, own))
+        return looks.attend_from(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value), looks.unseen(own, own))
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=has_attention(), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
-def own_positions_looked_at_alone(setup: Setup) -> None:
+def attention_to_own_positions_only(setup: Setup) -> None:
     """Queries attend to their own rank's keys only, because keys and values are not exchanged."""
     exchange_with(setup, _OwnKeysOnly)
 
 
-@fault(layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS)
+@fault(
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(exchange=AttentionExchange.RING),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=TWO_RANKS,
+)
 def ring_ends_before_last_block(setup: Setup) -> None:
     """Ring attention stops one step early, so the last block is never seen."""
     ranks = ranks_of(setup)
@@ -73,9 +80,11 @@ def _none_of(last: torch.Tensor, unseen: Unseen, queries: torch.Tensor, keys: to
     return unseen(queries, keys)
 
 
-class _NeverRescaled(PartOfSequence):
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = (looks.grouped(each) for each in _gathered(self.ranks, key, value).unbind())
+class _NeverRescaled(ShardedSequence):
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        keys, values = (looks.repeat_kv_heads(each) for each in _gathered(self.ranks, key, value).unbind())
         largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
         total, found = torch.zeros_like(largest), torch.zeros_like(query)
         for turn in range(self.ranks.size):
@@ -91,19 +100,24 @@ class _NeverRescaled(PartOfSequence):
 
 
 @fault(
-    layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(exchange=AttentionExchange.RING),
+    causes=(Cause.SOFTMAX_OF_PART,),
+    minimum=TWO_RANKS,
 )
 def ring_blocks_not_rescaled(setup: Setup) -> None:
     """Ring attention does not rescale earlier blocks if a later block has a larger score."""
     exchange_with(setup, _NeverRescaled)
 
 
-class _LearningFrom(PartOfSequence):
+class _LearningFrom(ShardedSequence):
     """Keys and values get gradients from one rank's queries only; `before` is this rank's distance."""
 
     before: int
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         gathered = _gathered(self.ranks, key, value)
         learning = self.ranks.parts[(self.ranks.index + self.before) % self.ranks.size]
         kept = gathered.detach().index_copy(-2, learning, gathered[..., learning, :])
@@ -120,7 +134,7 @@ class _LearningFromBefore(_LearningFrom):
 
 @fault(
     layouts=CONTEXT_PARALLEL,
-    applies=has_attention(exchange=Exchange.GATHER),
+    applies=has_attention(exchange=AttentionExchange.GATHER),
     causes=(Cause.KEY_VALUE_GRADIENT,),
     minimum=TWO_RANKS,
 )
@@ -130,40 +144,50 @@ def key_gradients_sliced_not_reduced(setup: Setup) -> None:
 
 
 @fault(
-    layouts=CONTEXT_PARALLEL, applies=has_attention(exchange=Exchange.RING), causes=(Cause.KEY_VALUE_GRADIENT,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(exchange=AttentionExchange.RING),
+    causes=(Cause.KEY_VALUE_GRADIENT,),
+    minimum=TWO_RANKS,
 )
 def ring_gradients_overwritten(setup: Setup) -> None:
     """Ring attention overwrites key and value gradients instead of accumulating them."""
     exchange_with(setup, _LearningFromBefore)
 
 
-class _OtherHeads(SharedHeads):
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        found = super().attended(looks, query, key, value)
+class _OtherHeads(UlyssesSequence):
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        found = super().attend_from_local(looks, query, key, value)
         units = key.shape[-3]
         return found.roll(found.shape[1] // units * chunk_sizes(units, self.ranks.size)[0], 1)
 
 
 @fault(
-    layouts=CONTEXT_PARALLEL, applies=has_attention(_has_groups, Exchange.ULYSSES), causes=(Cause.PERMUTED,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(_has_groups, AttentionExchange.ULYSSES),
+    causes=(Cause.PERMUTED,),
+    minimum=TWO_RANKS,
 )
 def heads_returned_in_another_order(setup: Setup) -> None:
     """Ulysses attention returns each rank's heads as the next rank's heads."""
     exchange_with(setup, _OtherHeads)
 
 
-class _InOrderOfRanks(Gathered):
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+class _InOrderOfRanks(GatheredSequence):
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         gathered = _gathered(self.ranks, key, value).index_select(-2, torch.cat(self.ranks.parts))
         return _found(looks, query, gathered, looks.unseen(self.ranks.own, torch.arange(self.ranks.length)))
 
 
 @fault(
     layouts=CONTEXT_PARALLEL,
-    applies=all_of(is_reordered, has_attention(is_causal, Exchange.GATHER)),
+    applies=all_of(is_reordered, has_attention(is_causal, AttentionExchange.GATHER)),
     causes=(Cause.ATTENTION_MASK,),
     minimum=TWO_RANKS,
 )
-def keys_left_in_order_of_ranks(setup: Setup) -> None:
-    """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
+def keys_left_in_rank_order(setup: Setup) -> None:
+    """GatheredSequence keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
     exchange_with(setup, _InOrderOfRanks)

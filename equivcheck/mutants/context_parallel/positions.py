@@ -21,9 +21,9 @@ from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import all_of
 from equivcheck.mutants.tokens.needs import change_batches, has_loss, learns_positions
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Attention, Exchange, Scenario
+from equivcheck.scenario import Attention, AttentionExchange, Scenario
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.layers.attention.module import AttentionModule, attention, rotate
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -40,11 +40,11 @@ def _has_long_parts(scenario: Scenario) -> bool:
 def rotary_positions_of_own_part(setup: Setup) -> None:
     """Rotary positions restart at 0 on each context-parallel rank."""
     for module in attentions(setup, _turns):
-        module.placed = _place_from_start  # type: ignore[method-assign]
+        module.with_rotary = _place_from_start  # type: ignore[method-assign]
 
 
 def _place_from_start(values: torch.Tensor) -> torch.Tensor:
-    return turned(values, torch.arange(values.shape[-2]))
+    return rotate(values, torch.arange(values.shape[-2]))
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_sharded, learns_positions), causes=(Cause.POSITIONS,), minimum=TWO_RANKS)
@@ -78,7 +78,10 @@ def _mask_by(module: AttentionModule, places: torch.Tensor) -> None:
 
 
 @fault(
-    layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, Exchange.GATHER), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(is_causal, AttentionExchange.GATHER),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=TWO_RANKS,
 )
 def causal_mask_counted_in_own_part(setup: Setup) -> None:
     """The causal mask counts queries from each shard's start, but keys from the sequence's start."""
@@ -91,9 +94,12 @@ def _from_own_start(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 @fault(
-    layouts=CONTEXT_PARALLEL, applies=has_attention(is_causal, Exchange.RING), causes=(Cause.ATTENTION_MASK,), minimum=TWO_RANKS
+    layouts=CONTEXT_PARALLEL,
+    applies=has_attention(is_causal, AttentionExchange.RING),
+    causes=(Cause.ATTENTION_MASK,),
+    minimum=TWO_RANKS,
 )
-def ring_blocks_masked_alike(setup: Setup) -> None:
+def ring_blocks_masked_as_own(setup: Setup) -> None:
     """Ring attention applies each rank's own causal mask to every block."""
     for module in attentions(setup, is_causal):
         module.unseen = _as_in_own_block  # type: ignore[method-assign]
@@ -109,7 +115,7 @@ def _as_in_own_block(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     causes=(Cause.ANOTHER_LABEL,),
     minimum=TWO_RANKS,
 )
-def labels_shifted_after_cut(setup: Setup) -> None:
+def labels_shifted_after_split(setup: Setup) -> None:
     """Labels are shifted within each context-parallel shard, so they wrap around at its end."""
     if ranks_of(setup) is not None:
         inner, dim = setup.take, 1 - setup.training.data.batch_dim
@@ -122,7 +128,7 @@ def labels_shifted_after_cut(setup: Setup) -> None:
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=all_of(is_reordered, has_loss()), causes=(Cause.ANOTHER_LABEL,), minimum=TWO_RANKS)
-def labels_cut_in_a_row(setup: Setup) -> None:
+def labels_split_contiguously(setup: Setup) -> None:
     """Labels are split into contiguous shards, although ranks hold a head and a tail chunk."""
     ranks = ranks_of(setup)
     if ranks is not None:

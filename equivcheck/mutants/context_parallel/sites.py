@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.parallelisms.context_parallel.ranks import PositionRanks
-from equivcheck.layouts.parallelisms.context_parallel.sequences import PartOfSequence
+from equivcheck.layouts.parallelisms.context_parallel.sequences import ShardedSequence
 from equivcheck.mutants.needs import is_eager, layouts_with
-from equivcheck.scenario import Attention, ContextParallel, Exchange, Scenario
+from equivcheck.scenario import Attention, AttentionExchange, ContextParallel, Scenario
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.layers.module import LayerModule
@@ -44,7 +44,7 @@ def is_reordered(scenario: Scenario) -> bool:
     return any([place for part in parts for place in part] != list(range(length)) for parts in found)
 
 
-def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = None) -> Callable[[Scenario], bool]:
+def has_attention(chosen: Chosen = any_attention, exchange: AttentionExchange | None = None) -> Callable[[Scenario], bool]:
     """Whether context-parallel ranks exchange keys and values (`exchange`; None for any) in a chosen attention layer."""
 
     def applies(scenario: Scenario) -> bool:
@@ -59,7 +59,7 @@ def has_attention(chosen: Chosen = any_attention, exchange: Exchange | None = No
 def ranks_of(setup: Setup) -> PositionRanks | None:
     """Ranks that share the positions; None under another layout, such as before a checkpoint."""
     sequence = setup.model.sequence
-    return sequence.ranks if isinstance(sequence, PartOfSequence) else None
+    return sequence.ranks if isinstance(sequence, ShardedSequence) else None
 
 
 def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[AttentionModule]:
@@ -68,7 +68,7 @@ def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[Attenti
     return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
 
 
-def exchange_with(setup: Setup, kind: type[PartOfSequence]) -> None:
+def exchange_with(setup: Setup, kind: type[ShardedSequence]) -> None:
     """Replace the exchange of keys and values."""
     ranks = ranks_of(setup)
     if ranks is not None:

@@ -60,7 +60,7 @@ def labels_counted_by_each_part(setup: Setup) -> None:
 
     def divided(batches: Sequence[Batch]) -> list[Batch]:
         own = torch.cat([take(batch).targets.flatten() for batch in batches])
-        count = count_labels(loss, training.model.outputs, own) or 1.0
+        count = count_labels(loss, training.model.out_features, own) or 1.0
         return [replace(batch, divisor=size * count) for batch in batches]
 
     change_batches(setup, divided)

@@ -44,7 +44,7 @@ def _take_rows_of(setup: Setup, rank: int) -> None:
 
 
 @fault(layouts=TAKES_ROWS, applies=has_data_ranks, causes=(Cause.ROWS_LOST, Cause.SAME_ROWS), minimum=TWO_RANKS)
-def shuffled_apart(setup: Setup) -> None:
+def shuffled_differently(setup: Setup) -> None:
     """Each rank shuffles the batch differently, so some rows are read twice and others never."""
     inner, shift = setup.take, data_rank(setup)
     setup.take = lambda batch: inner(_moved(batch, lambda values, dim: values.roll(shift, dim)))

@@ -66,7 +66,7 @@ def reduced_over_other_axis(setup: Setup) -> None:
 @fault(layouts=("ddp", "ddp x tensor_parallel"), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
 def forward_without_sync(setup: Setup) -> None:
     """Forward runs under `no_sync`, backward does not. Gradients are not reduced, because DDP decides in the forward."""
-    module, inner = ddp_of(setup), setup.around_forward
+    module, inner = ddp_of(setup), setup.forward_context
     if module is None:
         return
 
@@ -75,7 +75,7 @@ def forward_without_sync(setup: Setup) -> None:
         with inner(), module.no_sync():
             yield
 
-    setup.around_forward = around
+    setup.forward_context = around
 
 
 @fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)
@@ -92,7 +92,7 @@ def inner_module_called(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.RANK_FAILED),
     minimum=TWO_RANKS,
 )
-def unused_not_looked_for(setup: Setup) -> None:
+def unused_parameters_not_found(setup: Setup) -> None:
     """A layer is unused in a step but `find_unused_parameters` is off, so its bucket is never reduced."""
     before = setup.module
     if not isinstance(before, DistributedDataParallel):

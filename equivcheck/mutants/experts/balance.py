@@ -26,9 +26,9 @@ from equivcheck.scenario import (
     Replicate,
     Scenario,
 )
-from equivcheck.training.balance import Counts, own_counts
+from equivcheck.training.balance import Counts, counts_of_microbatch
 from equivcheck.training.layers.experts.module import Router
-from equivcheck.training.layers.module import Load
+from equivcheck.training.layers.module import RoutingLoad
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
@@ -63,7 +63,7 @@ def _has_equal_microbatches(scenario: Scenario) -> bool:
 @fault(layouts=COUNTED, applies=all_of(has_experts(_balances), _is_counted), causes=CAUSES, minimum=TWO_RANKS)
 def balance_of_own_rows(setup: Setup) -> None:
     """The load-balancing loss uses each rank's own expert counts, which are not summed over ranks."""
-    setup.whole_counts = own_counts
+    setup.full_counts = counts_of_microbatch
 
 
 @fault(
@@ -75,7 +75,7 @@ def balance_of_own_rows(setup: Setup) -> None:
 def balance_counted_along_last_axis(setup: Setup) -> None:
     """The load-balancing loss uses expert counts summed over the last mesh axis only."""
     names = axis_names(setup)
-    setup.whole_counts = own_counts
+    setup.full_counts = counts_of_microbatch
     sum_counts(setup, mesh_of(setup).get_group(names.index(_last([name for name in names if size_of(setup, name) > 1]))))
 
 
@@ -84,16 +84,16 @@ def _reweigh(setup: Setup, factor: float) -> None:
         _change(module.router, lambda load: load._replace(balance=load.balance * factor))
 
 
-def _change(router: Router, change: Callable[[Load], Load]) -> None:
+def _change(router: Router, change: Callable[[RoutingLoad], RoutingLoad]) -> None:
     router.load_of = partial(_changed, router.load_of, change)  # type: ignore[method-assign]
 
 
 def _changed(
-    load_of: Callable[[torch.Tensor, torch.Tensor], Load],
-    change: Callable[[Load], Load],
+    load_of: Callable[[torch.Tensor, torch.Tensor], RoutingLoad],
+    change: Callable[[RoutingLoad], RoutingLoad],
     scores: torch.Tensor,
     chosen: torch.Tensor,
-) -> Load:
+) -> RoutingLoad:
     return change(load_of(scores, chosen))
 
 
@@ -130,12 +130,12 @@ def balance_without_gradient(setup: Setup) -> None:
 @fault(layouts=PLAIN_ROUTERS, applies=all_of(has_experts(_balances), has_microbatches), causes=CAUSES, minimum=ONE_RANK)
 def choices_of_earlier_microbatches_counted(setup: Setup) -> None:
     """The load-balancing loss uses expert counts accumulated since the step began, not for one microbatch."""
-    inner, kept = setup.whole_counts, list[torch.Tensor]()
+    inner, kept = setup.full_counts, list[torch.Tensor]()
 
-    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+    def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
         kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
         return list(kept)
 
-    setup.whole_counts = whole_counts
+    setup.full_counts = full_counts
     setup.before_step.append(lambda _optimizer, _index: kept.clear())

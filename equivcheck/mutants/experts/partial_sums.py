@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from equivcheck.layouts.base.partition import chunk_sizes
-from equivcheck.layouts.base.plan.rules import weights_of_addends
+from equivcheck.layouts.base.plan.rules import num_routing_weights
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion
 from equivcheck.mutants.experts.sites import any_experts, experts_of
 from equivcheck.mutants.mutant import TWO_RANKS, fault
@@ -31,7 +31,7 @@ def _cut_layers(model: Model, layout: Layout) -> tuple[int, ...]:
         index
         for plan in plans
         for index, (layer, entry) in enumerate(zip(model.layers, plan.plan, strict=False))
-        if isinstance(layer, Experts) and weights_of_addends(layer, entry.split) is not None
+        if isinstance(layer, Experts) and num_routing_weights(layer, entry.split) is not None
     )
 
 
@@ -66,7 +66,7 @@ def _move_by(setup: Setup, kind: type[LocalRegion]) -> None:
 
 
 class _CopiesNothing(LocalRegion):
-    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return values, weights
 
 
@@ -77,18 +77,18 @@ def experts_copy_to_region_missing(setup: Setup) -> None:
 
 
 class _CopiesRows(LocalRegion):
-    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().used(values, weights)[0], weights
+    def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().copy_to_ranks(values, weights)[0], weights
 
 
 @fault(layouts=LOCAL, applies=_cuts(), causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)
-def router_learns_from_addend_of_rank(setup: Setup) -> None:
+def router_learns_from_partial_sum(setup: Setup) -> None:
     """The routing weights' gradient is not summed over tensor-parallel ranks, so each router learns from a partial sum."""
     _move_by(setup, _CopiesRows)
 
 
 class _AddsEach(LocalRegion):
-    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
         return bias
 
 
@@ -99,7 +99,7 @@ def bias_of_experts_added_on_every_rank(setup: Setup) -> None:
 
 
 @fault(layouts=LOCAL, applies=_cuts(_has_halves), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS)
-def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
+def gate_and_up_of_experts_split_as_one(setup: Setup) -> None:
     """The experts' gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     layers, ranks = _cut_layers(setup.training.model, layout_of(setup)), size_of(setup, TP)
@@ -107,7 +107,7 @@ def gate_and_up_of_experts_cut_as_one(setup: Setup) -> None:
         owner, _, name = each.full_name.rpartition(".")
         if each.layer in layers and name in ("gate", "gate_bias"):
             gate, up = each.full_name, f"{owner}.{name.replace('gate', 'up')}"
-            found[gate], found[up] = _cut_as_one(initial[gate], initial[up], each.within_dim or 0, ranks)
+            found[gate], found[up] = _cut_as_one(initial[gate], initial[up], each.unit_dim or 0, ranks)
     overwrite_initial_values(setup, found)
 
 

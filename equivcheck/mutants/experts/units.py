@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.fsdp import FSDPModule
 
 from equivcheck.layouts.base import gradients_by_hand
-from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts, expert_units
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, expert_modules, has_expert_units
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.needs import is_eager
 from equivcheck.mutants.rank import data_ranks, layout_of, size_of
@@ -20,7 +20,7 @@ SHARDED = (f"{FSDP2.tag} x {ExpertParallel.tag}",)
 def _divides_units(scenario: Scenario) -> bool:
     """Whether experts are `fully_shard` units on several expert-parallel ranks, and trained."""
     layout, model = scenario.layout, scenario.training.model
-    is_divided = are_units_of_shards(layout) and layout.mesh.size(EP) > 1
+    is_divided = has_expert_units(layout) and layout.mesh.size(EP) > 1
     return is_eager(scenario) and is_divided and any(found.trained for found in dtensor_experts(model, layout))
 
 
@@ -28,18 +28,18 @@ def _divides_units(scenario: Scenario) -> bool:
 def expert_units_without_divide_factor(setup: Setup) -> None:
     """`fully_shard` divides expert gradients by the data-parallel ranks only, as it does for other parameters."""
     (fsdp,) = layout_of(setup).of(FSDP2)
-    for unit in expert_units(setup.model):
+    for unit in expert_modules(setup.model):
         assert isinstance(unit, FSDPModule), "every expert unit is an FSDPModule"
         unit.set_gradient_divide_factor(fsdp.gradient_divide_factor or data_ranks(setup))
 
 
 @fault(layouts=SHARDED, applies=_divides_units, causes=(Cause.AVERAGED_TWICE, Cause.SCALED), minimum=TWO_RANKS)
-def expert_units_divided_by_hand_too(setup: Setup) -> None:
+def expert_units_divided_explicitly_too(setup: Setup) -> None:
     """Expert gradients are divided explicitly, although `fully_shard` has divided them already."""
     model, ranks = setup.model, size_of(setup, EP)
 
     def divide(_optimizer: object, _step: int) -> None:
-        parameters = [parameter for unit in expert_units(model) for parameter in unit.parameters()]
+        parameters = [parameter for unit in expert_modules(model) for parameter in unit.parameters()]
         gradients_by_hand.divide_gradients(parameters, ranks)
 
     setup.before_update.append(divide)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from equivcheck.mutants.experts.sites import PLAIN_ROUTERS, Chosen, any_experts, chooses_two, experts_of, has_experts
 from equivcheck.mutants.mutant import ONE_RANK, fault
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Experts, Scores
+from equivcheck.scenario import Experts, ScoreFunction
 from equivcheck.training.layers.experts.module import Router
 from equivcheck.training.setup import Setup
 
@@ -33,7 +33,7 @@ def _changed(router: Router, route: Callable[[torch.Tensor], Routed], change: Ch
 
 def _scores(router: Router, inputs: torch.Tensor) -> torch.Tensor:
     logits = functional.linear(inputs, router.weight)
-    return logits.softmax(-1) if router.layer.scores is Scores.SOFTMAX else logits.sigmoid()
+    return logits.softmax(-1) if router.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
 
 
 def _normalises(layer: Experts) -> bool:
@@ -93,7 +93,7 @@ def router_weights_normalised_before_choice(setup: Setup) -> None:
 def router_weighs_other_side(setup: Setup) -> None:
     """Routing weights multiply the experts' input instead of their output, or vice versa."""
     for module in experts_of(setup):
-        module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
+        module.layer = module.layer.with_fields(weighs_input=not module.layer.weighs_input)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.EXPERT_GRADIENT, Cause.GRADIENT_LOST), minimum=ONE_RANK)

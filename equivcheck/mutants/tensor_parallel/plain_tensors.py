@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalEmbedding, LocalLinear, LocalNorm
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import PlannedModule, Redistribution, planned_modules
@@ -45,7 +45,7 @@ def _sums_gradient(planned: PlannedModule) -> bool:
 
 
 def _is_copied(enter: Redistribution) -> bool:
-    whole, pending = ActivationPlacement.WHOLE, ActivationPlacement.PENDING
+    whole, pending = ActivationPlacement.REPLICATED, ActivationPlacement.PARTIAL
     return (enter.gradient_source, enter.gradient_target) == (pending, whole)
 
 
@@ -54,7 +54,7 @@ def _sums_output(planned: PlannedModule) -> bool:
 
 
 def _is_summed(leave: Redistribution) -> bool:
-    return (leave.source, leave.target) == (ActivationPlacement.PENDING, ActivationPlacement.WHOLE)
+    return (leave.source, leave.target) == (ActivationPlacement.PARTIAL, ActivationPlacement.REPLICATED)
 
 
 def _is_norm(planned: PlannedModule) -> bool:
@@ -78,7 +78,7 @@ class _KeepsOwn(AxisRanks):
 
     __slots__ = ()
 
-    def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
+    def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
         """The parameter without a reduction in backward."""
         return parameter
 
@@ -106,7 +106,7 @@ def norm_gradient_of_own_rows(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
     minimum=AFTER_A_LAYER,
 )
-def whole_weight_gradient_of_own_rows(setup: Setup) -> None:
+def replicated_weight_gradient_of_own_rows(setup: Setup) -> None:
     """On plain tensors, gradients for a replicated layer are not summed over ranks with different rows or positions."""
     for module in _linears(setup):
         if module.enter.target is ActivationPlacement.ROWS:
@@ -197,7 +197,11 @@ def _look_up_all(module: Any) -> None:
 def _has_parted_loss(scenario: Scenario) -> bool:
     plans = scenario.layout.of(LocalTensorParallel)
     parted = any(plan.loss_parallel for plan in plans) and scenario.layout.mesh.size(TP) > 1
-    return parted and is_eager(scenario) and not leaves_nothing(scenario.training.model.outputs, scenario.layout.mesh.size(TP))
+    return (
+        parted
+        and is_eager(scenario)
+        and not is_last_shard_empty(scenario.training.model.out_features, scenario.layout.mesh.size(TP))
+    )
 
 
 @fault(layouts=PLAIN, applies=_has_parted_loss, causes=(Cause.SOFTMAX_OF_PART,), minimum=TWO_RANKS)

@@ -29,16 +29,16 @@ from equivcheck.worlds.trace.trace import Piece
 def _is_square(layer: Planned) -> bool:
     """Whether the layer is split, and its weight is square, so a shard along the wrong dim fits."""
     width = layer.site.width
-    return layer.plan.split in (Split.COLUMN, Split.ROW) and width == layer.site.model.inputs(layer.site.index) > 1
+    return layer.plan.split in (Split.COLWISE, Split.ROWWISE) and width == layer.site.model.in_features(layer.site.index) > 1
 
 
 def _has_halves(layer: Planned) -> bool:
     """Whether the layer is column-parallel, and each half is divisible by the number of ranks."""
-    return layer.plan.split is Split.COLUMN and layer.site.width % (2 * layer.site.tp) == 0
+    return layer.plan.split is Split.COLWISE and layer.site.width % (2 * layer.site.tp) == 0
 
 
 def _is_gathered(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN and layer.plan.output is ActivationSharding.WHOLE and layer.site.width > 1
+    return layer.plan.split is Split.COLWISE and layer.plan.output is ActivationSharding.REPLICATED and layer.site.width > 1
 
 
 def _tells_order(scenario: Scenario) -> bool:
@@ -52,7 +52,7 @@ def _ends_alike(site: LayerSite) -> bool:
 
 
 def _gathers_rows(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN and layer.site.input is ActivationSharding.ROWS
+    return layer.plan.split is Split.COLWISE and layer.site.input is ActivationSharding.ROWS
 
 
 def _drops_on_several(scenario: Scenario) -> bool:
@@ -66,7 +66,7 @@ def sharded_along_wrong_dim(setup: Setup) -> None:
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=all_of(is_eager, has_layer(_has_halves)), causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
-def fused_weight_cut_in_halves(setup: Setup) -> None:
+def fused_weight_split_in_halves(setup: Setup) -> None:
     """A column-parallel weight is split as if it were two fused weights, so each rank gets a part from either half."""
     _change_weights(setup, _has_halves, ("linear.weight", "linear.bias", "auxiliary.weight"), _halves_interleaved)
 

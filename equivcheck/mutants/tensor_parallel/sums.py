@@ -26,7 +26,7 @@ from equivcheck.training.setup import Setup
 
 
 def _is_column(layer: Planned) -> bool:
-    return layer.plan.split is Split.COLUMN
+    return layer.plan.split is Split.COLWISE
 
 
 def _is_column_after_something(layer: Planned) -> bool:
@@ -35,7 +35,7 @@ def _is_column_after_something(layer: Planned) -> bool:
 
 
 def _is_row(layer: Planned) -> bool:
-    return layer.plan.split is Split.ROW
+    return layer.plan.split is Split.ROWWISE
 
 
 def _is_row_with_bias(layer: Planned) -> bool:
@@ -43,7 +43,7 @@ def _is_row_with_bias(layer: Planned) -> bool:
 
 
 def _is_norm_of_rows(layer: Planned) -> bool:
-    is_normed = layer.site.layer.norm is not None and layer.plan.split is not Split.OUTSIDE
+    is_normed = layer.site.layer.norm is not None and layer.plan.split is not Split.NOT_IN_PLAN
     return is_normed and layer.site.input is ActivationSharding.ROWS
 
 
@@ -105,7 +105,7 @@ def norm_gradient_not_reduced(setup: Setup) -> None:
     causes=(Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE),
     minimum=Minimum(layers=2, because="the layer before must leave its output sharded by rows"),
 )
-def whole_layer_gradient_not_reduced(setup: Setup) -> None:
+def replicated_layer_gradient_not_reduced(setup: Setup) -> None:
     """Under sequence parallelism, gradients for a replicated layer are not summed over ranks."""
     for block, _ in blocks(setup, _is_whole_on_rows):
         for linear in _linears(block):

@@ -17,7 +17,7 @@ from equivcheck.mutants.tokens.needs import Chosen, has_layer, layers_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import SPMD, Attention, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.layers.attention.module import AttentionModule, attention, rotate
 from equivcheck.training.setup import Setup
 
 
@@ -40,8 +40,8 @@ def _repeats_several(place: PlannedLayer) -> bool:
     layer = place.site.layer
     if not isinstance(layer, Attention):
         return False
-    own = layer.kv_heads // (place.site.tp if place.plan.split is Split.WITHIN else 1)
-    return own > 1 and layer.heads > layer.kv_heads
+    own = layer.num_kv_heads // (place.site.tp if place.plan.split is Split.HEADS_OR_HIDDEN else 1)
+    return own > 1 and layer.num_heads > layer.num_kv_heads
 
 
 def _copies_heads(place: PlannedLayer) -> bool:
@@ -49,7 +49,7 @@ def _copies_heads(place: PlannedLayer) -> bool:
     layer = place.site.layer
     if not isinstance(layer, Attention) or layer.frozen or place.plan.split is not Split.REPLICATED or place.site.tp == 1:
         return False
-    return layer.heads % place.site.tp == 0 and layer.kv_heads % place.site.tp != 0
+    return layer.num_heads % place.site.tp == 0 and layer.num_kv_heads % place.site.tp != 0
 
 
 def _attentions(setup: Setup, chosen: Chosen) -> Iterator[tuple[AttentionModule, PlannedLayer]]:
@@ -94,7 +94,7 @@ def rotary_positions_off_by_one(setup: Setup) -> None:
 
 
 def _place(module: AttentionModule, positions: torch.Tensor) -> None:
-    module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
+    module.with_rotary = lambda values: rotate(values, positions)  # type: ignore[method-assign]
 
 
 @fault(
@@ -106,8 +106,8 @@ def _place(module: AttentionModule, positions: torch.Tensor) -> None:
 def kv_heads_repeated_in_another_order(setup: Setup) -> None:
     """Key and value heads are repeated in the wrong order, so queries use other heads."""
     for module, _ in _attentions(setup, _repeats_several):
-        groups = module.layer.heads // module.layer.kv_heads
-        module.grouped = _repeating(groups)  # type: ignore[assignment,method-assign]
+        groups = module.layer.num_heads // module.layer.num_kv_heads
+        module.repeat_kv_heads = _repeating(groups)  # type: ignore[assignment,method-assign]
 
 
 def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -123,11 +123,11 @@ def _repeating(groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
 def copied_kv_gradients_not_summed(setup: Setup) -> None:
     """Gradients for replicated key and value heads are not summed over tensor-parallel ranks."""
     for module, place in _attentions(setup, _copies_heads):
-        heads, ranks = module.layer.heads, place.site.tp
+        heads, ranks = module.layer.num_heads, place.site.tp
         own = torch.arange(heads) * ranks // heads == rank_along(setup, TP)
         for linear in (module.key, module.value):
             linear.forward = _twice(linear)  # type: ignore[assignment,method-assign]
-        module.grouped = _learning_from(own, heads // module.layer.kv_heads)  # type: ignore[assignment,method-assign]
+        module.repeat_kv_heads = _learning_from(own, heads // module.layer.num_kv_heads)  # type: ignore[assignment,method-assign]
 
 
 def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:

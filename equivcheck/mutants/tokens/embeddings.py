@@ -23,7 +23,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 LookUp = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""Looks up tokens, given a rank's embedding rows, the tokens, and the first row's token."""
+"""AttentionHooks up tokens, given a rank's embedding rows, the tokens, and the first row's token."""
 
 
 def _has_padding(scenario: Scenario) -> bool:
@@ -138,7 +138,7 @@ def tied_embedding_without_gradient(setup: Setup) -> None:
     causes=(Cause.UNTIED, Cause.STALE),
     minimum=TWO_STEPS,
 )
-def tied_head_left_behind(setup: Setup) -> None:
+def tied_head_stale(setup: Setup) -> None:
     """A tied head keeps the embedding's initial weight; gradients still go to the embedding."""
     _use_head_through(setup, FirstValues())
 

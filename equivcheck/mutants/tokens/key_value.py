@@ -16,12 +16,12 @@ from equivcheck.mutants.tokens.needs import attentions, length_of, plan_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention, Scenario, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.attention.module import AttentionModule, turned
+from equivcheck.training.layers.attention.module import AttentionModule, rotate
 from equivcheck.training.setup import Setup
 
 
 def _is_grouped(scenario: Scenario) -> bool:
-    return any(layer.heads > layer.kv_heads and not layer.frozen for layer in attentions(scenario))
+    return any(layer.num_heads > layer.num_kv_heads and not layer.frozen for layer in attentions(scenario))
 
 
 def _turns_heads(scenario: Scenario) -> bool:
@@ -30,21 +30,21 @@ def _turns_heads(scenario: Scenario) -> bool:
     if plan is None or length_of(scenario) == 1:
         return False
     pairs = zip(layers, plan.plan, strict=True)
-    return any(isinstance(layer, Attention) and layer.rotary and entry.split is Split.WITHIN for layer, entry in pairs)
+    return any(isinstance(layer, Attention) and layer.rotary and entry.split is Split.HEADS_OR_HIDDEN for layer, entry in pairs)
 
 
 def _attentions(setup: Setup) -> Iterator[tuple[AttentionModule, int]]:
     """Attention modules on this rank, with the number of query heads per key and value head."""
     for module in setup.model.modules():
         if isinstance(module, AttentionModule):
-            yield module, module.layer.heads // module.layer.kv_heads
+            yield module, module.layer.num_heads // module.layer.num_kv_heads
 
 
 @fault(layouts=EVERYWHERE, applies=_is_grouped, causes=(Cause.KV_HEADS,), minimum=ONE_RANK)
 def kv_gradient_of_one_copy(setup: Setup) -> None:
     """A repeated key and value head gets its gradient from the first copy only."""
     for module, copies in _attentions(setup):
-        module.grouped = partial(_with_gradient_of_first, copies)  # type: ignore[method-assign]
+        module.repeat_kv_heads = partial(_with_gradient_of_first, copies)  # type: ignore[method-assign]
 
 
 def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ def _with_gradient_of_first(copies: int, values: torch.Tensor) -> torch.Tensor:
 def kv_gradients_averaged(setup: Setup) -> None:
     """A repeated key and value head gets the mean gradient over its copies instead of the sum."""
     for module, copies in _attentions(setup):
-        module.grouped = partial(_averaging, module.grouped, copies)  # type: ignore[method-assign]
+        module.repeat_kv_heads = partial(_averaging, module.repeat_kv_heads, copies)  # type: ignore[method-assign]
 
 
 def _averaging(inner: Callable[[torch.Tensor], torch.Tensor], copies: int, values: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ def rotary_keys_shifted_on_one_rank(setup: Setup) -> None:
         return
     splits = [entry.split for entry in layout_of(setup).of(TensorParallel)[0].plan]
     for split, module in zip(splits, setup.model.get_submodule("layers").children(), strict=True):
-        if isinstance(module, AttentionModule) and split is Split.WITHIN:
+        if isinstance(module, AttentionModule) and split is Split.HEADS_OR_HIDDEN:
             _KeysLater(module)
 
 
@@ -78,8 +78,8 @@ class _KeysLater:
 
     def __init__(self, module: AttentionModule) -> None:
         self._num_calls = 0
-        module.placed = self  # type: ignore[method-assign]
+        module.with_rotary = self  # type: ignore[method-assign]
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         self._num_calls += 1
-        return turned(values, torch.arange(values.shape[-2]) + (self._num_calls + 1) % 2)
+        return rotate(values, torch.arange(values.shape[-2]) + (self._num_calls + 1) % 2)

@@ -28,7 +28,7 @@ def _divide(setup: Setup, divisors: Divisors) -> None:
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:
     """At least 1, because a rank without counted labels would get a NaN loss."""
-    return count_labels(cross_entropy_of(setup), setup.training.model.outputs, labels) or 1.0
+    return count_labels(cross_entropy_of(setup), setup.training.model.out_features, labels) or 1.0
 
 
 @fault(layouts=DATA_PARALLEL, applies=all_of(has_data_ranks, counts_labels), causes=(Cause.LABEL_COUNT,), minimum=TWO_RANKS)
@@ -77,7 +77,7 @@ def ignored_labels_counted(setup: Setup) -> None:
 )
 def labels_counted_without_class_weights(setup: Setup) -> None:
     """Labels are weighted by class in the loss, but not in the divisor."""
-    loss, outputs = replace(cross_entropy_of(setup), class_weights=False), setup.training.model.outputs
+    loss, outputs = replace(cross_entropy_of(setup), class_weights=False), setup.training.model.out_features
 
     def divisors(batches: Sequence[Batch]) -> list[float]:
         return [sum(count_labels(loss, outputs, batch.targets) for batch in batches)] * len(batches)

@@ -77,7 +77,7 @@ def plan_of(scenario: Scenario) -> PlannedParallelism | None:
 def shards_vocabulary(scenario: Scenario) -> bool:
     """Whether the embedding is vocabulary-parallel."""
     plan = plan_of(scenario)
-    return plan is not None and scenario.training.model.source is not None and plan.source is Split.ROW
+    return plan is not None and scenario.training.model.source is not None and plan.source is Split.ROWWISE
 
 
 def head_split(scenario: Scenario) -> Split | None:

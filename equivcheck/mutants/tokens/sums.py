@@ -26,7 +26,7 @@ from equivcheck.mutants.tokens.needs import has_layer, head_split, layers_of
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ActivationSharding, GatedMLP, Layout, Model, Scenario, Split
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.material import material
 from equivcheck.training.setup import Setup
 
@@ -35,12 +35,12 @@ def _is_within_after_something(place: PlannedLayer) -> bool:
     """Whether the layer is split by heads or hidden features, and earlier parameters need its input gradient."""
     model = place.site.model
     learns = model.source is not None and not model.source.frozen
-    return place.plan.split is Split.WITHIN and (place.site.index > 0 or place.site.layer.norm is not None or learns)
+    return place.plan.split is Split.HEADS_OR_HIDDEN and (place.site.index > 0 or place.site.layer.norm is not None or learns)
 
 
 def _is_norm_of_positions(place: PlannedLayer) -> bool:
     layer = place.site.layer
-    return layer.norm is not None and not layer.frozen and place.num_parts > 1 and place.plan.split is not Split.OUTSIDE
+    return layer.norm is not None and not layer.frozen and place.num_parts > 1 and place.plan.split is not Split.NOT_IN_PLAN
 
 
 def _has_head_of_positions(model: Model, layout: Layout) -> bool:
@@ -48,7 +48,7 @@ def _has_head_of_positions(model: Model, layout: Layout) -> bool:
     plan = plan_over_ranks(layout)
     if plan is None or model.head is None or model.head.norm is None or model.length is None:
         return False
-    return plan.head is not Split.OUTSIDE and inputs_of(model, plan)[-1] is ActivationSharding.ROWS
+    return plan.head is not Split.NOT_IN_PLAN and inputs_of(model, plan)[-1] is ActivationSharding.ROWS
 
 
 def _norms_positions(scenario: Scenario) -> bool:
@@ -58,12 +58,12 @@ def _norms_positions(scenario: Scenario) -> bool:
 
 
 def _is_gated_within(place: PlannedLayer) -> bool:
-    return isinstance(place.site.layer, GatedMLP) and place.plan.split is Split.WITHIN
+    return isinstance(place.site.layer, GatedMLP) and place.plan.split is Split.HEADS_OR_HIDDEN
 
 
 @fault(
     layouts=TENSOR_PARALLEL,
-    applies=lambda scenario: head_split(scenario) is Split.COLUMN,
+    applies=lambda scenario: head_split(scenario) is Split.COLWISE,
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
 )
@@ -74,7 +74,7 @@ def head_input_gradient_not_reduced(setup: Setup) -> None:
 
 @fault(
     layouts=TENSOR_PARALLEL,
-    applies=lambda scenario: head_split(scenario) is Split.COLUMN,
+    applies=lambda scenario: head_split(scenario) is Split.COLWISE,
     causes=(Cause.INPUT_GRADIENT_SUMMED_TWICE, Cause.SCALED),
     minimum=TWO_RANKS,
 )
@@ -94,10 +94,10 @@ def _change_head_input(setup: Setup, gradients: TensorFunction) -> None:
     causes=(Cause.PARTIAL_INPUT_GRADIENT, Cause.RANKS_DISAGREE),
     minimum=TWO_RANKS,
 )
-def within_input_gradient_not_reduced(setup: Setup) -> None:
+def sharded_heads_input_gradient_not_reduced(setup: Setup) -> None:
     """The input gradient is not summed over ranks in layers with sharded heads or hidden features."""
     for module, place in layers_of(setup, _is_within_after_something):
-        for part in kind_of(place.site.layer).parts(place.site.layer):
+        for part in layer_kind(place.site.layer).linears(place.site.layer):
             if part.reads_input:
                 change_input_gradient(module.get_submodule(part.name), treat_as_reduced)
 
@@ -118,7 +118,7 @@ def _norms(setup: Setup) -> Iterator[nn.Module]:
 
 @fault(
     layouts=TENSOR_PARALLEL,
-    applies=lambda scenario: head_split(scenario) not in (None, Split.OUTSIDE),
+    applies=lambda scenario: head_split(scenario) not in (None, Split.NOT_IN_PLAN),
     causes=(Cause.SUMMED, Cause.SCALED),
     minimum=TWO_RANKS,
 )
@@ -134,7 +134,7 @@ def logits_gradient_summed(setup: Setup) -> None:
 @fault(
     layouts=TENSOR_PARALLEL, applies=has_layer(_is_gated_within), causes=(Cause.PERMUTED, Cause.UNEQUAL_START), minimum=TWO_RANKS
 )
-def gate_and_up_cut_as_one(setup: Setup) -> None:
+def gate_and_up_split_as_one(setup: Setup) -> None:
     """Gate and up projections are fused before they are split over ranks, so each rank gets wrong halves."""
     initial, found = material(setup.training).parameters, dict[str, torch.Tensor]()
     for _, place in layers_of(setup, _is_gated_within):

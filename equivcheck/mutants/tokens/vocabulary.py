@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_size, is_last_shard_empty
 from equivcheck.mutants.mutant import TWO_RANKS, fault
 from equivcheck.mutants.parameter_use import use_through
 from equivcheck.mutants.rank import rank_along, size_of
@@ -34,13 +34,13 @@ def _has_later_tokens(scenario: Scenario) -> bool:
 def _gathers_logits(scenario: Scenario) -> bool:
     """Whether sharded logits are gathered and their order matters to the loss."""
     plan = plan_of(scenario)
-    gathers = plan is not None and not plan.loss_parallel and head_split(scenario) is Split.COLUMN
+    gathers = plan is not None and not plan.loss_parallel and head_split(scenario) is Split.COLWISE
     return gathers and not scenario.training.loss.is_linear
 
 
 def _shares_softmax(scenario: Scenario) -> bool:
     """Whether each rank holds logits for a softmax."""
-    shards = not leaves_nothing(scenario.training.model.outputs, scenario.layout.mesh.size(TP))
+    shards = not is_last_shard_empty(scenario.training.model.out_features, scenario.layout.mesh.size(TP))
     return _gathers_logits(scenario) and shards and isinstance(scenario.training.loss, CrossEntropy)
 
 
@@ -85,7 +85,7 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
 @fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,), minimum=TWO_RANKS)
 def logits_gathered_in_another_order(setup: Setup) -> None:
     """Sharded logits are gathered in the wrong order."""
-    shift = chunk_size(setup.training.model.outputs, size_of(setup, TP))
+    shift = chunk_size(setup.training.model.out_features, size_of(setup, TP))
     if size_of(setup, TP) > 1:
         setup.model.get_submodule("head").register_forward_hook(lambda _module, _inputs, logits: logits.roll(-shift, -1))
 

@@ -9,7 +9,7 @@ from equivcheck.layouts.base.expected_calls.communication import Key, Totals, de
 from equivcheck.layouts.base.expected_calls.torch_versions import CALLS_AMONG_ONE_RANK
 from equivcheck.layouts.composition.expected_calls import predicted
 from equivcheck.scenario import Scenario
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
@@ -57,7 +57,7 @@ def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dic
 def _compared(found: Totals, ops_left_out: Collection[str] = ()) -> Totals:
     # Not every version of torch calls collectives on a group of one rank, so such calls are left out.
     found = {key: counted for key, counted in found.items() if key[2] not in ops_left_out} if ops_left_out else found
-    return {key: counted for key, counted in found.items() if key[-1]} if torch_in(CALLS_AMONG_ONE_RANK) else found
+    return {key: counted for key, counted in found.items() if key[-1]} if is_torch_in(CALLS_AMONG_ONE_RANK) else found
 
 
 def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Divergence:

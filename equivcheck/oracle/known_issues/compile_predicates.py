@@ -14,10 +14,10 @@ from equivcheck.scenario import (
     FSDP2,
     Attention,
     AuxiliaryLinear,
+    Checkpointing,
     Compile,
     Layout,
     Parallelism,
-    Recompute,
     Replicate,
     Replicator,
     Scenario,
@@ -74,7 +74,7 @@ def compiled_units_among_others_over_tensor_parallel(scenario: Scenario) -> bool
 def shards_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """Heads with a symbolic width are sharded, and the gradient of a trained weight needs the size over all ranks."""
     return scenario.layout.mesh.size(TP) > 1 and any(
-        split is Split.WITHIN and not layer.frozen and (layer.fused or layer.heads > layer.kv_heads)
+        split is Split.HEADS_OR_HIDDEN and not layer.frozen and (layer.fused or layer.num_heads > layer.num_kv_heads)
         for layer, split in _heads_of_symbolic_width(scenario)
     )
 
@@ -84,7 +84,8 @@ def transposes_heads_of_symbolic_width(scenario: Scenario) -> bool:
     """DTensors get transposed gradients whose strides contain the symbolic width of heads."""
     several_ranks = scenario.layout.mesh.size(TP) > 1
     return any(
-        (several_ranks and split is Split.WITHIN) or (split is not Split.OUTSIDE and not layer.fused and not layer.rotary)
+        (several_ranks and split is Split.HEADS_OR_HIDDEN)
+        or (split is not Split.NOT_IN_PLAN and not layer.fused and not layer.rotary)
         for layer, split in _heads_of_symbolic_width(scenario)
     )
 
@@ -103,7 +104,7 @@ def _heads_of_symbolic_width(scenario: Scenario) -> Iterator[tuple[Attention, Sp
         attentions = [(layer, entry.split) for layer, entry in entries if isinstance(layer, Attention)]
         for index, (layer, split) in enumerate(attentions):
             seen = attentions if len(set(training.data.microbatches)) > 1 else attentions[:index]
-            if layer.head_width > 1 and any(other.head_width != layer.head_width for other, _ in seen):
+            if layer.head_dim > 1 and any(other.head_dim != layer.head_dim for other, _ in seen):
                 yield layer, split
 
 
@@ -116,7 +117,7 @@ def _makes_units(parallelism: Parallelism) -> bool:
 @need
 def compiled_embedding_over_tensor_parallel(scenario: Scenario) -> bool:
     """DTensors embed tokens, under one compiler with the layers."""
-    is_spread = any(plan.source is not Split.OUTSIDE for plan in scenario.layout.of(TensorParallel))
+    is_spread = any(plan.source is not Split.NOT_IN_PLAN for plan in scenario.layout.of(TensorParallel))
     return _compiles_whole(scenario.layout) and scenario.training.model.source is not None and is_spread
 
 
@@ -124,7 +125,7 @@ def compiled_embedding_over_tensor_parallel(scenario: Scenario) -> bool:
 def compiled_fused_attention_is_recomputed(scenario: Scenario) -> bool:
     """A compiled layer with `scaled_dot_product_attention` is recomputed in backward."""
     execution, layers = scenario.layout.execution, scenario.training.model.layers
-    is_compiled = execution.compile is not Compile.NONE and execution.checkpointing is not Recompute.NONE
+    is_compiled = execution.compile is not Compile.NONE and execution.checkpointing is not Checkpointing.NONE
     return is_compiled and any(isinstance(layer, Attention) and layer.fused for layer in layers)
 
 
@@ -159,7 +160,7 @@ def compiled_layers_between_ddp_and_tensor_parallel(scenario: Scenario) -> bool:
 @need
 def reruns_layer_next_to_others(scenario: Scenario) -> bool:
     """A layer runs again after an update, next to another layer or inside activation checkpointing."""
-    among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Recompute.NONE
+    among = len(scenario.training.model.layers) > 1 or scenario.layout.execution.checkpointing is not Checkpointing.NONE
     return scenario.training.steps > 1 and among
 
 

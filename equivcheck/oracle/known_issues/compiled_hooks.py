@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
-from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.linears import LinearPlan, head_plan, linear_plan
 from equivcheck.layouts.base.plan.rules import inputs_of
 from equivcheck.layouts.parallelisms.pipeline.known import ENDS_IN_VIEW
 from equivcheck.scenario import (
@@ -29,7 +29,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import layer_of, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
@@ -59,22 +59,22 @@ class _HookedLinear:
 def _linears_with_hooks(model: Model, plan: TensorParallel, execution: Execution) -> Iterator[_HookedLinear]:
     shapes = {parameter.full_name: parameter.shape for parameter in parameters_of(model)}
     for index, (layer, entry, sharding) in enumerate(zip(model.layers, plan.plan, inputs_of(model, plan), strict=False)):
-        if entry.split is Split.OUTSIDE or execution.checkpoints(index):
+        if entry.split is Split.NOT_IN_PLAN or execution.checkpoints(index):
             continue
-        for part in kind_of(layer).parts(layer):
+        for part in layer_kind(layer).linears(layer):
             name = f"layers.{index}.{part.name}"
-            inputs = model.inputs(index) if part.reads_input else shapes[f"{name}.weight"][1]
-            outputs = model.inputs(index + 1) if part.gives_output else shapes[f"{name}.weight"][0]
-            yield _linear(passage(model, part, entry, sharding), inputs, outputs, has_bias=f"{name}.bias" in shapes)
-    if model.head is not None and plan.head is not Split.OUTSIDE:
-        yield _linear(head_passage(model, plan), model.inputs(len(model.layers)), model.outputs, has_bias=model.head.bias)
+            inputs = model.in_features(index) if part.reads_input else shapes[f"{name}.weight"][1]
+            outputs = model.in_features(index + 1) if part.gives_output else shapes[f"{name}.weight"][0]
+            yield _linear(linear_plan(model, part, entry, sharding), inputs, outputs, has_bias=f"{name}.bias" in shapes)
+    if model.head is not None and plan.head is not Split.NOT_IN_PLAN:
+        yield _linear(head_plan(model, plan), model.in_features(len(model.layers)), model.out_features, has_bias=model.head.bias)
 
 
-def _linear(told: Passage, inputs: int, outputs: int, *, has_bias: bool) -> _HookedLinear:
-    has_part = told.input is ActivationSharding.FEATURES
+def _linear(plan: LinearPlan, inputs: int, outputs: int, *, has_bias: bool) -> _HookedLinear:
+    has_part = plan.input is ActivationSharding.FEATURES
     return _HookedLinear(
         inputs=chunk_sizes(inputs, 2)[-1] if has_part else inputs,
-        is_split=told.split is Split.ROW and not has_part,
+        is_split=plan.split is Split.ROWWISE and not has_part,
         outputs=outputs,
         has_bias=has_bias,
     )
@@ -153,16 +153,19 @@ def _last_pending(scenario: Scenario) -> int | None:
     model, plan, execution = scenario.training.model, plan_over_ranks(scenario.layout), scenario.layout.execution
     if plan is None:
         return None
-    hooks = [entry.split is not Split.OUTSIDE and not execution.checkpoints(index) for index, entry in enumerate(plan.plan)]
-    hooks.append(model.head is not None and plan.head is not Split.OUTSIDE and not execution.per_layer)
+    hooks = [entry.split is not Split.NOT_IN_PLAN and not execution.checkpoints(index) for index, entry in enumerate(plan.plan)]
+    hooks.append(model.head is not None and plan.head is not Split.NOT_IN_PLAN and not execution.per_layer)
     pending = (
         index
         for index, (layer, entry) in enumerate(zip(model.layers, plan.plan, strict=False))
-        if execution.checkpoints(index) and entry.split in (Split.ROW, Split.WITHIN) and _ends_in_sum(layer) and hooks[index + 1]
+        if execution.checkpoints(index)
+        and entry.split in (Split.ROWWISE, Split.HEADS_OR_HIDDEN)
+        and _ends_in_sum(layer)
+        and hooks[index + 1]
     )
     return max(pending, default=None)
 
 
 def _ends_in_sum(layer: AnyLayer) -> bool:
-    seen = layer.having(shape_op=None) if layer.shape_op in ENDS_IN_VIEW else layer
+    seen = layer.with_fields(shape_op=None) if layer.shape_op in ENDS_IN_VIEW else layer
     return seen.ends_in_linear and seen.auxiliary is None

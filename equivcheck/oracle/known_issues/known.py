@@ -14,15 +14,15 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.composition.fitting import fitted
+from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import MAX_REPAIRS
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
 from equivcheck.oracle.known_issues.showing import measured, version_range
-from equivcheck.oracle.known_issues.workarounds import WITHOUT
+from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
-from equivcheck.system.choice import Choice
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 
@@ -30,7 +30,7 @@ class InvalidKnownIssue(EquivCheckError, ValueError):
     """An entry in known.toml is not valid."""
 
 
-class IssueKind(Choice):
+class IssueKind(PrintableEnum):
     """Effect of a known issue."""
 
     WRONG_NUMBERS = "wrong_numbers"
@@ -77,7 +77,7 @@ class KnownIssue:
     shows: tuple[str, ...] = ()
     """Names of predicates in `SHOWS` that the first divergence must all meet."""
     without: str = ""
-    """Name of a function in `WITHOUT` that avoids the issue. Empty if no workaround is known."""
+    """Name of a function in `WORKAROUNDS` that avoids the issue. Empty if no workaround is known."""
     tried_without: bool = False
     """True if the evidence is ambiguous. The scenario then also runs without the issue, and must be right there."""
     on_resume: bool = False
@@ -93,7 +93,7 @@ class KnownIssue:
                 ("phases and differences", "or error"),
             )
         avoided = (self.without,) if self.without else ()
-        tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WITHOUT))
+        tables = (("needs", self.needs, NEEDS), ("shows", self.shows, SHOWS), ("without", avoided, WORKAROUNDS))
         for field, names, table in tables:
             for name in names:
                 if name not in table:
@@ -125,7 +125,7 @@ class KnownIssue:
 
     def avoided(self, scenario: Scenario) -> Scenario | None:
         """A similar scenario that can run and cannot show the issue. None if no workaround is known."""
-        return fitted(WITHOUT[self.without](scenario)) if self.without else None
+        return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
     def _is_met(self, scenario: Scenario) -> bool:
         tags = {parallelism.tag for parallelism in scenario.layout.parallelisms}
@@ -185,11 +185,11 @@ def without_known_issues(scenario: Scenario) -> Scenario | None:
 @cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """Known issues of the installed torch. Raises `InvalidKnownIssue`."""
-    return tuple(issue for issue in issues_on_file() if torch_in(issue.torch))
+    return tuple(issue for issue in all_known_issues() if is_torch_in(issue.torch))
 
 
 @cache
-def issues_on_file() -> tuple[KnownIssue, ...]:
+def all_known_issues() -> tuple[KnownIssue, ...]:
     """Known issues of all torch versions. Raises `InvalidKnownIssue`."""
     return read_issues(files("equivcheck.oracle.known_issues").joinpath("known.toml").read_text("utf-8"))
 
@@ -199,7 +199,7 @@ def read_issues(text: str) -> tuple[KnownIssue, ...]:
     return tuple(_issue(row) for row in tomllib.loads(text)["issue"])
 
 
-_CHOICES: dict[str, type[Choice]] = {"kind": IssueKind, "phases": Phase, "differences": Difference}
+_CHOICES: dict[str, type[PrintableEnum]] = {"kind": IssueKind, "phases": Phase, "differences": Difference}
 
 
 def _issue(row: dict[str, Any]) -> KnownIssue:

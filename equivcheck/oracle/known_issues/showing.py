@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 if TYPE_CHECKING:
     from equivcheck.oracle.known_issues.known import KnownIssue
@@ -29,7 +29,7 @@ _HEAD = """\
 """
 
 
-class Shows(Choice):
+class Shows(PrintableEnum):
     """Result of a known issue's script on a version of torch."""
 
     SHOWS = "shows"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.known_predicates import need, show
-from equivcheck.layouts.base.limits.optimizers import is_adafactor_of_cuts
+from equivcheck.layouts.base.limits.optimizers import is_adafactor_on_shards
 from equivcheck.layouts.base.limits.repairs import has_shares
 from equivcheck.layouts.composition.full_tensors import asks_full_tensors
 from equivcheck.scenario import (
     Adafactor,
     Adam,
+    Checkpointing,
     ClipNorm,
     ClipValue,
     Implementation,
@@ -17,7 +18,6 @@ from equivcheck.scenario import (
     Norm,
     NormType,
     Precision,
-    Recompute,
     Scenario,
     ShapeOp,
 )
@@ -134,7 +134,7 @@ def backward_is_compiled(scenario: Scenario) -> bool:
 @need
 def sequences_computed_twice(scenario: Scenario) -> bool:
     """Layers on sequences are recomputed in backward."""
-    return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Recompute.NONE
+    return scenario.training.model.length is not None and scenario.layout.execution.checkpointing is not Checkpointing.NONE
 
 
 @need
@@ -147,7 +147,7 @@ def backward_is_traced(scenario: Scenario) -> bool:
 @need
 def adafactor_of_shards(scenario: Scenario) -> bool:
     """Adafactor updates DTensors that are sharded over several ranks."""
-    return is_adafactor_of_cuts(scenario.training, scenario.layout)
+    return is_adafactor_on_shards(scenario.training, scenario.layout)
 
 
 @show

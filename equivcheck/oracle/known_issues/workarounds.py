@@ -27,19 +27,19 @@ from equivcheck.scenario import (
     FSDP1,
     FSDP2,
     SPMD,
+    Checkpointing,
     ClipNorm,
     ClipValue,
     Compile,
     Distribution,
     ExpertParallel,
     ExpertStorage,
-    Ignored,
+    IgnoredLabels,
     Implementation,
     Layout,
     Loss,
     Mesh,
     Norm,
-    Recompute,
     Scenario,
     Training,
 )
@@ -47,12 +47,12 @@ from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
 
 Workaround = Callable[[Scenario], Scenario]
 
-WITHOUT: dict[str, Workaround] = {}
+WORKAROUNDS: dict[str, Workaround] = {}
 """Changes by name. Each returns a similar scenario that cannot show the issue."""
 
 
 def _workaround(change: Workaround) -> Workaround:
-    WITHOUT[change.__name__] = change
+    WORKAROUNDS[change.__name__] = change
     return change
 
 
@@ -94,7 +94,7 @@ def forward_not_compiled(scenario: Scenario) -> Scenario:
 @_workaround
 def no_checkpointing(scenario: Scenario) -> Scenario:
     """Activation checkpointing is off."""
-    return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Recompute.NONE))
+    return _in_layouts(scenario, lambda layout: with_execution(layout, checkpointing=Checkpointing.NONE))
 
 
 @_workaround
@@ -124,7 +124,7 @@ def no_shared_weights(scenario: Scenario) -> Scenario:
 @_workaround
 def all_labels_count(scenario: Scenario) -> Scenario:
     """No label is ignored."""
-    return _in_training(scenario, lambda training: with_loss(training, ignored=Ignored.NONE))
+    return _in_training(scenario, lambda training: with_loss(training, ignored=IgnoredLabels.NONE))
 
 
 @_workaround
@@ -153,7 +153,7 @@ def layer_norms(scenario: Scenario) -> Scenario:
 
     def changed(training: Training) -> Training:
         head = training.model.head
-        changed = each_layer(training, lambda _, layer: layer.having(norm=layer.norm and Norm.LAYER))
+        changed = each_layer(training, lambda _, layer: layer.with_fields(norm=layer.norm and Norm.LAYER))
         return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
 
     return _in_training(scenario, changed)
@@ -168,7 +168,7 @@ def no_views(scenario: Scenario) -> Scenario:
         layers = (
             layer
             if not ends_in_view(model, index)
-            else layer.having(**({"shape_op": None} if layer.shape_op else {"bias": False}))
+            else layer.with_fields(**({"shape_op": None} if layer.shape_op else {"bias": False}))
             for index, layer in enumerate(model.layers)
         )
         return with_model(training, layers=tuple(layers))
@@ -188,7 +188,9 @@ def no_size_of_one(scenario: Scenario) -> Scenario:
 
     def changed(training: Training) -> Training:
         model = training.model
-        layers = tuple(layer.having(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True))
+        layers = tuple(
+            layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True)
+        )
         training = with_model(training, features=max(model.features, 2), layers=layers)
         rows = tuple(max(rows, 2) for rows in training.data.microbatches)
         return replace(training, data=replace(training.data, microbatches=rows))

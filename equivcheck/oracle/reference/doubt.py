@@ -37,7 +37,7 @@ def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace
     reasons = ((_not_finite(moment) or _noise(moment, limit) or _disagreement(moment), moment.step) for moment in found)
     lost = next((Doubt(reason=reason, step=step) for reason, step in reasons if reason), None)
     if copies is not None:
-        chosen = next((index for index, step in enumerate(copies.steps) if not step.chosen_alike), None)
+        chosen = next((index for index, step in enumerate(copies.steps) if not step.routes_alike), None)
         changes = f"rounding changes the chosen experts at step {chosen}"
         lost = lost if chosen is None else earlier(Doubt(reason=changes, step=chosen), lost)
     if lost is not None and lost.step <= gradients[0]:

@@ -17,17 +17,17 @@ from typing import Any
 import torch
 
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.training.layers.sequence import Looks, Sequence
+from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 from equivcheck.training.loop import train
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import IGNORED
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 
 def summed_z_loss_trace(training: Training) -> Trace:
     """Reference run with a z-loss from summed exponentials."""
-    setup = single_device(training)
+    setup = single_device_setup(training)
     setup.loss = loss_by_sums
     return train(setup)
 
@@ -44,7 +44,7 @@ def loss_by_sums(training: Training, outputs: torch.Tensor, labels: torch.Tensor
 
 def logarithm_trace(training: Training) -> Trace:
     """Reference run with attention that recomputes weights from logarithms."""
-    setup = single_device(training)
+    setup = single_device_setup(training)
     for module in setup.module.modules():
         if hasattr(module, "sequence"):
             module.sequence = LogarithmAttention()  # type: ignore[assignment]
@@ -54,11 +54,13 @@ def logarithm_trace(training: Training) -> Trace:
 class LogarithmAttention(Sequence):
     """Attention over full sequences, computed as ranks in a ring do."""
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Attend with weights that backward recomputes."""
         positions = torch.arange(query.shape[-2])
         unseen = looks.unseen(positions, positions)
-        found: torch.Tensor = _Attention.apply(query, looks.grouped(key), looks.grouped(value), unseen)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _Attention.apply(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value), unseen)  # type: ignore[no-untyped-call]
         return found
 
 

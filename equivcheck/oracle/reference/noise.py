@@ -17,7 +17,7 @@ from equivcheck.scenario import Training
 from equivcheck.training.copies import MakeSetup, train_copies
 from equivcheck.training.ensemble import EnsembleTrace, train_ensemble
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import Moment, ValueTrace, moments
 from equivcheck.worlds.trace.tensors import Numbers, Table, Vector, full_vector, norms, table_of
@@ -59,13 +59,13 @@ class Expected:
     """Distance per tensor between two ways to run the same training on one device."""
 
 
-def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = single_device) -> EnsembleTrace:
+def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
     """Train reference copies: one unchanged, then `num_copies` moved by one unit in the last place.
 
     All copies run at once if `make_setup` is the default and the optimizer is elementwise.
     """
     parameters, steps = perturbed_material(training, num_copies, eps_of(training.precision.value))
-    if training.optimizer.elementwise and make_setup is single_device:
+    if training.optimizer.elementwise and make_setup is single_device_setup:
         return train_ensemble(training, parameters, steps)
     return train_copies(training, parameters, steps, make_setup)
 

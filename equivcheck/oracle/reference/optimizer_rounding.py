@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from equivcheck.scenario import Training
 from equivcheck.training.copies import MakeSetup
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 _ROUNDING: Final = (
     torch.ops.aten._to_copy.default,
@@ -33,13 +33,13 @@ _ROUNDING: Final = (
 def rounding_setup(training: Training) -> MakeSetup:
     """Function to set up perturbed copies of a training. The first copy is unchanged."""
     if not training.optimizer.rounds_to:
-        return single_device
+        return single_device_setup
     generator = np.random.default_rng(training.seed)
     num_made = 0
 
     def make_setup(training: Training, parameters: Mapping[str, torch.Tensor]) -> Setup:
         nonlocal num_made
-        setup = single_device(training, parameters)
+        setup = single_device_setup(training, parameters)
         if num_made:
             round_in_optimizer(setup, generator)
         num_made += 1

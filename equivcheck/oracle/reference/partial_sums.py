@@ -15,7 +15,7 @@ from equivcheck.oracle.reference.summation import split_steps
 from equivcheck.scenario import Training
 from equivcheck.training.loop import train
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 _NUM_RUNS = 8
@@ -28,7 +28,7 @@ def partial_sum_traces(training: Training, num_partial_sums: int) -> tuple[Trace
 
 
 def _setup(training: Training, generator: np.random.Generator) -> Setup:
-    setup = single_device(training)
+    setup = single_device_setup(training)
     partial_sums = [_PartialSums(parameter) for parameter in setup.model.parameters() if parameter.requires_grad]
 
     def update(optimizer: torch.optim.Optimizer) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from equivcheck.layouts.base.limits.optimizers import rounds_parts
+from equivcheck.layouts.base.limits.optimizers import rounds_shards
 from equivcheck.layouts.base.rounding import Rounding
 from equivcheck.layouts.composition.registry import rounding_of
 from equivcheck.oracle.reference.coarse import coarse_moments
@@ -31,9 +31,9 @@ from equivcheck.oracle.reference.rounded_copies import reordered_traces, rounded
 from equivcheck.oracle.reference.summation import split_traces, wide_norm_trace
 from equivcheck.scenario import (
     Attention,
+    AttentionExchange,
     ContextParallel,
     CrossEntropy,
-    Exchange,
     Layout,
     Model,
     PlannedParallelism,
@@ -44,7 +44,7 @@ from equivcheck.scenario import (
 from equivcheck.scenario.mesh import CP, TP
 from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Trace
 
@@ -67,7 +67,7 @@ class Reference:
     """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
     """Largest noise for a decision, relative to the largest tensor of the same kind: half of the digits."""
-    takes_signs: bool = False
+    uses_signs: bool = False
     """True if the optimizer updates by gradient signs."""
 
     @property
@@ -77,7 +77,7 @@ class Reference:
 
     def tensors_with_uncertain_signs(self, step: int) -> frozenset[str]:
         """Tensors with gradient elements whose sign rounding may turn in a step. Empty unless the optimizer updates by signs."""
-        return tensors_with_uncertain_signs(self.moments, step) if self.takes_signs else frozenset()
+        return tensors_with_uncertain_signs(self.moments, step) if self.uses_signs else frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ReferenceRun:
     """Number of parts, by rows or positions, in which ranks sum a microbatch. The confirming reference does so, too."""
     num_partial_sums: int = 1
     """Partial sums per gradient when the optimizer scales it. 1 if the gradient is reduced before."""
-    rounds_parts: bool = False
+    rounds_shards: bool = False
     """True if the optimizer rounds each rank's matrix parts to a lower precision."""
     rounds_scores: bool = False
     """True if ranks round attention scores differently, such as context-parallel ranks."""
@@ -136,7 +136,7 @@ class ReferenceRun:
 
 
 def _has_rounded_scores(layout: Layout, model: Model) -> bool:
-    if layout.mesh.size(CP) > 1 and any(each.exchange is Exchange.RING for each in layout.of(ContextParallel)):
+    if layout.mesh.size(CP) > 1 and any(each.exchange is AttentionExchange.RING for each in layout.of(ContextParallel)):
         return True
     is_fused = any(isinstance(layer, Attention) and layer.fused for layer in model.layers)
     return is_fused and layout.mesh.size(CP) * layout.mesh.size(TP) > 1
@@ -147,12 +147,12 @@ def _rounds_parts(scenario: Scenario) -> bool:
     # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
     if training.precision is not Precision.FLOAT64:
         return bool(training.optimizer.rounds_to)
-    return any(rounds_parts(training, layout) for layout in scenario.layouts)
+    return any(rounds_shards(training, layout) for layout in scenario.layouts)
 
 
 def _num_partial_sums(scenario: Scenario) -> int:
     optimizer = scenario.training.optimizer
-    if optimizer.implementation not in optimizer.scales_addends:
+    if optimizer.implementation not in optimizer.scales_partial_sums:
         return 1
     scaling = [layout for layout in scenario.layouts if not layout.redistributes_gradients]
     return max((_num_parts(scenario.training, layout) for layout in scaling), default=1)
@@ -167,7 +167,7 @@ def _num_parts(training: Training, layout: Layout) -> int:
 @lru_cache(maxsize=KEPT_REFERENCES)
 def _trace(training: Training, rounding: Rounding | None) -> Trace:
     with _computing(rounding):
-        return train(single_device(training) if rounding is None else rounded_setup(training, rounding))
+        return train(single_device_setup(training) if rounding is None else rounded_setup(training, rounding))
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
@@ -187,7 +187,7 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
     trace = _trace(training, rounding)
     with _computing(rounding):
         if rounding is None:
-            setup = rounding_setup(training) if run.rounds_parts else single_device
+            setup = rounding_setup(training) if run.rounds_shards else single_device_setup
             copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
             others = (*split_traces(training, run.num_parts), wide_norm_trace(training), *_other_traces(run))
         else:
@@ -209,7 +209,7 @@ def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:
     eps = None if rounding is None else unit_of(training, rounding)
     found, limit = expected_moments(training, trace, copies, *others, eps=eps), noise_limit(training, rounding)
-    return Reference(found, doubt_about(found, limit, copies), limit, training.optimizer.takes_signs)
+    return Reference(found, doubt_about(found, limit, copies), limit, training.optimizer.uses_signs)
 
 
 @contextmanager

@@ -20,23 +20,23 @@ from equivcheck.oracle.reference.perturbed_rounding import Jitter
 from equivcheck.oracle.reference.reduction import AccumulatedGradients, Averaging, Gradients
 from equivcheck.scenario import Training
 from equivcheck.scenario.rounding import ElementType, LowPrecision
-from equivcheck.training.accumulate import backward, part_loss, scalar
+from equivcheck.training.accumulate import backward, microbatch_loss, scalar_value
 from equivcheck.training.material import Batch, material
 from equivcheck.training.model import build_model, offset_of
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 
 def rounded_setup(
     training: Training, rounding: Rounding, parameters: Mapping[str, torch.Tensor] | None = None, jitter: Jitter | None = None
 ) -> Setup:
     """Set up one device that rounds like a layout. `jitter` may change summation orders and single roundings."""
-    setup = single_device(training, parameters)
+    setup = single_device_setup(training, parameters)
     twin = MixedPrecisionModel(training, rounding, jitter or Jitter())
     setup.module, setup.compute = twin, twin.compute
     setup.loss_scale, setup.gradient_scale = rounding.num_parts, rounding.gradient_scale
     if rounding.autocast is not None:
-        setup.around_forward = partial(torch.autocast, "cpu", dtype=_dtype(rounding.autocast))
+        setup.forward_context = partial(torch.autocast, "cpu", dtype=_dtype(rounding.autocast))
     return setup
 
 
@@ -113,12 +113,12 @@ class MixedPrecisionModel(nn.Module):
         )
 
     def _backward(self, setup: Setup, batch: Batch, index: int, part: int, gradients: AccumulatedGradients) -> float:
-        loss = part_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
+        loss = microbatch_loss(setup, rows_of(batch, part, self.rounding.num_parts), index, batch.rows)
         backward(setup, loss)
         gradients.add(part, {name: self._left(cast.grad) for name, cast in self.cast.items() if cast.grad is not None})
         for cast in self.cast.values():
             cast.grad = None
-        return scalar(loss)
+        return scalar_value(loss)
 
     def _accept(self, gradients: AccumulatedGradients, part: int, *, reduces: bool) -> None:
         for name, cast in self.cast.items():

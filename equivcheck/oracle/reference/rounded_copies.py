@@ -16,7 +16,7 @@ from equivcheck.oracle.reference.perturbed_rounding import PerturbedRounding, Sh
 from equivcheck.oracle.reference.rounded import rounded_setup
 from equivcheck.oracle.reference.summation import clip_by_wide_norm, clip_flat
 from equivcheck.scenario import ElementType, Training
-from equivcheck.training.copies import stacked
+from equivcheck.training.copies import stack_traces
 from equivcheck.training.ensemble import EnsembleTrace
 from equivcheck.training.loop import train
 from equivcheck.worlds.trace.trace import Trace
@@ -55,7 +55,7 @@ def rounded_copies(
             [replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy]) for batch in step] for step in steps
         ]
         traces.append(train(setup, moved_steps))
-    return stacked(traces)
+    return stack_traces(traces)
 
 
 def reordered_traces(training: Training, rounding: Rounding) -> tuple[Trace, Trace]:

@@ -13,7 +13,7 @@ from torch import nn
 from equivcheck.scenario import ClipNorm, Training
 from equivcheck.training.loop import train
 from equivcheck.training.material import Batch, material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Trace
 
 SCALES = (3.0, 5.0)
@@ -32,7 +32,7 @@ def split_trace(training: Training, num_parts: int, scale: float) -> Trace:
     cancellation inside an operation, which other inputs do not move, such as in softmax, or in a norm over features if dropout
     left one.
     """
-    setup = single_device(training)
+    setup = single_device_setup(training)
     setup.clip_norm = clip_flat
     setup.gradient_scale = scale
     setup.before_update.append(partial(_divide, scale))
@@ -65,7 +65,7 @@ def wide_norm_trace(training: Training) -> Trace:
 
     Only this shows the error of the reference's own norm: a sum over many equal terms errs always to one side.
     """
-    setup = single_device(training)
+    setup = single_device_setup(training)
     setup.clip_norm = clip_by_wide_norm
     return train(setup)
 

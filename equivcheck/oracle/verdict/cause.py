@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Cause(Choice):
+class Cause(PrintableEnum):
     """Why a parallel training differs from the single-device run. A mutant declares the cause that its diagnosis should give."""
 
     NOT_REDUCED = "not_reduced"
@@ -108,7 +108,7 @@ class Cause(Choice):
     """Positions start at a wrong number, or count more than once."""
     ATTENTION_MASK = "attention_mask"
     """The attention mask is wrong."""
-    KV_HEADS = "kv_heads"
+    KV_HEADS = "num_kv_heads"
     """Key and value heads are matched with wrong query heads, or miss a part of their gradient."""
     SOFTMAX_OF_PART = "softmax_of_part"
     """A softmax over vocabulary-parallel classes uses one rank's maximum or sum."""

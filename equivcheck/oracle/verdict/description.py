@@ -15,12 +15,12 @@ LONGEST = 300
 """Most characters of an error text."""
 
 
-def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
+def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
     """Lines with the first divergence's place, both values, and the tensors that differ as well."""
     lines = [
         f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
         f"  expected {first.expected}",
-        f"  actual   {first.actual}   ({how_far(first)})",
+        f"  actual   {first.actual}   ({error_in_words(first)})",
     ]
     if followers:
         beyond = f"; {count(num_unnamed, 'more tensor')} after these" if num_unnamed else ""
@@ -28,7 +28,7 @@ def of_divergence(first: Divergence, followers: tuple[str, ...], num_unnamed: in
     return lines
 
 
-def how_far(first: Divergence) -> str:
+def error_in_words(first: Divergence) -> str:
     """Error relative to tolerance. The kind if the difference is not numeric."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
@@ -48,7 +48,7 @@ def _grouped(followers: tuple[str, ...]) -> str:
     return ", ".join(parts[:MAX_GROUPS]) + (f" and {count(rest, 'more moment')}" if rest > 0 else "")
 
 
-def of_ranks(failure: Failure) -> list[str]:
+def rank_lines(failure: Failure) -> list[str]:
     """One line for each group of ranks in the same place."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:

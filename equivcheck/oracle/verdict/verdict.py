@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Self
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Diagnosis
-from equivcheck.oracle.verdict.description import failed, of_divergence, of_ranks, shortened
+from equivcheck.oracle.verdict.description import divergence_lines, failed, rank_lines, shortened
 from equivcheck.scenario import Scenario
-from equivcheck.scenario.case import Case
-from equivcheck.scenario.scenario import in_words
-from equivcheck.system.choice import Choice
-from equivcheck.system.printable import printable
+from equivcheck.scenario.case import Checkable
+from equivcheck.scenario.scenario import describe_case
+from equivcheck.system.choice import PrintableEnum
+from equivcheck.system.printable import escape_unprintable
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Divergence
@@ -28,7 +28,7 @@ CODE_WIDTH = 100
 AGAIN = "again: run the case below in @example(...), or as JSON with `equivcheck check FILE`"
 
 
-class Outcome(Choice):
+class Outcome(PrintableEnum):
     """Result of a check."""
 
     EQUIVALENT = "equivalent"
@@ -109,7 +109,7 @@ class CaseVerdict(Judgement):
     """Why an equivalent case proves nothing from some step on, and the step. Empty if every step is decided."""
 
     @property
-    def case(self) -> Case:
+    def case(self) -> Checkable:
         """The scenario or tensor program."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class CaseVerdict(Judgement):
 
     def heading(self) -> str:
         """Case and world, such as ``ddp on 2 ranks, widths 1-1, SGD, 1 microbatch of 2 rows, 1 step, float64, in sim``."""
-        return f"{in_words(self.case)}, in {self.world}"
+        return f"{describe_case(self.case)}, in {self.world}"
 
     def evidence(self) -> list[str]:
         """Lines of evidence, without the outcome and the code."""
@@ -146,15 +146,17 @@ class CaseVerdict(Judgement):
             lines = self._evidence()
         except Exception as error:
             lines = [f"what: {shortened(self.reason)}", f"note:  {failed('describing more', error)}", AGAIN]
-        return [printable(line) for line in lines]
+        return [escape_unprintable(line) for line in lines]
 
     def _evidence(self) -> list[str]:
         if not self.outcome.is_finding:
             return self._plainly()
         first = self.divergence
-        lines = [f"what: {shortened(self.reason)}"] if first is None else of_divergence(first, self.followers, self.num_unnamed)
+        lines = (
+            [f"what: {shortened(self.reason)}"] if first is None else divergence_lines(first, self.followers, self.num_unnamed)
+        )
         if self.failure is not None and self.diagnosis is None:
-            lines += of_ranks(self.failure)
+            lines += rank_lines(self.failure)
         lines += self._why()
         if self.confirmed:
             lines.append(f"confirmed: {self.confirmed}")

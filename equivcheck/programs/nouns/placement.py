@@ -25,7 +25,7 @@ def partial(reduction: str = "sum") -> str:
     return f"P({reduction})"
 
 
-def cut_dim(placement: str) -> int | None:
+def sharded_dim(placement: str) -> int | None:
     """Sharded dim; None if the placement does not shard."""
     found = _SHARD.fullmatch(placement)
     return int(found[1]) if found else None
@@ -41,7 +41,7 @@ def require_placements(owner: object, placements: Sequence[str], num_dims: int |
     """Raise `InvalidScenario` for an invalid placement, or one that shards a dim that `num_dims` excludes."""
     name = type(owner).__name__
     for placement in placements:
-        dim = cut_dim(placement)
+        dim = sharded_dim(placement)
         if dim is None and placement != REPLICATE and reduction_of(placement) is None:
             raise InvalidScenario(f"{name}.placements {placement!r:.60} is not valid: unknown placement. Expected {ALLOWED}")
         if dim is not None and num_dims is not None and dim >= num_dims:

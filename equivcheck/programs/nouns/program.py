@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, Statement, arguments_of
-from equivcheck.scenario.noun import noun, refuse, require_between
-from equivcheck.scenario.scenario import count, in_words
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
+from equivcheck.scenario.scenario import count, describe_case
 
 MAX_STATEMENTS = 40
 """Maximum statements in a program, because each may communicate."""
@@ -16,7 +16,7 @@ MAX_RANKS = 64
 """Maximum ranks in a mesh."""
 
 
-@noun
+@frozen_dataclass
 class TensorProgram:
     """Statements ranks run on DTensors and one device on plain tensors. All values and gradients are compared.
 
@@ -33,7 +33,7 @@ class TensorProgram:
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.mesh) <= 3 and all(size >= 1 for size in self.mesh) and self.num_ranks <= MAX_RANKS):
-            raise refuse(self, "mesh", f"1 to 3 sizes of at least 1, for at most {MAX_RANKS} ranks")
+            raise invalid_field(self, "mesh", f"1 to 3 sizes of at least 1, for at most {MAX_RANKS} ranks")
         if not (1 <= len(self.statements) <= MAX_STATEMENTS and isinstance(self.statements[0], Leaf)):
             found, expected = f"{len(self.statements)} statements", f"1 to {MAX_STATEMENTS}, the first a leaf"
             raise InvalidScenario(f"TensorProgram.statements is not valid: it has {found}. Expected {expected}")
@@ -61,7 +61,7 @@ class TensorProgram:
         return self.tag
 
     @property
-    def counted_by(self) -> tuple[str]:
+    def summary_row(self) -> tuple[str]:
         """Keys under which coverage counts the program: the same for all programs."""
         return (self.tag,)
 
@@ -81,7 +81,7 @@ class TensorProgram:
         return tuple(number for number in range(len(self.statements)) if number not in taken)
 
 
-@in_words.register
+@describe_case.register
 def _(program: TensorProgram) -> str:
     ranks = count(program.num_ranks, "rank") if len(program.mesh) == 1 else f"a mesh of {' x '.join(map(str, program.mesh))}"
     operations = ", ".join(program.operations) or "no operation"

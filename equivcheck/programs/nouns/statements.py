@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import require_placements
-from equivcheck.scenario.noun import noun, refuse, require_between
-from equivcheck.system.choice import Choice
+from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
+from equivcheck.system.choice import PrintableEnum
 
 MAX_ELEMENTS = 4096
 """Maximum elements in a value. Programs test placements, and few elements show errors as well as many."""
 
 
-class Contents(Choice):
+class Contents(PrintableEnum):
     """Contents of a constant."""
 
     INDICES = "indices"
@@ -29,10 +29,10 @@ class Contents(Choice):
 
 def _require_shape(owner: object, shape: tuple[int, ...]) -> None:
     if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
-        raise refuse(owner, "shape", f"sizes of at least 0, at most {MAX_ELEMENTS} elements")
+        raise invalid_field(owner, "shape", f"sizes of at least 0, at most {MAX_ELEMENTS} elements")
 
 
-@noun
+@frozen_dataclass
 class Leaf:
     """A float64 tensor with distinct values, whose gradient is compared."""
 
@@ -50,7 +50,7 @@ class Leaf:
         require_between(self, "seed", 0, 2**32 - 1)
 
 
-@noun
+@frozen_dataclass
 class Constant:
     """A tensor without a gradient: indices, targets, masks, weights."""
 
@@ -72,12 +72,14 @@ class Constant:
         require_between(self, "seed", 0, 2**32 - 1)
         require_between(self, "high", 1, MAX_ELEMENTS)
         if any(placement.startswith("P") for placement in self.placements):
-            raise refuse(self, "placements", "replicated or sharded, because only leaves can be partial")
+            raise invalid_field(self, "placements", "replicated or sharded, because only leaves can be partial")
         if self.contents is Contents.ORDER and self.shape and self.shape[-1] > self.high:
-            raise refuse(self, "high", f"at least {self.shape[-1]}, so that the numbers along the last dim can be distinct")
+            raise invalid_field(
+                self, "high", f"at least {self.shape[-1]}, so that the numbers along the last dim can be distinct"
+            )
 
 
-@noun
+@frozen_dataclass
 class Operation:
     """A torch call. Its first argument is cloned instead if one device refuses the call or the result cannot be compared."""
 
@@ -93,17 +95,17 @@ class Operation:
 
     def __post_init__(self) -> None:
         if self.name not in OPERATIONS:
-            raise refuse(self, "name", f"one of the {len(OPERATIONS)} names in OPERATIONS")
+            raise invalid_field(self, "name", f"one of the {len(OPERATIONS)} names in OPERATIONS")
         operation = OPERATIONS[self.name]
         if len(self.arguments) != operation.num_arguments:
-            raise refuse(self, "arguments", f"{operation.num_arguments} arguments for {self.name}")
+            raise invalid_field(self, "arguments", f"{operation.num_arguments} arguments for {self.name}")
         if self.dim and not operation.takes_dim:
-            raise refuse(self, "dim", f"0, because {self.name} takes no dim")
+            raise invalid_field(self, "dim", f"0, because {self.name} takes no dim")
         require_between(self, "dim", -9, 9)
         require_between(self, "output", 0, 9)
 
 
-@noun
+@frozen_dataclass
 class Redistribution:
     """Changes placements. It clones if the value lacks a dim to be sharded."""
 
@@ -117,7 +119,7 @@ class Redistribution:
         require_placements(self, self.placements)
 
 
-@noun
+@frozen_dataclass
 class RoundTrip:
     """`to_local` and back with `from_local`, keeping placements and shape."""
 

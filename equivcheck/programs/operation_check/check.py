@@ -13,7 +13,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.layouts.composition.running import RanksResult
-from equivcheck.oracle.judge import Case, judge, judge_failure
+from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.operation_check.placements import all_placements, given_placements
 from equivcheck.programs.operation_check.reference import reference_of
@@ -21,13 +21,13 @@ from equivcheck.programs.operation_check.result import OperationResult, Placemen
 from equivcheck.programs.operation_check.run import OperationRun, Placements, clear_caches, run_on_rank
 from equivcheck.programs.operation_check.task import Function, OperationTask, invalid
 from equivcheck.programs.run.reference import NUM_CONFIRMING, NUM_COPIES
-from equivcheck.system.tally import record
-from equivcheck.worlds.dtensor_rules import kept_rules
+from equivcheck.system.tally import record_check
+from equivcheck.worlds.dtensor_rules import preserved_sharding_rules
 from equivcheck.worlds.failure import RanksFailed, RankState
-from equivcheck.worlds.pool import MAX_RUNNING, WITH_DATA, on_first_rank, ranks
-from equivcheck.worlds.ranks import Ranks, Run, again_if_died
-from equivcheck.worlds.state.keeper import StateKeeper, kept_state
-from equivcheck.worlds.world import World, without_cover
+from equivcheck.worlds.pool import MAX_LOCAL_RANKS, WORLDS_WITH_DATA, on_first_rank, ranks
+from equivcheck.worlds.ranks import Ranks, Run, rerun_if_died
+from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
+from equivcheck.worlds.world import World, unwrap_world
 
 NAME = "check_operation"
 """Name under which checks are counted, in place of a layout name."""
@@ -89,8 +89,8 @@ def check_operation(  # noqa: PLR0913 - options, all by keyword
     if not tasks:
         raise invalid("seeds ()", "nothing to check", "at least one seed")
     listed = list(placements) if placements is not None else None
-    place = without_cover(world)
-    with kept_state(StateKeeper()):
+    place = unwrap_world(world)
+    with preserved_state(StateKeeper()):
         rows, used = on_first_rank(place, lambda: _checked(tasks, listed, reductions, place, deadline))
     first = tasks[0]
     return OperationResult(
@@ -108,7 +108,7 @@ def _checked(
 ) -> tuple[tuple[PlacementRow, ...], str]:
     members = _members(tasks[0], world)
     rows: list[PlacementRow] = []
-    with kept_rules():
+    with preserved_sharding_rules():
         members.run(clear_caches, deadline=deadline)
         if tasks[0].setup is not None:
             tasks[0].setup()
@@ -126,7 +126,7 @@ def _members(task: OperationTask, world: str | Ranks) -> Ranks:
         raise invalid("world", f"it has {world.size} ranks", f"{task.num_ranks}, as in the mesh")
     members = world if isinstance(world, Ranks) else ranks(world, task.num_ranks)
     if not members.has_data:
-        raise invalid(f"world {members.name!r}", "it computes no values", ", ".join(WITH_DATA))
+        raise invalid(f"world {members.name!r}", "it computes no values", ", ".join(WORLDS_WITH_DATA))
     return members
 
 
@@ -141,7 +141,7 @@ class _Judge:
         started = time.perf_counter()
         row = PlacementRow(outcome=Outcome.EQUIVALENT, world=self.members.name, placements=placements, seed=self.task.seed)
         row = self._judged(row)
-        record(NAME, row.world, row.outcome.value)
+        record_check(NAME, row.world, row.outcome.value)
         return replace(row, seconds=time.perf_counter() - started)
 
     def _judged(self, row: PlacementRow) -> PlacementRow:
@@ -154,7 +154,7 @@ class _Judge:
         if any(refusals):
             return _refused(row, refusals)
         traces = tuple(each.trace for each in left)
-        case = Case(
+        case = ExpectedRun(
             reference=lambda: self.reference,
             confirming_reference=lambda: reference_of(self.task, NUM_CONFIRMING),
             required_steps=1,
@@ -173,8 +173,8 @@ class _Judge:
     def _run(self, placements: Placements, *, raises: bool) -> Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return again_if_died(
-                lambda: self.members.run(run_on_rank, self.task, placements, raises, deadline=self.deadline, is_foreign=True)
+            return rerun_if_died(
+                lambda: self.members.run(run_on_rank, self.task, placements, raises, deadline=self.deadline, is_user_code=True)
             )
 
 
@@ -219,7 +219,7 @@ def _names(function: Any, count: int) -> tuple[str, ...]:
 
 def _mesh(given: Any) -> tuple[tuple[str, int], ...]:
     axes = {"axis": given} if isinstance(given, int) else given
-    expected = f'a number of ranks up to {MAX_RUNNING}, or 1 to 3 axis sizes of at least 1 such as {{"dp": 2, "tp": 2}}'
+    expected = f'a number of ranks up to {MAX_LOCAL_RANKS}, or 1 to 3 axis sizes of at least 1 such as {{"dp": 2, "tp": 2}}'
     if not isinstance(axes, Mapping) or not 1 <= len(axes) <= 3:
         raise invalid(f"mesh {given!r}", "it needs 1 to 3 axes", expected)
     for name, size in axes.items():

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
-from equivcheck.oracle.verdict.description import of_divergence, of_ranks, shortened
+from equivcheck.oracle.verdict.description import divergence_lines, rank_lines, shortened
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.programs.operation_check.run import Placements
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 REFUSED = "refused"
 """How the table shows UNSUPPORTED: every rank raises and names an unsupported placement."""
@@ -42,8 +42,8 @@ class PlacementRow(Judgement):
     def evidence(self) -> list[str]:
         """Evidence for a row that is not equivalent, one line each."""
         if self.divergence is not None:
-            return of_divergence(self.divergence, self.followers, self.num_unnamed)
-        return of_ranks(self.failure) if self.failure is not None else [shortened(self.reason)]
+            return divergence_lines(self.divergence, self.followers, self.num_unnamed)
+        return rank_lines(self.failure) if self.failure is not None else [shortened(self.reason)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class OperationResult:
         lines = [heading, *(f"  {line}" for line in self._table())]
         for row in self.wrong:
             lines += ["", f"{self._heading(row)}: {row.outcome_name}", *(f"  {line}" for line in row.evidence())]
-        return "\n".join(map(printable, lines))
+        return "\n".join(map(escape_unprintable, lines))
 
     def _heading(self, row: PlacementRow) -> str:
         pairs = zip(self.inputs, row.placements, strict=True)

@@ -17,7 +17,7 @@ from equivcheck.programs.run.reading import full_of
 from equivcheck.programs.run.refusals import LONGEST, refusal
 from equivcheck.programs.run.values import local_part, weights_of
 from equivcheck.worlds.dtensor_caches import forget_shardings
-from equivcheck.worlds.dtensor_rules import kept_rules
+from equivcheck.worlds.dtensor_rules import preserved_sharding_rules
 from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import ValueTrace
@@ -80,7 +80,7 @@ def run_on_rank(task: OperationTask, placements: Placements, raises: bool) -> Op
     """Run the operation on this rank. A refusal is returned, or raised if `raises`."""
     if task.setup is None:
         return _run(task, placements, raises=raises)
-    with kept_rules():
+    with preserved_sharding_rules():
         task.setup()
         return _run(task, placements, raises=raises)
 

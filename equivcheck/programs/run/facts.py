@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import REPLICATE, reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, arguments_of
 
@@ -86,7 +86,7 @@ def _operation_facts(statement: Operation) -> Iterator[str]:
 def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator[str]:
     sharded: list[int] = []
     for size, placement in zip(mesh, statement.placements, strict=True):
-        dim, reduction = cut_dim(placement), reduction_of(placement)
+        dim, reduction = sharded_dim(placement), reduction_of(placement)
         if reduction is not None:
             yield f"P({reduction})"
         elif dim is None:
@@ -104,7 +104,7 @@ def _tensor_facts(statement: Leaf | Constant, mesh: tuple[int, ...]) -> Iterator
 
 def _redistribution_facts(placements: tuple[str, ...]) -> Iterator[str]:
     """Facts that may hold for a redistributed value, because its size is unknown."""
-    sharded = [dim for dim in map(cut_dim, placements) if dim is not None]
+    sharded = [dim for dim in map(sharded_dim, placements) if dim is not None]
     if sharded:
         yield from ("sharded", "uneven", "one-element dim sharded", "empty shard")
     if len(set(sharded)) < len(sharded):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
-from equivcheck.programs.nouns.placement import cut_dim
+from equivcheck.programs.nouns.placement import sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import (
     MAX_ELEMENTS,
@@ -119,7 +119,7 @@ def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | No
     if isinstance(statement, (Leaf, Constant)):
         return (full_tensor(statement),)
     if isinstance(statement, Redistribution):
-        fits = all((cut_dim(each) or 0) < arguments[0].ndim for each in statement.placements if cut_dim(each) is not None)
+        fits = all((sharded_dim(each) or 0) < arguments[0].ndim for each in statement.placements if sharded_dim(each) is not None)
         return (arguments[0].clone(),) if fits else None
     if not isinstance(statement, Operation):
         return (arguments[0].clone(),)

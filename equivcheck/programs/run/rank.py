@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.programs.nouns.placement import cut_dim, partial, reduction_of
+from equivcheck.programs.nouns.placement import partial, reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, RoundTrip, Statement, arguments_of
 from equivcheck.programs.run.calls import results_of
@@ -54,7 +54,7 @@ def torch_placements(placements: tuple[str, ...]) -> tuple[Placement, ...]:
 
 
 def _torch_placement(placement: str) -> Placement:
-    dim, reduction = cut_dim(placement), reduction_of(placement)
+    dim, reduction = sharded_dim(placement), reduction_of(placement)
     if dim is not None:
         return Shard(dim)
     return Replicate() if reduction is None else Partial(reduction)

@@ -9,14 +9,14 @@ import torch
 
 from equivcheck.oracle.verdict.description import shortened
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
-from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Redistribution, RoundTrip, Statement, arguments_of
 from equivcheck.programs.run import values
 from equivcheck.programs.run.calls import source
 from equivcheck.programs.run.one_device import plan_of
 from equivcheck.programs.verdict import ProgramVerdict
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 OPERATION = "op_"
 """Prefix for operation names in scripts, because some, such as `sum`, are Python functions too."""
@@ -142,7 +142,7 @@ if __name__ == "__main__":
 
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
     """Write a script for a checked program. Its title has the result and the torch version (the installed one if empty)."""
-    found = " ".join(printable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
+    found = " ".join(escape_unprintable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
     result = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
     return script_of(verdict.program, f"DTensors against the same operations on one device: {result}", name)
 
@@ -195,7 +195,7 @@ def _placements(placements: tuple[str, ...]) -> str:
 
 
 def _placement(placement: str) -> str:
-    dim, reduction = cut_dim(placement), reduction_of(placement)
+    dim, reduction = sharded_dim(placement), reduction_of(placement)
     if dim is not None:
         return f"Shard({dim})"
     return "Replicate()" if reduction is None else f'Partial("{reduction}")'

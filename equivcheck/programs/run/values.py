@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
 from equivcheck.programs.nouns.statements import Constant, Contents, Leaf
 
 
@@ -56,7 +56,7 @@ def local_part(full: torch.Tensor, mesh: Sequence[int], coordinate: Sequence[int
         if reduction is not None:
             part = partial_value(part, size, index, reduction)
     for size, index, placement in zip(mesh, coordinate, placements, strict=True):
-        dim = cut_dim(placement)
+        dim = sharded_dim(placement)
         if dim is not None:
             part = chunk(part, size, index, dim)
     return part.clone()

@@ -15,13 +15,13 @@ from equivcheck.programs.run.cache import cached_plan, with_replicated_leaves
 from equivcheck.programs.sweep.order import Coverage
 from equivcheck.programs.sweep.results import Result
 from equivcheck.programs.sweep.second_programs import ArgumentPosition, programs_taking
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 MAX_SHAPES = 4
 """Results with different shapes to try for each new kind."""
 
 
-class Novelty(Choice):
+class Novelty(PrintableEnum):
     """Result features that the second operation has not met yet. They are tried in this order."""
 
     KIND = "placements and dtypes"

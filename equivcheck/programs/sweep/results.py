@@ -102,7 +102,7 @@ def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Re
     """All results from programs ranks can run. They are not compared with one device."""
     for program in programs:
         try:
-            run = members.run(_on_rank, program, deadline=SECONDS, is_foreign=False)
+            run = members.run(_on_rank, program, deadline=SECONDS, is_user_code=False)
         except RanksFailed:
             continue
         for output, parts in enumerate(zip(*run.values, strict=False)):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from equivcheck.worlds.patience import Patience, cpu_seconds_of_family
 from equivcheck.worlds.sim.interruption import abandoned_threads
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 from equivcheck.worlds.workers.supervision import Interruption, Pool, Stuck
 
@@ -175,7 +175,7 @@ class JobDone:
 class _Job:
     """Keeps the growing result of a job, and sends it to the supervisor."""
 
-    def __init__(self, result: Any, link: Link) -> None:
+    def __init__(self, result: Any, link: SupervisorLink) -> None:
         self._result, self._link, self._sent_at = result, link, 0.0
 
     def complete(self, do: Callable[[Callable[[Any], None]], Any]) -> Any:
@@ -194,7 +194,7 @@ class _Job:
 
 def serve(fd: int, do: Callable[[Any, Any, Callable[[Any], None]], Any], blank: Callable[[Any], Any]) -> None:
     """Serve the supervisor at the other end of `fd`: call `do(job, effort, tell)` for each job."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     while True:
         job = link.next()
         result = _Job(blank(job), link).complete(partial(do, job, link.task))

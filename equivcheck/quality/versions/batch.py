@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equivcheck.quality.versions.environments import Installation, run_python
-from equivcheck.system.commands import Ran
+from equivcheck.system.commands import FinishedCommand
 from equivcheck.system.temporary_folder import temporary_folder
 
 _START_SECONDS = 120.0
@@ -56,7 +56,7 @@ def _start(folder: Path, tasks: Sequence[str]) -> Path:
     return results
 
 
-def _how_it_ended(ran: Ran) -> str:
+def _how_it_ended(ran: FinishedCommand) -> str:
     return "not done in time" if ran.code is None else f"the process ended with exit code {ran.code}: {ran.last_line}"
 
 

@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 import equivcheck
 from equivcheck.errors import EquivCheckError, UsageError
 from equivcheck.quality.versions.releases import RELEASED, chosen, listed, names_nightlies, needs_index
-from equivcheck.system.commands import Ran, run
+from equivcheck.system.commands import FinishedCommand, run
 from equivcheck.system.temporary_folder import temporary_folder
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -190,7 +190,9 @@ _NOT_FOR_OTHERS = ("PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNC
 """Variables for this interpreter only."""
 
 
-def run_python(python: Path, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None) -> Ran:
+def run_python(
+    python: Path, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None
+) -> FinishedCommand:
     """Run an interpreter with this equivcheck on its path, and nothing else from this environment.
 
     The process and its children end after `seconds`, or if this process is interrupted.

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from equivcheck.export.forked import SECONDS, launched
+from equivcheck.export.forked import SECONDS, run_forked
 from equivcheck.oracle.known_issues.issue_script import write_issue_script
-from equivcheck.oracle.known_issues.known import KnownIssue, issues_on_file
+from equivcheck.oracle.known_issues.known import KnownIssue, all_known_issues
 from equivcheck.oracle.known_issues.showing import Showing, Shows, showing
 from equivcheck.quality.versions.batch import run_tasks, serve_tasks
 from equivcheck.quality.versions.environments import Installation
@@ -25,7 +25,7 @@ def run_scripts(installation: Installation, issues: Iterable[KnownIssue]) -> dic
 
 def main() -> None:
     """Run in the other interpreter."""
-    issues = {issue.id: issue for issue in issues_on_file()}
+    issues = {issue.id: issue for issue in all_known_issues()}
     serve_tasks(lambda name: encode(_tried(issues[name])))
 
 
@@ -37,7 +37,7 @@ def _tried(issue: KnownIssue) -> Showing:
 
 def _run(issue: KnownIssue) -> Showing:
     with temporary_folder() as folder:
-        return showing(issue, *launched(write_issue_script(issue, Path(folder)), issue.ranks, Path(folder)))
+        return showing(issue, *run_forked(write_issue_script(issue, Path(folder)), issue.ranks, Path(folder)))
 
 
 def _cannot_run(reason: str) -> Any:

@@ -85,7 +85,7 @@ class Matrix:
         replace_text(file, dump(encode(self)) + "\n")
 
 
-def continued(file: Path, new: Matrix) -> Matrix:
+def load_or_new(file: Path, new: Matrix) -> Matrix:
     """Load results to continue with. Returns `new` if the file is missing, or has other code, scenarios or issues."""
     try:
         found = decode(Matrix, json.loads(read_text(file)), where=str(file))
@@ -94,7 +94,7 @@ def continued(file: Path, new: Matrix) -> Matrix:
     return found if replace(found, versions={}) == new else new
 
 
-def measured_on(
+def measure_version(
     installation: Installation, scenarios: tuple[Scenario, ...], issues: Iterable[KnownIssue], tell: Callable[[str], None]
 ) -> VersionResult:
     """Run the doctor, the corpus and the scripts on a version; `tell` receives progress lines."""
@@ -121,7 +121,7 @@ def run_doctor(installation: Installation) -> tuple[Probe, ...]:
     return decode(tuple[Probe, ...], probes, where="doctor")
 
 
-def code_of_equivcheck() -> str:
+def code_digest() -> str:
     """Digest of equivcheck's files, except for the table that is measured with them."""
     package = Path(equivcheck.__path__[0])
     folders = (package, package / "strategies")  # a link in a checkout, which is not followed

@@ -12,7 +12,7 @@ from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Shows
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.versions.matrix import Matrix, VersionResult
-from equivcheck.worlds.pool import COMPARABLE
+from equivcheck.worlds.pool import LOCAL_WORLDS
 
 _REASON = 200
 """Longest reason that is shown, in characters."""
@@ -21,7 +21,7 @@ _REASON = 200
 def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue]) -> None:
     """Print a line per version, then all that is wrong."""
     issues = tuple(issues)
-    worlds = [f"doctor {world}" for world in COMPARABLE]
+    worlds = [f"doctor {world}" for world in LOCAL_WORLDS]
     table = Table("torch", *worlds, *(outcome.value for outcome in Outcome), "scripts", box=None, header_style="bold")
     for version, found in matrix.versions.items():
         table.add_row(version, *_cells(found, issues))
@@ -32,7 +32,7 @@ def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue])
 
 
 def _cells(found: VersionResult, issues: tuple[KnownIssue, ...]) -> Iterator[str]:
-    for world in COMPARABLE:
+    for world in LOCAL_WORLDS:
         probes = [probe for probe in found.probes if probe.world == world]
         yield f"{sum(probe.works for probe in probes)}/{len(probes)}"
     counts = found.counts()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.scenario import FSDP1, Layout, Mesh, Model, Parallelism, Pipeline, ShardingStrategy
-from equivcheck.scenario.noun import changed
+from equivcheck.scenario.noun import changed_fields
 from equivcheck.scenario.scenario import count
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.failure import Failure
@@ -109,7 +109,7 @@ def _cut(parallelism: Parallelism, parameter: Parameter) -> str:
         return "on its stage's rank"
     if isinstance(parallelism, FSDP1) and parallelism.strategy is not ShardingStrategy.NO_SHARD:
         return "part of a flat parameter"
-    dim = cut_dim(parallelism, parameter)
+    dim = shard_dim(parallelism, parameter)
     return "replicated" if dim is None else f"sharded on dim {dim}"
 
 
@@ -128,8 +128,8 @@ def options(layout: Layout) -> list[tuple[str, str]]:
     rows = []
     for parallelism in reversed(layout.parallelisms):
         axes = layout.axes_of(parallelism)
-        settings = ", ".join(f"{name}={value}" for name, value in changed(parallelism))
+        settings = ", ".join(f"{name}={value}" for name, value in changed_fields(parallelism))
         over = f"over {' x '.join(axes)} ({count(layout.mesh.size(*axes), 'rank')})"
         rows.append((parallelism.tag, f"{over}{': ' + settings if settings else ''}"))
-    execution = ", ".join(f"{name}={value}" for name, value in changed(layout.execution))
+    execution = ", ".join(f"{name}={value}" for name, value in changed_fields(layout.execution))
     return [*rows, ("execution", execution)] if execution else rows

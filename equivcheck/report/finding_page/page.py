@@ -21,9 +21,9 @@ from equivcheck.report.finding_page.tensors import DrawnTensor, drawn_tensors, h
 from equivcheck.report.frame import charts
 from equivcheck.report.frame.templates import Headline, footer, rendered
 from equivcheck.report.lanes import group_names, used_letters
-from equivcheck.scenario.scenario import count, in_words
+from equivcheck.scenario.scenario import count, describe_case
 from equivcheck.system.output_file import replace_text
-from equivcheck.system.printable import in_short
+from equivcheck.system.printable import shorten
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Divergence
 
@@ -40,7 +40,7 @@ _SAID_ALREADY = "why:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PageContext:
     """Context for a page beyond the verdict."""
 
     script: str = ""
@@ -58,24 +58,24 @@ RunAgain = Callable[[Any], SecondRun]
 
 
 @singledispatch
-def write_page(verdict: CaseVerdict, file: Path, context: Told, again: RunAgain) -> None:  # noqa: ARG001
+def write_page(verdict: CaseVerdict, file: Path, context: PageContext, again: RunAgain) -> None:  # noqa: ARG001
     """Write the page. Raises `OSError` if the file cannot be written."""
     raise TypeError(f"verdict {type(verdict).__name__} is not valid: unknown class. Expected Verdict or ProgramVerdict")
 
 
 @write_page.register
-def _(verdict: Verdict, file: Path, context: Told, again: RunAgain) -> None:
+def _(verdict: Verdict, file: Path, context: PageContext, again: RunAgain) -> None:
     write_scenario_page(file, verdict, again(verdict), context)
 
 
 @write_page.register
-def _(verdict: ProgramVerdict, file: Path, context: Told, _again: RunAgain) -> None:
+def _(verdict: ProgramVerdict, file: Path, context: PageContext, _again: RunAgain) -> None:
     program = verdict.program
     values = {
         "title": f"Tensor program on {count(program.num_ranks, 'rank')}",
         "headline": headline(verdict),
         "tiles": [*tiles(verdict), ("statements", str(len(program.statements)))],
-        "facts": [("program", in_words(program)), *facts(verdict, context)],
+        "facts": [("program", describe_case(program)), *facts(verdict, context)],
         "footer": footer(),
         "sections": {"found": "What was found", "program": "The program", "again": "Run it again"},
         "verdict": verdict,
@@ -87,12 +87,12 @@ def _(verdict: ProgramVerdict, file: Path, context: Told, _again: RunAgain) -> N
     replace_text(file, rendered("finding_page/program.html.jinja", **values))
 
 
-def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: Told) -> None:
+def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: PageContext) -> None:
     """Write the page. Raises `OSError` if the file cannot be written."""
     replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
-def _values(verdict: Verdict, again: SecondRun, context: Told) -> dict[str, Any]:
+def _values(verdict: Verdict, again: SecondRun, context: PageContext) -> dict[str, Any]:
     scenario = verdict.scenario
     mesh, rows = scenario.layout.mesh, step_rows(again.moments)
     tensors = drawn_tensors(again, scenario)
@@ -100,7 +100,7 @@ def _values(verdict: Verdict, again: SecondRun, context: Told) -> dict[str, Any]
         "title": f"{scenario.name} on {count(mesh.num_ranks, 'rank')}",
         "headline": headline(verdict),
         "tiles": list(tiles(verdict)),
-        "facts": [("scenario", in_words(scenario)), *facts(verdict, context)],
+        "facts": [("scenario", describe_case(scenario)), *facts(verdict, context)],
         "footer": footer(),
         "sections": _sections(again),
         "verdict": verdict,
@@ -121,7 +121,7 @@ def _values(verdict: Verdict, again: SecondRun, context: Told) -> dict[str, Any]
         "phases": phases_of(rows),
         "chart": charts,
         **_plots(rows),
-        "code": in_short(verdict.code(), _LONGEST_TEXT),
+        "code": shorten(verdict.code(), _LONGEST_TEXT),
         "script": context.script if len(context.script) <= _LONGEST_SCRIPT else "",
         "drawing": call_lanes,
     }
@@ -139,7 +139,7 @@ def headline(verdict: CaseVerdict) -> Headline:
     """Outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
-    return Headline(text=in_short(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
+    return Headline(text=shorten(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)
 
 
 def _wrong_ranks(verdict: Verdict, tensors: Sequence[DrawnTensor]) -> frozenset[int]:
@@ -168,7 +168,7 @@ def tiles(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
     yield "ranks", f"{verdict.case.num_ranks:,}"
 
 
-def facts(verdict: CaseVerdict, context: Told) -> Iterator[tuple[str, str]]:
+def facts(verdict: CaseVerdict, context: PageContext) -> Iterator[tuple[str, str]]:
     """Further facts, by name."""
     yield "world", verdict.world
     if verdict.outcome.is_finding:
@@ -212,6 +212,6 @@ def stacks(failure: Failure | None) -> Iterator[Mapping[str, str]]:
         yield {
             "rank": str(report.rank),
             "state": report.state.value,
-            "words": in_short(report.error or report.pending, 1000),
-            "stack": in_short(report.stack, longest),
+            "words": shorten(report.error or report.pending, 1000),
+            "stack": shorten(report.stack, longest),
         }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.limits import why_unsupported
-from equivcheck.layouts.composition.running import RanksResult, Runner, able
+from equivcheck.layouts.composition.running import RanksResult, Runner, world_for
 from equivcheck.oracle.comparison.assemble import Assembled, Assembler
 from equivcheck.oracle.comparison.compare import compare, errors_of, snapshots_of
 from equivcheck.oracle.reference.noise import Expected
@@ -22,7 +22,7 @@ from equivcheck.worlds.trace.differences import Divergence, Phase
 from equivcheck.worlds.trace.moments import moments, moments_of_steps
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Snapshot
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
 
 Alter = Callable[[Setup], None]
@@ -68,7 +68,7 @@ def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float 
     if reason is not None:
         return SecondRun(note=f"this page has no drawings: {reason}")
     again = SecondRun()
-    for world in dict.fromkeys((able(scenario, "sim"), verdict.world)):
+    for world in dict.fromkeys((world_for(scenario, "sim"), verdict.world)):
         try:
             again = _run(scenario, Runner(world=world, deadline=deadline, alter=alter))
         except EquivCheckError as error:
@@ -175,6 +175,6 @@ def run_isolated(verdict: Verdict, deadline: float) -> SecondRun:
 
 def main(fd: int) -> None:
     """Run the verdict's ranks."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     verdict, deadline = link.task
     link.send(run_once_more(verdict, deadline=deadline))

@@ -13,7 +13,7 @@ from equivcheck.report.finding_page.second_run import Compared, SecondRun
 from equivcheck.scenario import Mesh, Scenario
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
-from equivcheck.worlds.trace.pieces import parts_of
+from equivcheck.worlds.trace.pieces import values_by_piece
 from equivcheck.worlds.trace.tensors import Flags, Vector
 from equivcheck.worlds.trace.trace import Piece
 
@@ -116,7 +116,7 @@ def _marks(moment: Compared, row: int, rank: int) -> tuple[Flags, Flags, Vector]
     start = table.offsets[row]
     right = expected.values[start : start + size]
     values, held = np.full(size, np.nan), np.zeros(size, dtype=np.bool_)
-    for piece, found in parts_of(moment.snapshots[rank]):
+    for piece, found in values_by_piece(moment.snapshots[rank]):
         where = table.positions(piece) if piece.name == table.names[row] and found is not None else None
         if where is not None:
             values[where - start], held[where - start] = found, True

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 import equivcheck
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,4 +48,4 @@ def rendered(template: str, **values: Any) -> str:
 
 def _as_text(value: object) -> object:
     """Make values printable, except for HTML from a template."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return escape_unprintable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

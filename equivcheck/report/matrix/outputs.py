@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 
 from equivcheck.report.frame.templates import Headline, footer, rendered
 from equivcheck.system.output_file import replace_text
-from equivcheck.system.printable import printable
-from equivcheck.user.matrix.result import MatrixResult, one_device, totals
-from equivcheck.user.matrix.row import Row
-from equivcheck.user.matrix.text import HEADINGS, cells, said
+from equivcheck.system.printable import escape_unprintable
+from equivcheck.user.matrix.result import MatrixResult, single_device_line, totals
+from equivcheck.user.matrix.row import LayoutRow
+from equivcheck.user.matrix.text import HEADINGS, cells, outcome_text
 
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
@@ -27,8 +27,8 @@ def write_html(path: Path, name: str, found: MatrixResult) -> None:
         found=found,
         headings=HEADINGS,
         cells=cells,
-        said=said,
-        one_device=one_device(found),
+        said=outcome_text,
+        one_device=single_device_line(found),
         footer=footer(),
     )
     replace_text(path, page)
@@ -37,23 +37,24 @@ def write_html(path: Path, name: str, found: MatrixResult) -> None:
 def write_junit(path: Path, name: str, found: MatrixResult) -> None:
     """Write the file. An unexpected outcome is a failure, and a layout that could not be checked is an error."""
     rows, seconds = found.unexpected, sum(row.milliseconds for row in found.rows) / 1000
-    suite = ET.Element("testsuite", name=printable(name), tests=str(len(found.rows)), time=f"{seconds:.3f}")
+    suite = ET.Element("testsuite", name=escape_unprintable(name), tests=str(len(found.rows)), time=f"{seconds:.3f}")
     suite.set("errors", str(sum(row.verdict is None for row in rows)))
     suite.set("failures", str(sum(row.verdict is not None for row in rows)))
     for row in found.rows:
-        _case(suite, row, printable(name))
+        _case(suite, row, escape_unprintable(name))
     ET.indent(suite)
     ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def _case(suite: ET.Element, row: Row, name: str) -> None:
+def _case(suite: ET.Element, row: LayoutRow, name: str) -> None:
     case = ET.SubElement(suite, "testcase", name=row.name, classname=name, time=f"{row.milliseconds / 1000:.3f}")
-    details = printable(row.details)
+    details = escape_unprintable(row.details)
     if row.is_as_expected:
         ET.SubElement(case, "system-out").text = details
         return
     kind = "error" if row.verdict is None else "failure"
-    ET.SubElement(case, kind, message=printable(f"{said(row)}: {row.first_difference}"), type=row.outcome).text = details
+    message = escape_unprintable(f"{outcome_text(row)}: {row.first_difference}")
+    ET.SubElement(case, kind, message=message, type=row.outcome).text = details
 
 
 def matrix_object(found: MatrixResult) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def matrix_object(found: MatrixResult) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: LayoutRow) -> dict[str, Any]:
     divergence = None if row.verdict is None else row.verdict.divergence
     return {
         "name": row.name,
@@ -87,7 +88,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _measures(row: Row) -> dict[str, Any]:
+def _measures(row: LayoutRow) -> dict[str, Any]:
     names = ("loss", "expected_loss", "gradient_norm", "expected_gradient_norm", "num_calls", "num_bytes")
     found = dict.fromkeys(names) if row.measures is None else asdict(row.measures)
     ratio = None if row.measures is None else row.measures.norm_ratio

@@ -16,7 +16,7 @@ from equivcheck.campaign.history.run import Run
 from equivcheck.campaign.history.standing import Record, fails
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import CaseVerdict
-from equivcheck.system.printable import in_short
+from equivcheck.system.printable import shorten
 
 _LONGEST_TEXT = 12_000
 """Most characters in a finding's text, or in its case."""
@@ -83,16 +83,16 @@ def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Map
 
 
 def _shown(store: FindingStore, run: Run, record: Record, unkept: Mapping[str, Any]) -> ShownFinding:
-    shown = ShownFinding(record=record, fails=fails(run, record), cause=in_short(record.reason, _LONGEST_NOTE))
+    shown = ShownFinding(record=record, fails=fails(run, record), cause=shorten(record.reason, _LONGEST_NOTE))
     if not record.standing.shows:
         return replace(shown, commands=_commands(store, record))
     if record.fingerprint in unkept:
-        code = in_short(json.dumps(unkept[record.fingerprint], indent=2), _LONGEST_TEXT)
+        code = shorten(json.dumps(unkept[record.fingerprint], indent=2), _LONGEST_TEXT)
         return replace(shown, code=code, note="the store could not keep it; save this case as FILE and run equivcheck check FILE")
     try:
         verdict = store.load(record.fingerprint).verdict
     except BrokenFinding as error:
-        return replace(shown, note=in_short(str(error), _LONGEST_NOTE))
+        return replace(shown, note=shorten(str(error), _LONGEST_NOTE))
     except UsageError:
         return replace(shown, note=f"it is no longer in the store {store.path}")
     return _with_verdict(replace(shown, commands=_commands(store, record)), verdict)
@@ -102,7 +102,7 @@ def _with_verdict(shown: ShownFinding, verdict: CaseVerdict) -> ShownFinding:
     code = verdict.code()
     text = verdict.describe().removesuffix(code).rstrip()
     cause = shown.cause if verdict.diagnosis is None else verdict.diagnosis.sentence
-    return replace(shown, cause=cause, text=in_short(text, _LONGEST_TEXT), code=in_short(code, _LONGEST_TEXT))
+    return replace(shown, cause=cause, text=shorten(text, _LONGEST_TEXT), code=shorten(code, _LONGEST_TEXT))
 
 
 def _commands(store: FindingStore, record: Record) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ import jinja2
 from equivcheck.campaign.history.history import History, HistoryFailed
 from equivcheck.campaign.history.past import Noted, PastRun, find_run, noted, past_runs
 from equivcheck.campaign.history.run import Ended
-from equivcheck.campaign.history.standing import fails, records, told_in
-from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.campaign.history.standing import fails, records, records_decided_by
+from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame import charts
 from equivcheck.report.frame.templates import Headline, rendered
@@ -107,7 +107,7 @@ def _page(store: Path, history: History, past: PastRun) -> str:
 
 def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
     left = noted(history, past.run)
-    decided = told_in(past.run, records(history, past.run.began))
+    decided = records_decided_by(past.run, records(history, past.run.began))
     found = shown_findings(store, past.run, decided, _unkept(left.summary))
     num_failing = sum(fails(past.run, record) for record in decided)
     layouts = layout_rows(left)
@@ -148,5 +148,5 @@ def _charts(past: PastRun, left: Noted) -> dict[str, Any]:
         "coverage": charts.line(shares, most=100.0, unit=" %") if shares else None,
         "errors": charts.error_bars(summary["errors"]["sizes"]) if summary and summary["errors"]["sizes"] else None,
         "pairs": pair_rows(summary["pairs"]["parts"]) if summary else [],
-        "links": {issue.id: issue.link or f"not reported: {issue.title}" for issue in issues_on_file()},
+        "links": {issue.id: issue.link or f"not reported: {issue.title}" for issue in all_known_issues()},
     }

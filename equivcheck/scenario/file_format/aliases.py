@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from enum import Enum
 
-from equivcheck.scenario.parallelism import Wrapping
+from equivcheck.scenario.parallelism import FSDP2, Wrapping
 from equivcheck.scenario.tensor_parallel import ActivationSharding, Split
+from equivcheck.scenario.token_layers import Attention
 
 FORMER_VALUES: dict[type[Enum], dict[str, Enum]] = {
-    Split: {"column": Split.COLUMN, "row": Split.ROW, "within": Split.WITHIN, "outside": Split.OUTSIDE},
-    ActivationSharding: {"whole": ActivationSharding.WHOLE},
-    Wrapping: {"whole": Wrapping.WHOLE},
+    Split: {"column": Split.COLWISE, "row": Split.ROWWISE, "within": Split.HEADS_OR_HIDDEN, "outside": Split.NOT_IN_PLAN},
+    ActivationSharding: {"whole": ActivationSharding.REPLICATED},
+    Wrapping: {"whole": Wrapping.ROOT_ONLY},
 }
 """For each enum, members by their former values."""
 
-FORMER_FIELDS: dict[type, dict[str, str]] = {}
+FORMER_FIELDS: dict[type, dict[str, str]] = {
+    Attention: {"heads": "num_heads", "kv_heads": "num_kv_heads", "head_width": "head_dim"},
+    FSDP2: {"muon_owners": "distributed_muon"},
+}
 """For each class, current field names by former ones."""

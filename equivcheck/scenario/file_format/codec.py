@@ -14,7 +14,7 @@ from cattrs import AttributeValidationNote, IterableValidationNote
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from equivcheck.errors import InvalidScenario, UsageError
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.converter import KIND, LAYER_TAGS, PARALLELISM_TAGS, make_converter
 from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
 from equivcheck.scenario.file_format.old_format import upgraded
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @singledispatch
-def to_json(case: Case) -> str:
+def to_json(case: Checkable) -> str:
     """Encode a case as one line of JSON with every field."""
     raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
 
@@ -125,7 +125,7 @@ def _ask_entry_points() -> None:
             register_parallelism(entry_point.load().parallelism)
     for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
         with suppress(Exception):
-            register_layer(entry_point.load().noun)
+            register_layer(entry_point.load().layer_class)
 
 
 _converter = make_converter(_ask_entry_points)

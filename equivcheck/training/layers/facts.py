@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from equivcheck.scenario import AuxiliaryLinear, Norm, Split
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 Shape = tuple[int, ...]
 
 
-class Initial(Choice):
+class Initialization(PrintableEnum):
     """Distribution that a parameter's initial values are drawn from."""
 
     WEIGHT = "weight"
@@ -29,20 +29,20 @@ class Initial(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterOf:
+class LayerParameter:
     """Parameter of a layer, embedding or head."""
 
     name: str
     """Name within its owner, such as ``linear.weight``."""
     shape: Shape
     """Full shape."""
-    initial: Initial
+    initial: Initialization
     """Distribution for its initial values."""
-    column_dim: int | None = None
+    colwise_dim: int | None = None
     """Dim that colwise sharding splits; None if it is replicated then."""
-    row_dim: int | None = None
+    rowwise_dim: int | None = None
     """Dim that rowwise sharding splits; None if it is replicated then."""
-    within_dim: int | None = None
+    unit_dim: int | None = None
     """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
     expert_dim: int | None = None
     """Dim that indexes experts or similar units; None if it belongs to none."""
@@ -51,7 +51,7 @@ class ParameterOf:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerLinear:
     """Linear in a layer, with its place in the computation."""
 
     name: str
@@ -77,7 +77,7 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardingChoice:
+class LayerSharding:
     """One way to shard a layer's linears over ranks. Norms are always replicated."""
 
     split: Split
@@ -93,41 +93,43 @@ class ShardingChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looking:
+class AttentionShape:
     """Attention heads, for context parallelism."""
 
-    heads: int
+    num_heads: int
     """Query heads."""
-    kv_heads: int
+    num_kv_heads: int
     """Key and value heads, each for several consecutive query heads."""
     width: int
     """Features in each head."""
 
 
-def norm_parameters(norm: Norm | None, features: int) -> tuple[ParameterOf, ...]:
+def norm_parameters(norm: Norm | None, features: int) -> tuple[LayerParameter, ...]:
     """Parameters in a module named ``norm``."""
-    factor = ParameterOf(name="norm.weight", shape=(features,), initial=Initial.FACTOR)
-    offset = ParameterOf(name="norm.bias", shape=(features,), initial=Initial.OFFSET)
+    factor = LayerParameter(name="norm.weight", shape=(features,), initial=Initialization.FACTOR)
+    offset = LayerParameter(name="norm.bias", shape=(features,), initial=Initialization.OFFSET)
     return (factor,) * (norm is not None) + (offset,) * (norm is Norm.LAYER)
 
 
-def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[ParameterOf, ...]:
+def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[LayerParameter, ...]:
     """Parameters in a linear that can be sharded colwise or rowwise."""
-    weight = ParameterOf(name=f"{name}.weight", shape=(outputs, in_features), initial=Initial.WEIGHT, column_dim=0, row_dim=1)
-    offset = ParameterOf(name=f"{name}.bias", shape=(outputs,), initial=Initial.OFFSET, column_dim=0)
+    weight = LayerParameter(
+        name=f"{name}.weight", shape=(outputs, in_features), initial=Initialization.WEIGHT, colwise_dim=0, rowwise_dim=1
+    )
+    offset = LayerParameter(name=f"{name}.bias", shape=(outputs,), initial=Initialization.OFFSET, colwise_dim=0)
     return (weight, offset) if bias else (weight,)
 
 
-def part_parameters(part: Part, in_features: int, outputs: int, *, bias: bool) -> tuple[ParameterOf, ...]:
+def part_parameters(part: LayerLinear, in_features: int, outputs: int, *, bias: bool) -> tuple[LayerParameter, ...]:
     """Parameters in a linear that is sharded by heads or hidden features: colwise for the first linears, rowwise for the last."""
     found = linear_parameters_of(part.name, in_features, outputs, bias=bias)
     return tuple(
-        replace(each, column_dim=None, row_dim=None, within_dim=each.column_dim if part.reads_input else each.row_dim)
+        replace(each, colwise_dim=None, rowwise_dim=None, unit_dim=each.colwise_dim if part.reads_input else each.rowwise_dim)
         for each in found
     )
 
 
-def ready_linears(parameters: Iterable[ParameterOf], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
+def ready_linears(parameters: Iterable[LayerParameter], linears: Iterable[str], *, autocast: bool) -> tuple[str, ...]:
     """Names in the order in which backward produces gradients, for linears in backward order followed by a norm."""
     attributes = ("weight", "bias") if autocast else ("bias", "weight")
     order = [f"{linear}.{attribute}" for linear in linears for attribute in attributes]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from equivcheck.scenario import AnyLayer
-from equivcheck.training.layers.facts import Dispatch, Looking, ParameterOf, Part, Shape, ShardingChoice
+from equivcheck.training.layers.facts import AttentionShape, Dispatch, LayerLinear, LayerParameter, LayerSharding, Shape
 from equivcheck.training.layers.script import LayerScript
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ class LayerKind(ABC):
     Importing its module must not import torch, because generating scenarios only needs the properties.
     """
 
-    noun: ClassVar[type[AnyLayer]]
+    layer_class: ClassVar[type[AnyLayer]]
     """Scenario class that it implements."""
 
     @abstractmethod
-    def parameters(self, layer: Any, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Any, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters that the layer owns, in the order of `torch.nn.Module.named_parameters`."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class LayerKind(ABC):
         generator.
         """
 
-    def parts(self, layer: Any) -> tuple[Part, ...]:  # noqa: ARG002 - for those whose linears are known
+    def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - for those whose linears are known
         """Linears in the order in which they run; empty if they are not known.
 
         If they are not known, tensor parallelism can only run the layer on plain tensors.
@@ -47,20 +47,20 @@ class LayerKind(ABC):
 
     def num_linears(self, layer: Any) -> int:
         """Number of linears, known or not. It determines how long the layer takes to compile."""
-        return len(self.parts(layer))
+        return len(self.linears(layer))
 
-    def choices(self, layer: Any) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - for those that can be shared out
+    def shardings(self, layer: Any) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - for those that can be shared out
         """Ways to shard the layer's linears, in addition to replicating them."""
         return ()
 
-    def looking(self, layer: Any) -> Looking | None:  # noqa: ARG002 - for those whose positions look at others
+    def attention_shape(self, layer: Any) -> AttentionShape | None:  # noqa: ARG002 - for those whose positions look at others
         """Attention heads, if the module attends only through its `sequence`; None otherwise.
 
         If a layer needs the length and returns None, context parallelism cannot run it.
         """
         return None
 
-    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `DispatchingModule`
+    def dispatch(self, layer: Any) -> Dispatch | None:  # noqa: ARG002 - for those whose module is a `RoutedModule`
         """Routing to units that ranks can share out; None if the layer routes nothing."""
         return None
 
@@ -68,20 +68,20 @@ class LayerKind(ABC):
         """Code for exported scripts; None if the layer cannot be exported."""
         return None
 
-    def ready(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
+    def gradient_order(self, layer: Any, in_features: int, *, autocast: bool = False) -> tuple[str, ...] | None:  # noqa: ARG002 - same
         """Parameter names in the order in which backward produces gradients; None if it is not known.
 
         The last computation comes first. Under autocast each gradient is cast back first, which changes the order.
         """
         return None
 
-    def mask(self, layer: Any, in_features: int, length: int | None) -> Shape | None:
+    def mask_shape(self, layer: Any, in_features: int, length: int | None) -> Shape | None:
         """Shape of the dropout mask for one row; None without dropout."""
         if not layer.dropout:
             return None
-        return (layer.outputs(in_features),) if length is None else (length, layer.outputs(in_features))
+        return (layer.out_features(in_features),) if length is None else (length, layer.out_features(in_features))
 
-    def propagated(self, layer: Any) -> AnyLayer:
+    def with_dtensor_strategies(self, layer: Any) -> AnyLayer:
         """Closest layer whose operations all have DTensor sharding strategies; the layer itself if that holds already."""
         found: AnyLayer = layer
         return found
@@ -91,7 +91,7 @@ class LayerKind(ABC):
         found: AnyLayer = layer
         return found
 
-    def with_even_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - for those that have units
+    def with_divisible_units(self, layer: Any, multiple: int) -> AnyLayer:  # noqa: ARG002 - for those that have units
         """Closest layer whose number of units, such as heads, is a multiple; the layer itself if it has no units."""
         found: AnyLayer = layer
         return found

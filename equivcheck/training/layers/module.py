@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from equivcheck.scenario import Activation, AnyLayer, Norm
-from equivcheck.training.layers.region import UNCUT, Region
-from equivcheck.training.layers.sequence import WHOLE, Sequence
+from equivcheck.training.layers.region import UNSHARDED, Region
+from equivcheck.training.layers.sequence import FULL_SEQUENCE, Sequence
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -27,21 +27,21 @@ ACTIVATIONS: dict[Activation, Function] = {
 """Every activation except the identity."""
 
 
-class Linear(nn.Linear):
+class UninitializedLinear(nn.Linear):
     """Linear whose parameters are assigned later."""
 
     def reset_parameters(self) -> None:
         """Do nothing: the parameters are replaced, and drawing them would use the process-wide generator."""
 
 
-class Embedding(nn.Embedding):
+class UninitializedEmbedding(nn.Embedding):
     """Embedding whose weight is assigned later."""
 
     def reset_parameters(self) -> None:
         """Do nothing: the weight is replaced, and drawing it would use the process-wide generator."""
 
 
-class Load(NamedTuple):
+class RoutingLoad(NamedTuple):
     """Routing statistics from the last forward, for the load-balancing loss."""
 
     balance: float
@@ -58,7 +58,7 @@ class LayerModule(nn.Module):
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__()
         self.layer = layer
-        self.sequence: Sequence = WHOLE
+        self.sequence: Sequence = FULL_SEQUENCE
         self.recomputes = False
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ class LayerModule(nn.Module):
         """Submodule that routes positions, whose first output says which unit is selected; None if there is none."""
         return None
 
-    def load(self) -> Load | None:
+    def load(self) -> RoutingLoad | None:
         """Routing statistics from the last forward; None without a load-balancing loss."""
         return None
 
@@ -83,14 +83,14 @@ class LayerModule(nn.Module):
         """Map inputs to outputs, for `forward`."""
         raise NotImplementedError
 
-    def ended(self, outputs: torch.Tensor, mask: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
+    def finish(self, outputs: torch.Tensor, mask: torch.Tensor | None, inputs: torch.Tensor) -> torch.Tensor:
         """Apply dropout and the residual to the outputs."""
         if mask is not None:
             outputs = outputs * mask
         return outputs + inputs if self.layer.residual else outputs
 
 
-class DispatchingModule(LayerModule):
+class RoutedModule(LayerModule):
     """Layer that routes rows to units, such as experts. Ranks may share out the units."""
 
     num_units: int
@@ -100,7 +100,7 @@ class DispatchingModule(LayerModule):
         super().__init__(layer)
         self.by_units: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
         """Computes rows, (rows, features), sorted by unit with counts (units,), if other ranks hold some units."""
-        self.region: Region = UNCUT
+        self.region: Region = UNSHARDED
         """Communicates if each unit is sharded over ranks."""
 
     def units(self) -> nn.Module:
@@ -122,14 +122,14 @@ def norm_of(norm: Norm | None, features: int) -> nn.Module | None:
     return nn.LayerNorm(features) if norm is Norm.LAYER else nn.RMSNorm(features)
 
 
-def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def replicated_like(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Replicate a tensor that all ranks computed identically if the values are a DTensor, because plain tensors do not mix."""
     if not isinstance(values, DTensor):
         return made
     return DTensor.from_local(made, values.device_mesh, [Replicate()] * values.device_mesh.ndim, run_check=False)
 
 
-def part_beside(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def local_like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """Local part of a DTensor parameter if the values are a plain tensor; otherwise the parameter itself."""
     if isinstance(values, DTensor) or not isinstance(parameter, DTensor):
         return parameter

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from equivcheck.scenario import AuxiliaryLinear, Model, Owner
-from equivcheck.training.layers.facts import Initial, ParameterOf
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.scenario import AuxiliaryLinear, Model, ParameterOwner
+from equivcheck.training.layers.facts import Initialization, LayerParameter
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
 
 KEPT_MODELS = 64
@@ -17,7 +17,7 @@ KEPT_MODELS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter(ParameterOf):
+class Parameter(LayerParameter):
     """Full parameter of a model. A parameter that the model itself owns is stored under its full name."""
 
     layer: int | None
@@ -26,16 +26,16 @@ class Parameter(ParameterOf):
     """Whether it has `requires_grad=True`."""
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> ParameterOwner:
         """Part of the model that owns it."""
         if self.layer is not None:
-            return Owner.LAYER
+            return ParameterOwner.LAYER
         if self.name in (EMBEDDING, POSITIONS):
-            return Owner.SOURCE
-        return Owner.HEAD if self.name.startswith("head.") else Owner.MODEL
+            return ParameterOwner.SOURCE
+        return ParameterOwner.HEAD if self.name.startswith("head.") else ParameterOwner.MODEL
 
     @property
-    def is_of_norm(self) -> bool:
+    def is_norm_parameter(self) -> bool:
         """Whether it belongs to a norm."""
         return self.name.rpartition(".")[0].endswith("norm")
 
@@ -49,12 +49,12 @@ class Parameter(ParameterOf):
         """Number of elements."""
         return math.prod(self.shape)
 
-    def takes_part(self, step: int) -> bool:
+    def is_used_at(self, step: int) -> bool:
         """Whether it is used in a step."""
         return self.runs is None or (self.runs is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
-SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Initial.FACTOR)
+SCALE = Parameter(layer=None, name="scale", shape=(), trained=True, initial=Initialization.FACTOR)
 """Parameter that multiplies the outputs in a model with `scale`."""
 
 
@@ -78,16 +78,16 @@ def parameters_of(model: Model) -> tuple[Parameter, ...]:
 
 def _of_layers(model: Model) -> Iterator[Parameter]:
     for index, layer in enumerate(model.layers):
-        for parameter in kind_of(layer).parameters(layer, model.inputs(index)):
+        for parameter in layer_kind(layer).parameters(layer, model.in_features(index)):
             yield _owned(parameter, index, trained=not layer.frozen)
 
 
-def _owned(parameter: ParameterOf, layer: int | None, *, trained: bool) -> Parameter:
-    stated = {field.name: getattr(parameter, field.name) for field in fields(ParameterOf)}
+def _owned(parameter: LayerParameter, layer: int | None, *, trained: bool) -> Parameter:
+    stated = {field.name: getattr(parameter, field.name) for field in fields(LayerParameter)}
     return Parameter(**stated, layer=layer, trained=trained)
 
 
-def by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+def group_by_layer(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     """Parameters grouped by owning layer. Those that the model itself owns form one group."""
     found: dict[int | None, list[Parameter]] = {}
     for parameter in parameters:

@@ -8,25 +8,25 @@ import torch
 class Region:
     """Communication for replicated experts: none. Tensor parallelism replaces it by a subclass."""
 
-    def entered(self, values: torch.Tensor) -> torch.Tensor:
+    def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Make the input replicated."""
         return values
 
-    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Pass on replicated values and router weights to a rank's partial sum; backward sums their gradients over ranks.
 
         Megatron calls this "copy to tensor-parallel region". Router weights need it because they multiply partial sums.
         """
         return values, weights
 
-    def left(self, addend: torch.Tensor) -> torch.Tensor:
+    def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
         """Reduce the partial sums to the layer's output."""
         return addend
 
-    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
         """Bias as added to this rank's partial sum, so that the reduced output contains it once."""
         return bias
 
 
-UNCUT = Region()
+UNSHARDED = Region()
 """Default for every module."""

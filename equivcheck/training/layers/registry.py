@@ -15,12 +15,12 @@ from equivcheck.training.layers.kind import LayerKind
 from equivcheck.training.layers.linear.kind import LinearKind
 
 _KINDS: dict[type[AnyLayer], LayerKind] = {
-    kind.noun: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind())
+    kind.layer_class: kind for kind in (LinearKind(), AttentionKind(), GatedMLPKind(), ExpertsKind())
 }
 _BUILT_IN = frozenset(_KINDS)
 
 
-def kind_of(layer: AnyLayer) -> LayerKind:
+def layer_kind(layer: AnyLayer) -> LayerKind:
     """Kind for a layer. Raises `UsageError` if no kind implements its class."""
     found = _KINDS.get(type(layer))
     if found is None:
@@ -34,13 +34,13 @@ def kind_of(layer: AnyLayer) -> LayerKind:
     return found
 
 
-def register(kind: LayerKind) -> None:
+def register_kind(kind: LayerKind) -> None:
     """Register a kind of layer. Raises `UsageError` if its class is not valid or its tag is taken."""
-    register_layer(kind.noun)
-    _KINDS.setdefault(kind.noun, kind)
+    register_layer(kind.layer_class)
+    _KINDS.setdefault(kind.layer_class, kind)
 
 
-def others() -> tuple[LayerKind, ...]:
+def third_party_kinds() -> tuple[LayerKind, ...]:
     """Third-party kinds."""
     _ask_entry_points()
     return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
@@ -51,6 +51,6 @@ def _ask_entry_points() -> None:
     """Register third-party kinds, once. Raises `UsageError` if one cannot be loaded."""
     for entry_point in entry_points(group=LAYER_ENTRY_POINTS):
         try:
-            register(entry_point.load()())
+            register_kind(entry_point.load()())
         except Exception as error:
             raise UsageError(f"entry point {entry_point.name} of {LAYER_ENTRY_POINTS} cannot be loaded: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equivcheck.scenario import Activation, Norm
-from equivcheck.training.layers.facts import ParameterOf
+from equivcheck.training.layers.facts import LayerParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class LayerScript:
     """Imports that the lines need: module and name."""
     methods: tuple[tuple[str, ...], ...] = ()
     """Further methods, line by line."""
-    of_parts: LayerScript | None = None
+    for_context_parallel: LayerScript | None = None
     """Variant for context parallelism, with ``self.sequence`` for the local positions; None if the code is the same."""
-    of_units: LayerScript | None = None
+    for_expert_parallel: LayerScript | None = None
     """Variant for expert parallelism, with ``self.by_units`` to compute rows; None if the code is the same."""
-    of_region: LayerScript | None = None
+    for_tensor_parallel: LayerScript | None = None
     """Variant for tensor parallelism inside experts, with ``self.region`` for communication; None if the code is the same."""
 
 
@@ -52,7 +52,7 @@ def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
-def linear_lines(parameters: tuple[ParameterOf, ...]) -> tuple[str, ...]:
+def linear_lines(parameters: tuple[LayerParameter, ...]) -> tuple[str, ...]:
     """Lines that create the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 
 
-class Looks(Protocol):
+class AttentionHooks(Protocol):
     """Attention module as `Sequence` uses it; all tensors are (rows, heads, positions, head_dim)."""
 
-    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+    def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads so that each query head has one."""
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
@@ -32,10 +32,12 @@ class Sequence:
         """Positions in the full sequence of the `count` local ones, shape (count,)."""
         return torch.arange(count, device=device)
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Attention from the local positions to the full sequence; all tensors are (rows, heads, local positions, head_dim)."""
-        return looks.attend(query, looks.grouped(key), looks.grouped(value))
+        return looks.attend(query, looks.repeat_kv_heads(key), looks.repeat_kv_heads(value))
 
 
-WHOLE = Sequence()
+FULL_SEQUENCE = Sequence()
 """Default for every module."""

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from equivcheck.scenario import Model
-from equivcheck.training.layers.facts import Initial, ParameterOf, linear_parameters_of, norm_parameters
+from equivcheck.training.layers.facts import Initialization, LayerParameter, linear_parameters_of, norm_parameters
 
 EMBEDDING = "embedding.weight"
 POSITIONS = "positions.weight"
 HEAD = "head.linear.weight"
 
 
-def embedding_parameters(model: Model) -> tuple[ParameterOf, ...]:
+def embedding_parameters(model: Model) -> tuple[LayerParameter, ...]:
     """Parameters in token and position embeddings."""
     if model.source is None or model.length is None:
         return ()
     shape = (model.source.vocabulary, model.features)
-    tokens = ParameterOf(name=EMBEDDING, shape=shape, initial=Initial.TABLE, column_dim=1, row_dim=0)
-    positions = ParameterOf(name=POSITIONS, shape=(model.length, model.features), initial=Initial.TABLE)
+    tokens = LayerParameter(name=EMBEDDING, shape=shape, initial=Initialization.TABLE, colwise_dim=1, rowwise_dim=0)
+    positions = LayerParameter(name=POSITIONS, shape=(model.length, model.features), initial=Initialization.TABLE)
     return (tokens, positions) if model.source.learned_positions else (tokens,)
 
 
-def head_parameters(model: Model) -> tuple[ParameterOf, ...]:
+def head_parameters(model: Model) -> tuple[LayerParameter, ...]:
     """Parameters in norm and linear. A tied weight belongs to the embedding."""
     if model.head is None:
         return ()
-    inputs = model.inputs(len(model.layers))
-    linear = linear_parameters_of("linear", inputs, model.outputs, bias=model.head.bias)
+    inputs = model.in_features(len(model.layers))
+    linear = linear_parameters_of("linear", inputs, model.out_features, bias=model.head.bias)
     return (*norm_parameters(model.head.norm, inputs), *(linear[1:] if model.head.tied else linear))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
-from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_of
+from equivcheck.diagnosis.emulation.held_elements import HeldElements, held_masks
 from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference
@@ -28,7 +28,7 @@ from equivcheck.worlds.meshes import device_mesh
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.differences import Phase
 from equivcheck.worlds.trace.moments import moments
-from equivcheck.worlds.trace.pieces import part_of, parts_of
+from equivcheck.worlds.trace.pieces import select_piece, values_by_piece
 from equivcheck.worlds.trace.trace import Snapshot
 
 Masks = Mapping[str, torch.Tensor]
@@ -111,7 +111,7 @@ class DivergedTraining(Evidence):
 @lru_cache(maxsize=2)
 def held_elements(diverged: DivergedTraining) -> HeldElements:
     """Return each rank's elements, and the only rank with optimizer state for a replicated tensor."""
-    held, owners = held_of(diverged), dict[str, int]()
+    held, owners = held_masks(diverged), dict[str, int]()
     for name, masks in held.items():
         holders = [rank for rank, trace in enumerate(diverged.traces) if _has_state(trace, name)]
         if len(holders) == 1 and all(mask.all() for mask in masks):
@@ -131,11 +131,11 @@ def wrong_elements(diverged: DivergedTraining, phase: Phase) -> dict[str, torch.
             continue
         expected_full = diverged.expected_values(expected.step, phase)
         for moment in found:
-            for piece, values in parts_of(moment.snapshot):
+            for piece, values in values_by_piece(moment.snapshot):
                 right = expected_full.get(piece.name)
                 if right is not None and values is not None and right.shape == piece.shape:
                     limit = float(expected.tolerances[expected.table.rows[piece.name]]) / math.sqrt(max(right.size, 1)) / 2
-                    places = part_of(np.arange(right.size).reshape(right.shape), piece)
+                    places = select_piece(np.arange(right.size).reshape(right.shape), piece)
                     mask = masks.setdefault(piece.name, np.zeros(right.shape, dtype=np.bool_)).reshape(-1)
                     mask[places] |= np.abs(values - right.reshape(-1)[places]) > limit
     return {name: torch.from_numpy(mask) for name, mask in masks.items() if mask.any()}

@@ -21,7 +21,7 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.stand_ins.compiling import REFUSAL
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import part_of
+from equivcheck.worlds.trace.pieces import select_piece
 
 COMPILED = "no module is named, because your model is compiled and runs as one function"
 NO_MODULE = "all module outputs and output gradients agree at step {step}; the first difference is in the {rest}"
@@ -120,7 +120,7 @@ def _part_of(full: torch.Tensor | None, seen: ModuleTensor) -> torch.Tensor | No
     """The rank's part in a full tensor, by DTensor placements; None if shapes do not fit."""
     if full is None or tuple(full.shape) != (tuple(seen.values.shape) if seen.piece is None else seen.piece.shape):
         return None
-    return full if seen.piece is None else torch.from_numpy(part_of(full.numpy(), seen.piece))
+    return full if seen.piece is None else torch.from_numpy(select_piece(full.numpy(), seen.piece))
 
 
 def _rows(diverged: DivergedTraining, rank: int, full: torch.Tensor) -> torch.Tensor | None:

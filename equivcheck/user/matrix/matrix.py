@@ -11,10 +11,10 @@ from typing import Any
 
 from equivcheck.errors import UsageError
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.system.printable import in_short
+from equivcheck.system.printable import shorten
 from equivcheck.user.check import check_training
 from equivcheck.user.matrix.result import MatrixResult
-from equivcheck.user.matrix.row import Row
+from equivcheck.user.matrix.row import LayoutRow
 from equivcheck.user.task import mesh_of
 from equivcheck.user.usage import invalid
 from equivcheck.user.verdict import UserVerdict
@@ -36,7 +36,7 @@ EXPECTED = "expected"
 
 _invalid = partial(invalid, api="matrix")
 
-Listener = Callable[[Row, int], None]
+Listener = Callable[[LayoutRow, int], None]
 """Called with each finished row and the number of rows so far."""
 
 
@@ -73,19 +73,19 @@ class Matrix:
         return tuple(self._layouts)
 
     @property
-    def unchecked(self) -> tuple[Row, ...]:
+    def unchecked(self) -> tuple[LayoutRow, ...]:
         """All layouts' rows before any check."""
         return tuple(self._layouts[name].row(None, "it was not checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:
         """Check the named layouts, or all, one after the other in this process. `world` overrides the layouts' worlds."""
-        asked, rows = chosen(names, self.names), list[Row]()
+        asked, rows = chosen(names, self.names), list[LayoutRow]()
         for name in asked:
             rows.append(self.row(name, world))
             listener(rows[-1], len(rows))
         return MatrixResult(rows=tuple(rows), asked=len(asked))
 
-    def row(self, name: str, world: str | None = None) -> Row:
+    def row(self, name: str, world: str | None = None) -> LayoutRow:
         """Check one layout. An exception from its arguments or from the single-device run becomes the row's error."""
         layout, started = self._layouts[name], _cpu_seconds()
         verdict: UserVerdict | None = None
@@ -106,14 +106,14 @@ def chosen(names: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
     """Return the named layouts in matrix order, or all if `names` is empty. Raises `UsageError` for an unknown name."""
     for name in names:
         if name not in allowed:
-            raise _invalid(f"layout {in_short(repr(name), 100)}", "it does not exist", f"one of {', '.join(allowed)}")
+            raise _invalid(f"layout {shorten(repr(name), 100)}", "it does not exist", f"one of {', '.join(allowed)}")
     return tuple(name for name in allowed if not names or name in names)
 
 
 class _Layout:
     def __init__(self, name: str, options: Mapping[str, Any], shared: dict[str, Any]) -> None:
         if not isinstance(name, str) or not name or not name.isprintable():
-            raise _invalid(f"layout name {in_short(repr(name), 100)}", "it is not printable text", "a printable name")
+            raise _invalid(f"layout name {shorten(repr(name), 100)}", "it is not printable text", "a printable name")
         if not isinstance(options, Mapping):
             raise _invalid(f"layout {name!r}", f"it is {options!r:.100}", "a dict of arguments for check_training")
         _require_known(options, (*OF_LAYOUT, EXPECTED), f"layout {name!r}")
@@ -126,8 +126,8 @@ class _Layout:
         self.mesh = mesh_of((shared | self.options)["mesh"])
         self.expected = _outcome(name, options.get(EXPECTED, Outcome.EQUIVALENT.value))
 
-    def row(self, verdict: UserVerdict | None, error: str, milliseconds: float) -> Row:
-        return Row(
+    def row(self, verdict: UserVerdict | None, error: str, milliseconds: float) -> LayoutRow:
+        return LayoutRow(
             name=self.name, mesh=self.mesh, expected=self.expected, verdict=verdict, error=error, milliseconds=milliseconds
         )
 
@@ -136,14 +136,14 @@ def _require_known(given: Mapping[str, Any], allowed: Sequence[str], whose: str)
     for key in given:
         if key not in allowed:
             why = "all layouts share it" if key in OF_TRAINING else "there is no such argument"
-            raise _invalid(f"{in_short(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}")
+            raise _invalid(f"{shorten(repr(key), 100)} in {whose}", why, f"one of {', '.join(allowed)}")
 
 
 def _outcome(name: str, value: object) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
-        given = f"expected {in_short(repr(value), 100)} in layout {name!r}"
+        given = f"expected {shorten(repr(value), 100)} in layout {name!r}"
         raise _invalid(given, "it is not an outcome", f"one of {', '.join(outcome.value for outcome in Outcome)}") from None
 
 

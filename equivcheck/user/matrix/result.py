@@ -12,9 +12,9 @@ from rich.text import Text
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.scenario.scenario import count
-from equivcheck.system.printable import printable
-from equivcheck.user.matrix.row import Row
-from equivcheck.user.matrix.text import digits, said, table
+from equivcheck.system.printable import escape_unprintable
+from equivcheck.user.matrix.row import LayoutRow
+from equivcheck.user.matrix.text import digits, outcome_text, table
 
 _WIDTH = 160
 
@@ -23,7 +23,7 @@ _WIDTH = 160
 class MatrixResult:
     """One training under many layouts, with a row for each checked layout."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayoutRow, ...]
     """Checked layouts, in matrix order."""
     asked: int
     """Number of requested layouts."""
@@ -36,11 +36,11 @@ class MatrixResult:
         return 0 < len(self.rows) == self.asked and all(row.is_as_expected for row in self.rows)
 
     @property
-    def unexpected(self) -> tuple[Row, ...]:
+    def unexpected(self) -> tuple[LayoutRow, ...]:
         """Rows whose outcome differs from the expected one."""
         return tuple(row for row in self.rows if not row.is_as_expected)
 
-    def __getitem__(self, name: str) -> Row:
+    def __getitem__(self, name: str) -> LayoutRow:
         """Return a layout's row. Raises `KeyError` for an unknown name."""
         for row in self.rows:
             if row.name == name:
@@ -69,13 +69,13 @@ def print_matrix(console: Console, found: MatrixResult) -> None:
 
 def totals(found: MatrixResult) -> str:
     """``7 layouts: 6 equivalent; 1 diverged, as expected``."""
-    parts = [f"{number} {what}" for what, number in Counter(map(said, found.rows)).items()]
+    parts = [f"{number} {what}" for what, number in Counter(map(outcome_text, found.rows)).items()]
     left = found.asked - len(found.rows)
     parts += [f"{left} not reached because the run was interrupted"] if left else []
     return f"{count(found.asked, 'layout')}: {'; '.join(parts) or 'none checked'}"
 
 
-def one_device(found: MatrixResult) -> str:
+def single_device_line(found: MatrixResult) -> str:
     """``one device: first loss 0.88, gradient norm 0.69``; empty if no ranks finished."""
     measures = next((row.measures for row in found.rows if row.measures is not None), None)
     if measures is None:
@@ -85,8 +85,8 @@ def one_device(found: MatrixResult) -> str:
 
 def _parts(found: MatrixResult) -> Iterator[RenderableType]:
     yield table(found.rows)
-    yield Text(one_device(found), style="dim")
+    yield Text(single_device_line(found), style="dim")
     for row in found.unexpected:
         yield Text(f"\n{row.name}", style="bold")
-        yield Text("\n".join(f"  {line}" for line in printable(row.details).splitlines()))
+        yield Text("\n".join(f"  {line}" for line in escape_unprintable(row.details).splitlines()))
     yield Text(f"\n{totals(found)}", style="bold green" if found.is_passed else "bold red")

@@ -12,7 +12,7 @@ from equivcheck.user.verdict import UserVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LayoutRow:
     """One layout with its verdict."""
 
     name: str

@@ -9,7 +9,7 @@ from dataclasses import replace
 from equivcheck.errors import UsageError
 from equivcheck.user.matrix.matrix import Listener, chosen
 from equivcheck.user.matrix.result import MatrixResult
-from equivcheck.user.matrix.row import Row
+from equivcheck.user.matrix.row import LayoutRow
 from equivcheck.user.matrix.worker import LayoutDone, Layouts, Order, Refused
 from equivcheck.user.usage import invalid
 from equivcheck.worlds.workers.process import Ended, WorkerProcess
@@ -45,9 +45,9 @@ class _Supervisor:
         self._order, self._names, self._num_workers = order, names, num_workers
         self._listener, self._interruption = listener, interruption
         self._pool = Pool[_Checker]()
-        self._known: dict[str, Row] | None = None
+        self._known: dict[str, LayoutRow] | None = None
         self._waiting: deque[str] = deque()
-        self._done: dict[str, Row] = {}
+        self._done: dict[str, LayoutRow] = {}
 
     def run(self) -> MatrixResult:
         with self._pool as pool:
@@ -95,6 +95,6 @@ class _Supervisor:
         self._record(replace(self._known[checker.name], error=f"the process that checked it {how}"))
         self._next(checker, is_spent=True)
 
-    def _record(self, row: Row) -> None:
+    def _record(self, row: LayoutRow) -> None:
         self._done[row.name] = row
         self._listener(row, len(self._done))

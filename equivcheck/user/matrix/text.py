@@ -8,26 +8,28 @@ from rich.table import Table
 from rich.text import Text
 
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.system.printable import printable
-from equivcheck.user.matrix.row import Row
+from equivcheck.system.printable import escape_unprintable
+from equivcheck.user.matrix.row import LayoutRow
 
 NOTHING = "-"
 """Placeholder for an unknown number."""
 
 
-def in_a_line(row: Row) -> str:
+def row_line(row: LayoutRow) -> str:
     """``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
-    return printable(", ".join(filter(None, (f"{row.name}: {said(row)}", row.first_difference, f"{row.milliseconds:.0f} ms"))))
+    return escape_unprintable(
+        ", ".join(filter(None, (f"{row.name}: {outcome_text(row)}", row.first_difference, f"{row.milliseconds:.0f} ms")))
+    )
 
 
-def said(row: Row) -> str:
+def outcome_text(row: LayoutRow) -> str:
     """Outcome, with a remark if the layout was not expected to be EQUIVALENT."""
     if row.expected is Outcome.EQUIVALENT:
         return row.outcome
     return f"{row.outcome}, {'as expected' if row.is_as_expected else f'expected {row.expected.value}'}"
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: LayoutRow) -> tuple[str, ...]:
     """Norm ratio, first loss, calls and bytes per step, and CPU time, as text."""
     found = row.measures
     if found is None:
@@ -41,7 +43,7 @@ HEADINGS = ("norm ratio", "first loss", "calls", "bytes", "ms")
 """Column headings for `cells`."""
 
 
-def table(rows: Iterable[Row]) -> Table:
+def table(rows: Iterable[LayoutRow]) -> Table:
     """Build a table with one line per row."""
     made = Table("layout", box=None, pad_edge=False, header_style="bold")
     for heading in ("mesh", "outcome"):
@@ -50,18 +52,18 @@ def table(rows: Iterable[Row]) -> Table:
         made.add_column(heading, justify="right", no_wrap=True)
     made.add_column("first difference, and why", overflow="fold")
     for row in rows:
-        made.add_row(row.name, row.axes, Text(said(row), style=_style(row)), *cells(row), _difference(row))
+        made.add_row(row.name, row.axes, Text(outcome_text(row), style=_style(row)), *cells(row), _difference(row))
     return made
 
 
-def _style(row: Row) -> str:
+def _style(row: LayoutRow) -> str:
     if not row.is_as_expected:
         return "red"
     return "green" if row.expected is Outcome.EQUIVALENT else "dim"
 
 
-def _difference(row: Row) -> Text:
-    return Text(printable("; ".join(filter(None, (row.first_difference, row.cause)))))
+def _difference(row: LayoutRow) -> Text:
+    return Text(escape_unprintable("; ".join(filter(None, (row.first_difference, row.cause)))))
 
 
 def digits(value: float | None) -> str:

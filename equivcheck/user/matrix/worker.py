@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equivcheck.errors import UsageError
-from equivcheck.system.printable import printable
+from equivcheck.system.printable import escape_unprintable
 from equivcheck.user.matrix.recipe import matrix_of
-from equivcheck.user.matrix.row import Row
+from equivcheck.user.matrix.row import LayoutRow
 from equivcheck.worlds.sim.interruption import abandoned_threads
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Order:
 class Layouts:
     """Reply after the recipe was read: its layouts."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayoutRow, ...]
     """All layouts' rows before any check."""
 
 
@@ -44,7 +44,7 @@ class Refused:
 class LayoutDone:
     """Reply to the name of a layout."""
 
-    row: Row
+    row: LayoutRow
     """Checked row."""
     is_spent: bool
     """Whether a rank's thread could not be stopped and still runs, so that the process must be replaced."""
@@ -52,13 +52,13 @@ class LayoutDone:
 
 def main(fd: int) -> None:
     """Serve the supervisor at the other end of `fd` until it ends."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     order: Order = link.task
     sys.path.insert(0, str(order.recipe.resolve().parent))  # layouts may import the recipe's neighbours when they run
     try:
         found = matrix_of(order.recipe)
     except UsageError as error:
-        link.send(Refused(why=printable(str(error))))
+        link.send(Refused(why=escape_unprintable(str(error))))
         return
     link.send(Layouts(rows=found.unchecked))
     while True:

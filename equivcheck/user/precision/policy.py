@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Division, Rounding
 from equivcheck.scenario import ElementType, LowPrecision, MixedPrecision
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.user.batches import map_tensors
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
@@ -61,7 +61,7 @@ def rounding_of(task: Task) -> Rounding:
 
 def _reduced_in(policy: MixedPrecision) -> ElementType | None:
     """Reduction type; None for the master parameters' type."""
-    return policy.reduce or (policy.param if torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE) else None)
+    return policy.reduce or (policy.param if is_torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE) else None)
 
 
 def sums_in_parts(task: Task) -> bool:

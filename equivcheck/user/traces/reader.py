@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial
 
-from equivcheck.layouts.base.local_tensors import localized_piece
+from equivcheck.layouts.base.local_tensors import local_tensor_piece
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
-from equivcheck.training.read import State, canonical_name, pieces_of, placed_as, snapshot, state_slots
+from equivcheck.training.read import State, canonical_name, pieces_of, redistribute_like, snapshot, state_slots
 from equivcheck.user.batches import as_real
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames
@@ -49,7 +49,7 @@ def reduce_partials(state: State) -> State:
     Every rank of the mesh must call this, even if it holds no elements, because the reduction is a collective.
     """
     return {
-        parameter: {key: placed_as(parameter, value) if _is_partial(value) else value for key, value in values.items()}
+        parameter: {key: redistribute_like(parameter, value) if _is_partial(value) else value for key, value in values.items()}
         for parameter, values in state.items()
     }
 
@@ -133,7 +133,7 @@ class Reader:
 
     def buffers(self) -> Snapshot:
         """Current buffers."""
-        return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], localized_piece)
+        return _snapshot_of([(name, as_real(buffer)) for name, buffer in self.names.buffers(self.module)], local_tensor_piece)
 
     def _read_each(self, part: Callable[[torch.Tensor], torch.Tensor | None]) -> Snapshot:
         if self.full_tensors is not None:
@@ -210,7 +210,7 @@ def _members(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _slot(name: str, parameter: torch.Tensor) -> Slot:
-    pieces = pieces_of(name, parameter) if isinstance(parameter, DTensor) else (localized_piece(name, parameter),)
+    pieces = pieces_of(name, parameter) if isinstance(parameter, DTensor) else (local_tensor_piece(name, parameter),)
     return Slot(parameter=parameter, pieces=pieces)
 
 

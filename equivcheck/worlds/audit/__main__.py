@@ -15,9 +15,9 @@ with rare_collections(), warnings.catch_warnings():
     warnings.simplefilter("ignore")
     world = ranks("sim", probes.NUM_RANKS)
     for program, arguments in (
-        (probes.redistributed, (0,)),
-        (probes.sharded_twice, ("linear", 5)),
-        (probes.in_loss_parallel, ()),
+        (probes.check_redistributions, (0,)),
+        (probes.check_double_sharding, ("linear", 5)),
+        (probes.check_loss_parallel, ()),
     ):
         world.run(program, *arguments)
     import_all(is_outside)

@@ -8,14 +8,14 @@ from types import TracebackType
 from typing import Self
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.system.parent_death import tied
+from equivcheck.system.parent_death import command_tied_to_parent
 
 
 class Search:
     """Running search through torch's state. It takes seconds, mostly for imports; leaving the context ends it."""
 
     def __init__(self) -> None:
-        command = tied([sys.executable, "-m", "equivcheck.worlds.audit"])
+        command = command_tied_to_parent([sys.executable, "-m", "equivcheck.worlds.audit"])
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

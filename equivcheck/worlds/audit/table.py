@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from fnmatch import translate
 from importlib.resources import files
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.worlds.state.of_process import PYTHON
 from equivcheck.worlds.state.rank_flags import SETTERS
 from equivcheck.worlds.state.rank_variables import VARIABLES
 
 
-class Treatment(Choice):
+class Treatment(PrintableEnum):
     """How sim treats state."""
 
     PER_RANK = "per_rank"
@@ -83,6 +83,6 @@ def row_of(name: str) -> Row | None:
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
-def unclassified(names: Iterable[str]) -> tuple[str, ...]:
+def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names without a row, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -47,7 +47,7 @@ class FakeRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,  # noqa: ARG002
         deadline: float = 60.0,
-        is_foreign: bool = True,
+        is_user_code: bool = True,
     ) -> Run:
         """Call ``program(*arguments)`` on the rank.
 
@@ -56,7 +56,7 @@ class FakeRanks(Ranks):
         if is_rank_thread():
             raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
         visit = _Visit(self.rank, self.size, lambda: program(*arguments))
-        with threads_as_ranks(visit.make_group, StateKeeper(), is_foreign=is_foreign):
+        with threads_as_ranks(visit.make_group, StateKeeper(), is_user_code=is_user_code):
             visit.thread.start()
             visit.thread.join(deadline)
         if visit.thread.is_alive():

@@ -59,9 +59,9 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
 
     torch.default_generator.manual_seed(rank)
     try:
-        is_foreign, program, arguments = load()
+        is_user_code, program, arguments = load()
         state, groups = _state_keeper(), groups_of_rank()
-        with state.kept() if is_foreign else contextlib.nullcontext():
+        with state.kept() if is_user_code else contextlib.nullcontext():
             with WatchedForks(), own_keys():
                 value = program(*arguments)
             end_run()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
-from equivcheck.system.parent_death import tie
+from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.failure import RanksDidNotStart, RanksLost, last_line
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.request import import_path
@@ -190,7 +190,7 @@ class ForkServer:
 
 def _command(fd: int) -> str:
     serve = f"from equivcheck.worlds.gloo.server import serve; serve({fd})"
-    return f"import sys; sys.path[:] = {import_path()!r}; {tie()}; {serve}"
+    return f"import sys; sys.path[:] = {import_path()!r}; {code_to_end_with_parent()}; {serve}"
 
 
 FORK_SERVER = ForkServer()

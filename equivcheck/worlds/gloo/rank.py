@@ -124,7 +124,7 @@ def _loopback() -> str:
 
 def _loaded(request: bytes, place: RankAddress) -> Task:
     """Task in a request; also applies the owner's changed import path and environment."""
-    surroundings, is_foreign, task = pickle.loads(request)
+    surroundings, is_user_code, task = pickle.loads(request)
     if surroundings is not None:
         sys.path[:] = surroundings.path
         os.environ.clear()
@@ -134,4 +134,4 @@ def _loaded(request: bytes, place: RankAddress) -> Task:
     except Exception as error:
         error.add_note("A rank is a process of its own: what modules define it imports by name, and they must be on sys.path.")
         raise
-    return is_foreign, program, arguments
+    return is_user_code, program, arguments

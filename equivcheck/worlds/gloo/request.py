@@ -18,13 +18,13 @@ from typing import Any
 from equivcheck.errors import UsageError
 
 
-def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_foreign: bool = True) -> bytes:
+def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
     """Pickled task; raises `UsageError` if it cannot be pickled.
 
     A user's program may be a closure or defined in the main script, which ranks never import, so its code is pickled by value.
     """
     try:
-        return copied((program, arguments)) if is_foreign else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
+        return copied((program, arguments)) if is_user_code else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise UsageError(f"the program {program!r} or its arguments cannot be pickled for processes: {error}") from error
 
@@ -97,9 +97,9 @@ class Surroundings:
         return cls(path=import_path(), environment=dict(os.environ))
 
 
-def request(task: bytes, surroundings: Surroundings | None, *, is_foreign: bool = True) -> bytes:
+def request(task: bytes, surroundings: Surroundings | None, *, is_user_code: bool = True) -> bytes:
     """Message to a rank; `surroundings` is None if unchanged."""
-    return pickle.dumps((surroundings, is_foreign, task), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((surroundings, is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 
 def import_path() -> tuple[str, ...]:

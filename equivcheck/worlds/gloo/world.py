@@ -46,15 +46,15 @@ class GlooRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,  # noqa: ARG002
         deadline: float = 60.0,
-        is_foreign: bool = True,
+        is_user_code: bool = True,
     ) -> Run:
         """Implement `Ranks.run` on processes; `schedule_seed` has no effect.
 
         Raises `UsageError` if the program cannot be pickled.
         """
-        task = packed(program, arguments, is_foreign=is_foreign)
+        task = packed(program, arguments, is_user_code=is_user_code)
         with self._lock:
-            return Run(values=self._processes.run(self.size, task, deadline, is_foreign=is_foreign))
+            return Run(values=self._processes.run(self.size, task, deadline, is_user_code=is_user_code))
 
     def prepare_to_compile(self) -> None:
         """Compile once in the fork server, if ranks have not been started."""
@@ -76,14 +76,14 @@ class _Processes:
         self._sent: Surroundings | None = None
         self._uses_server = False
 
-    def run(self, size: int, task: bytes, deadline: float, *, is_foreign: bool) -> tuple[Any, ...]:
+    def run(self, size: int, task: bytes, deadline: float, *, is_user_code: bool) -> tuple[Any, ...]:
         self._leave_to_parent()
         if self._crew is not None and self._crew.disturbed():
             self._dismiss()
         try:
             crew = self._crew or self._hire_in_time(size)
             now = Surroundings.of_owner()
-            values = crew.run(request(task, None if now == self._sent else now, is_foreign=is_foreign), deadline)
+            values = crew.run(request(task, None if now == self._sent else now, is_user_code=is_user_code), deadline)
             self._sent = now
             if crew.is_changed:
                 self._dismiss()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from equivcheck.system.threads import end_of
+from equivcheck.system.threads import wait_for_end_of
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.forks import WatchedForks
@@ -110,7 +110,7 @@ class Crew:
             self.run(dist.destroy_process_group, 0, UNWIND_PATIENCE)
         self.scheduler.release_all()
         for thread in self._threads:
-            end_of(thread, UNWIND_PATIENCE)
+            wait_for_end_of(thread, UNWIND_PATIENCE)
 
     def _give_up(self, hung: str) -> None:
         idents = tuple(thread.ident or 0 for thread in self._threads)

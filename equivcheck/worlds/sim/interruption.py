@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from equivcheck.system.imports import imports
+from equivcheck.system.imports import holds_import_lock
 
 _POLL_SECONDS = 0.02
 
@@ -16,7 +16,7 @@ _abandoned: set[threading.Thread] = set()
 
 def is_importing(thread: threading.Thread) -> bool:
     """Whether a thread is inside an import."""
-    return imports(thread.ident)
+    return holds_import_lock(thread.ident)
 
 
 def interrupt(thread: threading.Thread, error: type[BaseException], import_seconds: float) -> None:

@@ -18,7 +18,7 @@ from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.sim.crew import Crew
 from equivcheck.worlds.sim.dtensor_private import alone, is_unshared, shared_propagation
 from equivcheck.worlds.sim.interruption import abandoned_threads
-from equivcheck.worlds.sim.mesh_private import meshes_of_threads
+from equivcheck.worlds.sim.mesh_private import per_thread_meshes
 from equivcheck.worlds.sim.process_group import make_group
 from equivcheck.worlds.sim.stand_ins import stand_ins
 from equivcheck.worlds.sim.torch_private import (
@@ -27,7 +27,7 @@ from equivcheck.worlds.sim.torch_private import (
     keep_num_threads,
     separate_worlds,
 )
-from equivcheck.worlds.state.keeper import StateKeeper, kept_state
+from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 
 STILL_RUN = "threads of a run that was given up still run in this process, so that later runs in it prove nothing"
 
@@ -35,7 +35,7 @@ _one_run_at_a_time = threading.Lock()
 
 
 @contextlib.contextmanager
-def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_foreign: bool = False) -> Iterator[None]:
+def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_user_code: bool = False) -> Iterator[None]:
     """Let rank threads use torch, one at a time, with groups created by `make_group`.
 
     On exit all process state is restored after a user's program.
@@ -43,10 +43,10 @@ def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, 
     keep_device_guard()
     with (
         _one_run_at_a_time,
-        kept_state(state) if is_foreign else state.variables.kept(),
+        preserved_state(state) if is_user_code else state.variables.kept(),
         keep_num_threads(),
         separate_worlds(make_group),
-        meshes_of_threads(),
+        per_thread_meshes(),
     ):
         yield
 
@@ -74,7 +74,7 @@ class SimRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,
         deadline: float = 60.0,
-        is_foreign: bool = True,
+        is_user_code: bool = True,
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
@@ -85,12 +85,17 @@ class SimRanks(Ranks):
             raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
         if abandoned := abandoned_threads():
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
-        (preload if is_foreign else preload_common)()
+        (preload if is_user_code else preload_common)()
         called: Callable[[], Any] = functools.partial(program, *arguments)
         sharing: AbstractContextManager[set[str]] = shared_propagation()
         if is_unshared(schedule_seed):
             called, sharing = alone(called), contextlib.nullcontext(set())
-        with threads_as_ranks(make_group, self._state, is_foreign=is_foreign), looked_up_anew(), sharing as asked, stand_ins():
+        with (
+            threads_as_ranks(make_group, self._state, is_user_code=is_user_code),
+            looked_up_anew(),
+            sharing as asked,
+            stand_ins(),
+        ):
             crew = self._ready_crew()
             try:
                 return replace(crew.run(called, schedule_seed, deadline), shardings=frozenset(asked))

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 _CARRIED = "float16 bfloat16 float32 float64 int8 uint8 int32 int64 bool complex32 complex64 complex128"
 CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
@@ -68,7 +68,7 @@ def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
 
 def check_list_all_to_all() -> None:
     """Raise `CallRefused` if gloo of this torch version cannot exchange lists of tensors."""
-    if torch_in(NO_LIST_ALL_TO_ALL):
+    if is_torch_in(NO_LIST_ALL_TO_ALL):
         raise CallRefused(
             f"all_to_all: gloo does not exchange lists of tensors in torch {NO_LIST_ALL_TO_ALL}; allowed is all_to_all_single"
         )

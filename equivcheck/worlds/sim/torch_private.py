@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
 
 _BACKEND = "equivcheck_sim"
@@ -89,7 +89,7 @@ def prepare_rank_thread() -> None:
 
 def keep_device_guard() -> None:
     """Create the device guard of fake tensors in the calling thread, because a rank thread would free it when it ends."""
-    if torch_in(GUARD_OF_ONE_THREAD):
+    if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
 

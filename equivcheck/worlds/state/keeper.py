@@ -61,7 +61,7 @@ class StateKeeper:
 
 
 @contextlib.contextmanager
-def kept_state(keeper: StateKeeper) -> Iterator[None]:
+def preserved_state(keeper: StateKeeper) -> Iterator[None]:
     """Restore state and warns if some could not be restored, for a process that continues."""
     try:
         with keeper.kept():

@@ -41,7 +41,7 @@ def place_of(environment: Mapping[str, str]) -> Place:
     return Place(rank=rank, size=size)
 
 
-def is_first(environment: Mapping[str, str]) -> bool:
+def is_first_rank(environment: Mapping[str, str]) -> bool:
     """Whether a process is rank 0 according to its environment, and so prints for all ranks."""
     return environment.get("RANK", environment.get("SLURM_PROCID", "0")) in ("", "0")
 

@@ -80,12 +80,12 @@ class RankThread:
             torch.default_generator.set_state(before)
 
 
-def requested(task: bytes, *, is_foreign: bool) -> bytes:
+def requested(task: bytes, *, is_user_code: bool) -> bytes:
     """Request to run a task from `gloo.request.packed`."""
-    return pickle.dumps((is_foreign, task), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((is_user_code, task), pickle.HIGHEST_PROTOCOL)
 
 
 def _loaded(request: bytes) -> Task:
-    is_foreign, task = pickle.loads(request)
+    is_user_code, task = pickle.loads(request)
     program, arguments = pickle.loads(task)
-    return is_foreign, program, arguments
+    return is_user_code, program, arguments

@@ -73,15 +73,15 @@ class TorchrunRanks(Ranks):
         *arguments: Any,
         schedule_seed: int = 0,  # noqa: ARG002
         deadline: float = 60.0,
-        is_foreign: bool = True,
+        is_user_code: bool = True,
     ) -> Run:
         """Implement `Ranks.run`; every process calls it, and all run the program of rank 0."""
 
         def lead() -> Run:
             leader = self._joined()
             assert isinstance(leader, Leader), "only rank 0 leads"
-            task = packed(program, arguments, is_foreign=is_foreign)
-            return Run(values=leader.run(requested(task, is_foreign=is_foreign), deadline))
+            task = packed(program, arguments, is_user_code=is_user_code)
+            return Run(values=leader.run(requested(task, is_user_code=is_user_code), deadline))
 
         return self.on_first_rank(lead)
 
@@ -134,7 +134,7 @@ def _make_group(member: Leader | Follower, name: str) -> None:
 
     def lead() -> None:
         assert isinstance(member, Leader), "only rank 0 leads"
-        member.run(requested(packed(make_group, (name,), is_foreign=False), is_foreign=False), START_SECONDS)
+        member.run(requested(packed(make_group, (name,), is_user_code=False), is_user_code=False), START_SECONDS)
 
     try:
         member.do(lead)

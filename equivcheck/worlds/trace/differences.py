@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Phase(Choice):
+class Phase(PrintableEnum):
     """Phases within a step, in the search order for the first divergence."""
 
     LOSS = "loss"
@@ -20,7 +20,7 @@ class Phase(Choice):
     COMMUNICATION = "communication"
 
 
-class Difference(Choice):
+class Difference(PrintableEnum):
     """Kind of difference of a tensor."""
 
     VALUE = "value"

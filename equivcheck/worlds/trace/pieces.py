@@ -10,11 +10,11 @@ import numpy.typing as npt
 from equivcheck.worlds.trace.tensors import Vector
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
-Whole = dict[str, Vector]
+TensorsByName = dict[str, Vector]
 """Full tensors by name; tensors that are None are missing."""
 
 
-def whole_tensors(snapshot: Snapshot) -> Whole:
+def full_tensors_of(snapshot: Snapshot) -> TensorsByName:
     """Full tensors from a single-device snapshot."""
     found, place = {}, 0
     for piece, present in zip(snapshot.pieces, snapshot.present, strict=True):
@@ -24,7 +24,7 @@ def whole_tensors(snapshot: Snapshot) -> Whole:
     return found
 
 
-def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
+def select_piece(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
     """A piece's elements within a full tensor, flat."""
     if piece.start:
         whole = whole[tuple(slice(start, start + size) for start, size in zip(piece.start, piece.size, strict=True))]
@@ -35,7 +35,7 @@ def part_of(whole: npt.NDArray[Any], piece: Piece) -> npt.NDArray[Any]:
     return flat[offset : offset + length]
 
 
-def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
+def values_by_piece(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
     """Each piece in a rank's snapshot with its values; None if it is absent."""
     found: list[tuple[Piece, Vector | None]] = []
     place = 0
@@ -48,7 +48,7 @@ def parts_of(snapshot: Snapshot) -> list[tuple[Piece, Vector | None]]:
 
 def fill(whole: npt.NDArray[Any], piece: Piece, values: npt.NDArray[Any]) -> None:
     """Write a piece's values into the full tensor, in place."""
-    places = part_of(np.arange(whole.size).reshape(piece.shape), piece)
+    places = select_piece(np.arange(whole.size).reshape(piece.shape), piece)
     flat = whole.reshape(-1)
     flat[places] = values
     if not np.shares_memory(flat, whole):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class Stage(Choice):
+class Stage(PrintableEnum):
     """A rank's activity, in step order."""
 
     SETUP = "setup"

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from equivcheck.system.parent_death import tie
+from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.gloo.channel import Channel
 
 Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
@@ -36,7 +36,7 @@ class WorkerForkServer:
         serve = f"from equivcheck.worlds.workers.forking import serve; serve({its.fileno()}, {warming!r})"
         self.control = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {tie()}; {serve}"],
+            [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code_to_end_with_parent()}; {serve}"],
             pass_fds=(its.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

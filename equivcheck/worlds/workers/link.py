@@ -25,7 +25,7 @@ class Stop:
     """Message to a worker: end after the current task."""
 
 
-class Link:
+class SupervisorLink:
     """Connection to the supervisor, created first in a worker's main thread, which then ignores Ctrl-C.
 
     Another thread reads messages, so a busy worker also notices a stop or the death of the supervisor. Until that thread runs,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Pipe, wait
 from typing import IO, Any
 
-from equivcheck.system.parent_death import tie
-from equivcheck.system.quiet import quiet
+from equivcheck.system.parent_death import code_to_end_with_parent
+from equivcheck.system.quiet import quiet_environment
 from equivcheck.system.temporary_folder import clear_abandoned
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.workers.fork_server import Forked, current_server
@@ -143,7 +143,7 @@ class WorkerProcess:
 
 def worker_environment() -> dict[str, str]:
     """Environment variables of worker processes."""
-    return _BOUNDED_MEMORY | quiet(os.environ) | _ONE_THREAD
+    return _BOUNDED_MEMORY | quiet_environment(os.environ) | _ONE_THREAD
 
 
 def _begun(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.Popen[bytes] | Forked:
@@ -161,7 +161,11 @@ def _start(module: str, fds: tuple[int, ...], output: IO[bytes]) -> subprocess.P
     path = tuple(os.path.abspath(entry) for entry in sys.path)
     arguments = ", ".join(map(str, fds))
     return subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {tie()}; from {module} import main; main({arguments})"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:] = {path!r}; {code_to_end_with_parent()}; from {module} import main; main({arguments})",
+        ],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=output,

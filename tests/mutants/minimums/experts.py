@@ -22,17 +22,17 @@ from equivcheck.scenario import (
     Norm,
     Precision,
     Scenario,
-    Scores,
+    ScoreFunction,
     Split,
     Training,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 PLAIN = Experts(hidden=2)
 NORMED = Experts(hidden=2, norm=Norm.RMS)
 BIASED = Experts(hidden=2, bias=True)
 PAIR = Experts(hidden=2, num_experts=3, top_k=2)
-NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=Scores.SIGMOID)
+NORMALISED = Experts(hidden=2, num_experts=3, top_k=2, normalised=True, scores=ScoreFunction.SIGMOID)
 SHARED = Experts(hidden=2, num_experts=3, top_k=2, shared=True)
 FOUR = Experts(hidden=2, num_experts=4)
 BALANCED = Experts(hidden=2, balance=0.1)
@@ -61,7 +61,7 @@ def _shared_out(layer: AnyLayer, ranks: int = 2, rows: int = 12) -> Scenario:
 
 
 def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
-    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.WITHIN),))
+    plan = LocalTensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),))
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
     return Scenario(training=_training(layer, rows), layout=layout)
 
@@ -69,7 +69,7 @@ def _cut_within(layer: AnyLayer, rows: int = 4) -> Scenario:
 def _units_of_shards(layer: AnyLayer) -> Scenario:
     """Float32, because torch divides float64 gradients twice over one shard; a sum loss, because a mean cannot divide so."""
     axes = (Axis(name="dp", size=1), Axis(name="ep", size=2))
-    fsdp = FSDP2(sum_reductions=torch_in(FACTOR_OF_ALL_RANKS))
+    fsdp = FSDP2(sum_reductions=is_torch_in(FACTOR_OF_ALL_RANKS))
     parallelisms = (ExpertParallel(storage=ExpertStorage.DTENSOR), fsdp)
     training = replace(_training(layer, 12), precision=Precision.FLOAT32)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=axes), parallelisms=parallelisms))
@@ -101,9 +101,9 @@ MINIMUMS: dict[str, Scenario] = {
     "only_experts_reduced": _shared_out(NORMED),
     "all_but_experts_summed": _shared_out(NORMED),
     "experts_copy_to_region_missing": _cut_within(NORMED),
-    "router_learns_from_addend_of_rank": _cut_within(PLAIN),
+    "router_learns_from_partial_sum": _cut_within(PLAIN),
     "bias_of_experts_added_on_every_rank": _cut_within(BIASED),
-    "gate_and_up_of_experts_cut_as_one": _cut_within(PLAIN),
+    "gate_and_up_of_experts_split_as_one": _cut_within(PLAIN),
     "balance_of_own_rows": _by_rows(BALANCED, dp=2),
     "balance_counted_along_last_axis": _by_rows(BALANCED, dp_replicate=2, dp_shard=2),
     "balance_divided_by_ranks": _by_rows(BALANCED, dp=2),
@@ -112,6 +112,6 @@ MINIMUMS: dict[str, Scenario] = {
     "balance_without_gradient": _alone(BALANCED),
     "choices_of_earlier_microbatches_counted": _alone(BALANCED, 3, 4),
     "expert_units_without_divide_factor": _units_of_shards(PLAIN),
-    "expert_units_divided_by_hand_too": _units_of_shards(PLAIN),
+    "expert_units_divided_explicitly_too": _units_of_shards(PLAIN),
 }
 """Scenarios by mutant."""

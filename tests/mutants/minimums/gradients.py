@@ -81,7 +81,7 @@ MINIMUMS: dict[str, Scenario] = {
     "last_bucket_lost": over(2),
     "same_rows_everywhere": over(2),
     "last_rows_lost": over(2),
-    "shuffled_apart": over(2),
+    "shuffled_differently": over(2),
     "rank_left_out": over(2),
     "weights_not_broadcast": over(2),
     "buffers_not_broadcast": over(2, offset=True),
@@ -90,7 +90,9 @@ MINIMUMS: dict[str, Scenario] = {
     "zeroed_before_update": over(1),
     "forward_without_sync": over(2),
     "inner_module_called": over(2),
-    "unused_not_looked_for": over(2, DDP(find_unused_parameters=True), layer=Layer(width=2, auxiliary=AuxiliaryLinear.NEVER)),
+    "unused_parameters_not_found": over(
+        2, DDP(find_unused_parameters=True), layer=Layer(width=2, auxiliary=AuxiliaryLinear.NEVER)
+    ),
     "microbatches_summed": accumulated(),
     "microbatches_averaged_twice": accumulated(),
     "rescaled_each_microbatch": accumulated(),

@@ -13,11 +13,11 @@ from equivcheck.scenario import (
     Adam,
     AdamW,
     Axis,
+    Checkpointing,
     ClipNorm,
     Data,
     Execution,
     ExponentialLR,
-    Group,
     Layer,
     LayerPlan,
     Layout,
@@ -27,12 +27,12 @@ from equivcheck.scenario import (
     Norm,
     Optimizer,
     Parallelism,
+    ParameterGroup,
+    ParameterSelection,
     Pipeline,
     PipelineSchedule,
-    Recompute,
     Resume,
     Scenario,
-    Select,
     Split,
     TensorParallel,
     Training,
@@ -59,7 +59,7 @@ def _scenario(
     )
 
 
-def _updated(optimizer: Optimizer, *, steps: int = 1, groups: tuple[Group, ...] = ()) -> Scenario:
+def _updated(optimizer: Optimizer, *, steps: int = 1, groups: tuple[ParameterGroup, ...] = ()) -> Scenario:
     return _scenario(optimizer=optimizer, steps=steps, groups=groups)
 
 
@@ -75,8 +75,8 @@ def _resumed(scenario: Scenario) -> Scenario:
     return replace(scenario, resume=Resume(layout=scenario.layout, steps=1))
 
 
-COLUMN = LayerPlan(split=Split.COLUMN)
-ROW = LayerPlan(split=Split.ROW)
+COLUMN = LayerPlan(split=Split.COLWISE)
+ROW = LayerPlan(split=Split.ROWWISE)
 LEAVES_ROWS = LayerPlan(output=ActivationSharding.ROWS)
 NORMED = Layer(width=2, norm=Norm.RMS)
 DROPPING = Layer(width=2, dropout=0.5)
@@ -90,28 +90,28 @@ MINIMUMS: dict[str, Scenario] = {
     "column_input_gradient_not_reduced": _planned(NORMED, plan=(COLUMN,)),
     "column_input_gradient_reduced_twice": _planned(NORMED, plan=(COLUMN,)),
     "norm_gradient_not_reduced": _planned(LAYER, NORMED, plan=(LEAVES_ROWS, COLUMN)),
-    "whole_layer_gradient_not_reduced": _planned(LAYER, LAYER, plan=(LEAVES_ROWS, LayerPlan())),
+    "replicated_layer_gradient_not_reduced": _planned(LAYER, LAYER, plan=(LEAVES_ROWS, LayerPlan())),
     "row_bias_on_every_rank": _planned(LAYER, plan=(ROW,)),
     "row_output_averaged": _planned(LAYER, plan=(ROW,)),
     "row_output_not_reduced": _planned(LAYER, plan=(ROW,)),
     "sharded_along_wrong_dim": _planned(LAYER, plan=(COLUMN,)),
-    "fused_weight_cut_in_halves": _planned(Layer(width=4), plan=(COLUMN,)),
+    "fused_weight_split_in_halves": _planned(Layer(width=4), plan=(COLUMN,)),
     "columns_gathered_in_another_order": _planned(LAYER, plan=(COLUMN,)),
     "rows_gathered_in_another_order": _planned(LAYER, LAYER, plan=(LEAVES_ROWS, COLUMN)),
     "masks_drawn_on_each_rank": _planned(DROPPING, plan=(COLUMN,)),
-    "whole_batch_on_every_rank": _scenario(ranks=2, by=SPMD(), loss=Loss.LINEAR_SUM),
-    "partial_gradients_taken_for_whole": _scenario(ranks=2, by=SPMD(), loss=Loss.LINEAR_SUM),
+    "full_batch_on_every_rank": _scenario(ranks=2, by=SPMD(), loss=Loss.LINEAR_SUM),
+    "partial_gradients_taken_as_reduced": _scenario(ranks=2, by=SPMD(), loss=Loss.LINEAR_SUM),
     "pipeline_chunk_lost": _piped(by=CHUNKS),
     "pipeline_chunks_summed": _piped(by=CHUNKS),
     "pipeline_stages_swapped": _piped(LAYER, LAYER, by=Pipeline(schedule=PipelineSchedule.LOOPED_BFS, stages_per_rank=2)),
     "pipeline_copies_not_summed": _piped(*TIED, ranks=2, by=CHUNKS),
     "pipeline_copies_summed_each_microbatch": _piped(*TIED, ranks=2, by=CHUNKS, microbatches=(2, 2)),
     "pipeline_copies_in_norm": _piped(*TIED, ranks=2, by=CHUNKS, clipping=ClipNorm()),
-    "decay_on_groups_without": _updated(DECAYING, groups=(Group(),)),
+    "decay_on_groups_without": _updated(DECAYING, groups=(ParameterGroup(),)),
     "decay_coupled": _updated(AdamW(weight_decay=0.1)),
     "decay_twice": _updated(DECAYING),
-    "groups_forgotten": _updated(SGD(), groups=(Group(lr_factor=0.5),)),
-    "group_rates_forgotten": _updated(SGD(), groups=(Group(select=Select.FIRST_LAYER, lr_factor=0.5),)),
+    "groups_forgotten": _updated(SGD(), groups=(ParameterGroup(lr_factor=0.5),)),
+    "group_rates_forgotten": _updated(SGD(), groups=(ParameterGroup(select=ParameterSelection.FIRST_LAYER, lr_factor=0.5),)),
     "beta2_lowered": _updated(Adam()),
     "betas_swapped": _updated(Adam()),
     "eps_enlarged": _updated(Adam()),
@@ -130,8 +130,8 @@ MINIMUMS: dict[str, Scenario] = {
     "masters_in_bfloat16": _scenario(),
     "never_unscaled": _scenario(),
     "unscaled_after_clipping": _scenario(clipping=ClipNorm()),
-    "mask_drawn_anew_by_recomputation": _scenario(DROPPING, execution=Execution(checkpointing=Recompute.EVERY_LAYER)),
-    "tied_weight_left_behind": _scenario(*TIED, steps=2),
+    "mask_redrawn_by_recomputation": _scenario(DROPPING, execution=Execution(checkpointing=Checkpointing.EVERY_LAYER)),
+    "tied_weight_stale": _scenario(*TIED, steps=2),
     "tied_weight_without_gradient": _scenario(*TIED),
     "rank_skips_reduction": TWO_RANKS,
     "rank_reduces_once_more": TWO_RANKS,

@@ -23,7 +23,7 @@ from equivcheck.scenario import (
 )
 
 LAYER, NORMED = Layer(width=2), Layer(width=2, norm=Norm.RMS)
-WHOLE, COLUMN, ROW = LayerPlan(), LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW)
+WHOLE, COLUMN, ROW = LayerPlan(), LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE)
 LEAVES_ROWS = LayerPlan(output=ActivationSharding.ROWS)
 
 
@@ -44,12 +44,12 @@ def _of_tokens(**ends: object) -> Scenario:
 
 MINIMUMS: dict[str, Scenario] = {
     "norm_gradient_of_own_rows": _planned(LAYER, NORMED, plan=(LEAVES_ROWS, COLUMN)),
-    "whole_weight_gradient_of_own_rows": _planned(LAYER, LAYER, plan=(LEAVES_ROWS, WHOLE)),
+    "replicated_weight_gradient_of_own_rows": _planned(LAYER, LAYER, plan=(LEAVES_ROWS, WHOLE)),
     "copy_to_region_missing": _planned(NORMED, plan=(COLUMN,)),
     "reduce_from_region_missing": _planned(LAYER, plan=(ROW,)),
     "reduce_from_region_averages": _planned(LAYER, plan=(ROW,)),
     "bias_within_reduce_from_region": _planned(LAYER, plan=(ROW,)),
-    "tokens_of_others_looked_up": _of_tokens(source=Split.ROW),
-    "maximum_of_own_logits": _of_tokens(head=Split.COLUMN, loss_parallel=True),
+    "tokens_of_others_looked_up": _of_tokens(source=Split.ROWWISE),
+    "maximum_of_own_logits": _of_tokens(head=Split.COLWISE, loss_parallel=True),
 }
 """Scenarios by mutant."""

@@ -26,8 +26,8 @@ from equivcheck.scenario import (
     Training,
 )
 
-POSITIONS, WHOLE = ActivationSharding.ROWS, ActivationSharding.WHOLE
-LAYER, CAUSAL, GROUPED = Layer(width=2), Attention(), Attention(heads=2)
+POSITIONS, WHOLE = ActivationSharding.ROWS, ActivationSharding.REPLICATED
+LAYER, CAUSAL, GROUPED = Layer(width=2), Attention(), Attention(num_heads=2)
 TURNED = Attention(rotary=True, causal=False)
 
 
@@ -60,15 +60,15 @@ def _on_2(  # noqa: PLR0913 - what a plan says, by keyword
     return Scenario(training=_training(layer, ends, length), layout=layout)
 
 
-BY_CLASSES = _on_2(head=Split.COLUMN)
-BY_TOKENS = _on_2(source=Split.ROW, length=8)
+BY_CLASSES = _on_2(head=Split.COLWISE)
+BY_TOKENS = _on_2(source=Split.ROWWISE, length=8)
 
 MINIMUMS: dict[str, Scenario] = {
     "causal_mask_lost": _alone(CAUSAL),
     "causal_mask_of_part": _on_2(CAUSAL, by_positions=True),
     "rotary_positions_restarted": _on_2(TURNED, by_positions=True),
     "rotary_positions_off_by_one": _on_2(TURNED, by_positions=True),
-    "kv_heads_repeated_in_another_order": _alone(Attention(heads=4, kv_heads=2)),
+    "kv_heads_repeated_in_another_order": _alone(Attention(num_heads=4, num_kv_heads=2)),
     "copied_kv_gradients_not_summed": _on_2(GROUPED),
     "vocabulary_mask_off_by_one": BY_TOKENS,
     "vocabulary_offset_off_by_one": BY_TOKENS,
@@ -77,9 +77,9 @@ MINIMUMS: dict[str, Scenario] = {
     "softmax_denominator_not_reduced": BY_CLASSES,
     "head_input_gradient_not_reduced": BY_CLASSES,
     "head_input_gradient_reduced_twice": BY_CLASSES,
-    "within_input_gradient_not_reduced": _on_2(GatedMLP(hidden=2), Split.WITHIN),
+    "sharded_heads_input_gradient_not_reduced": _on_2(GatedMLP(hidden=2), Split.HEADS_OR_HIDDEN),
     "norm_gradient_of_part": _on_2(by_positions=True, ends=Head(norm=Norm.RMS)),
     "logits_gradient_summed": _on_2(),
-    "gate_and_up_cut_as_one": _on_2(GatedMLP(hidden=2), Split.WITHIN),
+    "gate_and_up_split_as_one": _on_2(GatedMLP(hidden=2), Split.HEADS_OR_HIDDEN),
 }
 """Scenarios by mutant."""

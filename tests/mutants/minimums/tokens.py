@@ -11,7 +11,7 @@ from equivcheck.scenario import (
     CrossEntropy,
     Data,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Layout,
@@ -30,14 +30,14 @@ LAYER = Layer(width=2)
 TOKENS = Tokens(vocabulary=4)
 HEAD = Head()
 ALL_LABELS = CrossEntropy()
-LABELS = CrossEntropy(ignored=Ignored.FIRST_ROWS)
+LABELS = CrossEntropy(ignored=IgnoredLabels.FIRST_ROWS)
 BY_POSITIONS = TensorParallel(plan=(LayerPlan(split=Split.REPLICATED, output=ActivationSharding.ROWS),), head=Split.REPLICATED)
 
-BY_HEADS = TensorParallel(plan=(LayerPlan(split=Split.WITHIN),), head=Split.REPLICATED)
+BY_HEADS = TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),), head=Split.REPLICATED)
 PLACED = Tokens(vocabulary=4, learned_positions=True)
 BY_TOKENS = TensorParallel(
     plan=(LayerPlan(split=Split.REPLICATED),),
-    source=Split.ROW,
+    source=Split.ROWWISE,
     source_output=ActivationSharding.ROWS,
     head=Split.REPLICATED,
 )
@@ -64,9 +64,11 @@ def _scenario(  # noqa: PLR0913 - what a minimum may have
 
 
 MINIMUMS: dict[str, Scenario] = {
-    "labels_counted_by_each_rank": _scenario(ranks=2, microbatches=(4,), loss=CrossEntropy(ignored=Ignored.SOME), seed=5),
-    "labels_counted_by_microbatch": _scenario(microbatches=(1, 1), loss=CrossEntropy(ignored=Ignored.FIRST_MICROBATCH)),
-    "labels_counted_by_microbatch_of_each_rank": _scenario(ranks=2, microbatches=(4, 4), loss=CrossEntropy(ignored=Ignored.SOME)),
+    "labels_counted_by_each_rank": _scenario(ranks=2, microbatches=(4,), loss=CrossEntropy(ignored=IgnoredLabels.SOME), seed=5),
+    "labels_counted_by_microbatch": _scenario(microbatches=(1, 1), loss=CrossEntropy(ignored=IgnoredLabels.FIRST_MICROBATCH)),
+    "labels_counted_by_microbatch_of_each_rank": _scenario(
+        ranks=2, microbatches=(4, 4), loss=CrossEntropy(ignored=IgnoredLabels.SOME)
+    ),
     "ignored_labels_counted": _scenario(loss=LABELS),
     "labels_counted_without_class_weights": _scenario(loss=CrossEntropy(class_weights=True)),
     "labels_not_counted": _scenario(),
@@ -78,9 +80,9 @@ MINIMUMS: dict[str, Scenario] = {
     "z_loss_lost": _scenario(loss=CrossEntropy(z_loss=0.5)),
     "label_smoothing_lost": _scenario(loss=CrossEntropy(label_smoothing=0.5)),
     "class_weights_lost": _scenario(loss=CrossEntropy(class_weights=True)),
-    "kv_gradient_of_one_copy": _scenario(Attention(heads=2)),
-    "kv_gradients_averaged": _scenario(Attention(heads=2)),
-    "rotary_keys_shifted_on_one_rank": _scenario(Attention(heads=2, kv_heads=2, rotary=True), ranks=2, by=BY_HEADS),
+    "kv_gradient_of_one_copy": _scenario(Attention(num_heads=2)),
+    "kv_gradients_averaged": _scenario(Attention(num_heads=2)),
+    "rotary_keys_shifted_on_one_rank": _scenario(Attention(num_heads=2, num_kv_heads=2, rotary=True), ranks=2, by=BY_HEADS),
     "padding_row_trained": _scenario(source=Tokens(vocabulary=2, padding=1)),
     "learned_positions_counted_from_parts": _scenario(ranks=2, by=BY_TOKENS, source=PLACED),
     "positions_added_on_every_rank": _scenario(ranks=2, by=BY_TOKENS, source=PLACED),
@@ -88,6 +90,6 @@ MINIMUMS: dict[str, Scenario] = {
     "embedding_averaged_over_ranks": _scenario(ranks=2, by=BY_TOKENS),
     "tied_head_without_gradient": _scenario(head=Head(tied=True)),
     "tied_embedding_without_gradient": _scenario(head=Head(tied=True)),
-    "tied_head_left_behind": _scenario(head=Head(tied=True), steps=2),
+    "tied_head_stale": _scenario(head=Head(tied=True), steps=2),
 }
 """Scenarios by mutant."""

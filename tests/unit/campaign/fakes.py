@@ -35,7 +35,7 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.case import Case
+from equivcheck.scenario.case import Checkable
 from equivcheck.system.temporary_folder import NoSpace, temporary_folder
 from equivcheck.worlds.failure import RanksDidNotStart
 from equivcheck.worlds.sim.interruption import abandon
@@ -103,7 +103,7 @@ def some_programs(_: Plan) -> st.SearchStrategy[TensorProgram]:
     return st.builds(lambda size, chosen: program(size, *chosen), st.integers(1, 8), names)
 
 
-def softmax_diverges(case: Case, /, *, world: str, deadline: float, **options: object) -> CaseVerdict:
+def softmax_diverges(case: Checkable, /, *, world: str, deadline: float, **options: object) -> CaseVerdict:
     """Finds the same fault in every program that has a softmax, or a fault planted, and in nothing else."""
     if not isinstance(case, TensorProgram):
         assert isinstance(case, Scenario)

@@ -14,10 +14,10 @@ from equivcheck.campaign.recorder import Recorder
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import SPMD, Adamax, Axis, Implementation, Layout, Mesh, Scenario
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 from unit.campaign import fakes
 
-WITHIN = fakes.scenario()
+HEADS_OR_HIDDEN = fakes.scenario()
 USUAL, FRONTIER = "usual", "frontier"
 
 
@@ -25,7 +25,7 @@ def beyond_a_limit() -> Scenario:
     """SPMD with an optimizer that torch refuses there."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(SPMD(redistribute_gradients=False),))
     optimizer = Adamax(implementation=Implementation.FOREACH, maximize=True)
-    return replace(WITHIN, layout=layout, training=replace(WITHIN.training, optimizer=optimizer))
+    return replace(HEADS_OR_HIDDEN, layout=layout, training=replace(HEADS_OR_HIDDEN.training, optimizer=optimizer))
 
 
 @pytest.mark.torch(">=2.12", "earlier versions have no such limit")
@@ -35,7 +35,7 @@ def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest
 
     def run_batch(strategy: Any, _seed: int, take: Any) -> None:
         batches.append(strategy)
-        for scenario in (WITHIN, beyond_a_limit()) if strategy == FRONTIER else (WITHIN,):
+        for scenario in (HEADS_OR_HIDDEN, beyond_a_limit()) if strategy == FRONTIER else (HEADS_OR_HIDDEN,):
             take(scenario)
         if len(batches) == 20:
             link.stopped.set()
@@ -49,11 +49,11 @@ def test_one_batch_in_ten_is_beyond_limits_and_counted_apart(monkeypatch: pytest
     monkeypatch.setattr(worker, "run_batch", run_batch)
     plan = Plan(num_checks=1000, seed=0, strategy=_named(USUAL), frontier=_named(FRONTIER), check=check)
     recorder = Recorder.create()
-    worker.Worker(plan, (0, 0), cast(Link, link), recorder).fuzz(1e9, 1000)
+    worker.Worker(plan, (0, 0), cast(SupervisorLink, link), recorder).fuzz(1e9, 1000)
     recorder.close()
 
     assert [number for number, strategy in enumerate(batches) if strategy == FRONTIER] == [2, 12]
-    assert checked == [(1, False, WITHIN), (3, True, beyond_a_limit())]  # neither is checked twice
+    assert checked == [(1, False, HEADS_OR_HIDDEN), (3, True, beyond_a_limit())]  # neither is checked twice
     assert link.tally.outcomes == {("ddp", Outcome.EQUIVALENT): 1}
     assert link.tally.beyond == {Outcome.UNSUPPORTED: 1}
     assert link.tally.num_checks == 1

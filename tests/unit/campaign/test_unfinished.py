@@ -33,7 +33,7 @@ from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.quality.selftest.examine import Effort, examine
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 from unit.campaign import fakes
 
 pytestmark = pytest.mark.usefixtures("workers_are_forked")
@@ -76,7 +76,7 @@ def link() -> HeardLink:
 def worker(link: HeardLink, **changes: object) -> Iterator[Worker]:
     """A worker of a short campaign in this process."""
     values: dict[str, object] = {"num_checks": 500, "seed": 0, "strategy": fakes.some_scenarios, "check": fakes.wide_diverges}
-    listening: Link = link  # type: ignore[assignment]
+    listening: SupervisorLink = link  # type: ignore[assignment]
     recorder = Recorder.create()
     yield Worker(Plan(**(values | changes)), (0, 0), listening, recorder)  # type: ignore[arg-type]
     recorder.close()
@@ -128,7 +128,7 @@ def test_check_prints_the_finding_that_it_cannot_explain(tmp_path: Path, monkeyp
 def test_an_error_of_a_test_is_that_of_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a diagnosis nor a description that raises hides from pytest what diverged."""
     monkeypatch.setattr(explain, "run_again", broken)
-    monkeypatch.setattr(verdict_module, "of_divergence", broken)
+    monkeypatch.setattr(verdict_module, "divergence_lines", broken)
     with pytest.raises(NotEquivalent) as caught:
         FOUND.assert_no_finding()
     text = str(caught.value)

@@ -19,7 +19,6 @@ from equivcheck.scenario import (
     ClipNorm,
     Data,
     ExponentialLR,
-    Group,
     Layer,
     LayerPlan,
     Layout,
@@ -28,6 +27,7 @@ from equivcheck.scenario import (
     Muon,
     Norm,
     Parallelism,
+    ParameterGroup,
     Scenario,
     Split,
     TensorParallel,
@@ -66,7 +66,11 @@ def split(*layers: Layer, plan: tuple[LayerPlan, ...]) -> Scenario:
     return over({"tp": 2}, TensorParallel(plan=plan), *layers)
 
 
-COLUMN, ROW, LEAVES_ROWS = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(output=ActivationSharding.ROWS)
+COLUMN, ROW, LEAVES_ROWS = (
+    LayerPlan(split=Split.COLWISE),
+    LayerPlan(split=Split.ROWWISE),
+    LayerPlan(output=ActivationSharding.ROWS),
+)
 NORMED, TIED = Layer(width=2, norm=Norm.RMS), Layer(width=2, shares=0)
 
 
@@ -218,7 +222,7 @@ EXAMPLES = (
     _example(Cause.PERMUTED, on_2(SHARDED), "reduce_scatter_shifted", "rank r has the gradient shards of rank r + 1"),
     _example(
         Cause.DECAY_EVERYWHERE,
-        on_2(optimizer=SGD(weight_decay=0.25), groups=(Group(),)),
+        on_2(optimizer=SGD(weight_decay=0.25), groups=(ParameterGroup(),)),
         "decay_on_groups_without",
         "weight decay 0.25 is applied",
     ),

@@ -61,7 +61,7 @@ LAYOUTS = (
     spread(FSDP1()),
     ON_FSDP2,
     spread(SPMD(), replace(TRAINING, loss=Loss.MSE_SUM)),
-    tensor_parallel(Split.COLUMN, Split.ROW),
+    tensor_parallel(Split.COLWISE, Split.ROWWISE),
     spread(Pipeline(), axis="pp"),
 )
 

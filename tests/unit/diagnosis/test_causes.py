@@ -7,17 +7,17 @@ import pytest
 from equivcheck import Scenario, check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Adam, AdamW, ClipNorm, Data, Group, Layer, Model, Select, Split, StepLR
+from equivcheck.scenario import Adam, AdamW, ClipNorm, Data, Layer, Model, ParameterGroup, ParameterSelection, Split, StepLR
 from unit.diagnosis import faults
 from unit.diagnosis.faults import ON_DDP, ON_FSDP2, TRAINING, Fault
 
 CLIPPED = replace(ON_FSDP2, training=replace(TRAINING, clipping=ClipNorm(max_norm=0.125)))
 DECAYED = replace(
     ON_DDP,
-    training=replace(TRAINING, optimizer=AdamW(weight_decay=0.25), groups=(Group(select=Select.VECTORS),)),
+    training=replace(TRAINING, optimizer=AdamW(weight_decay=0.25), groups=(ParameterGroup(select=ParameterSelection.VECTORS),)),
 )
 SCHEDULED = replace(ON_DDP, training=replace(TRAINING, schedule=StepLR(), steps=3))
-ROW = faults.tensor_parallel(Split.COLUMN, Split.ROW)
+ROW = faults.tensor_parallel(Split.COLWISE, Split.ROWWISE)
 
 CASES: tuple[tuple[Scenario, Fault, Cause, str], ...] = (
     (ON_DDP, faults.rows_of_first, Cause.SAME_ROWS, "the 2 dp ranks compute on the same rows: those of the first"),

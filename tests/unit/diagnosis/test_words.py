@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.words import gradients, number_of, numbered, over, rows_of_tensor, tensors
+from equivcheck.diagnosis.words import count_description, gradients, numbered, over, rows_of_tensor, tensors
 from equivcheck.scenario import Axis, Mesh
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2
@@ -69,4 +69,4 @@ def test_gradients_come_with_their_verb(diverged: DivergedRun) -> None:
 )
 def test_a_factor_is_named_by_what_it_is_the_number_of(diverged: DivergedRun, ratio: float, words: str) -> None:
     """A factor is explained by axis sizes or microbatches, or not at all."""
-    assert number_of(diverged, ratio) == words
+    assert count_description(diverged, ratio) == words

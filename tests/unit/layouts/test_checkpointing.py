@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from equivcheck.layouts.composition.program import recompute_layers
-from equivcheck.scenario import Data, Execution, Layer, Model, Recompute, Training
+from equivcheck.scenario import Checkpointing, Data, Execution, Layer, Model, Training
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=5, dropout=0.5), Layer(width=2), Layer(width=3, bias=False))),
@@ -16,9 +16,9 @@ TRAINING = Training(
 )
 
 
-def _forwards(recompute: Recompute) -> tuple[list[int], list[torch.Tensor | None]]:
+def _forwards(recompute: Checkpointing) -> tuple[list[int], list[torch.Tensor | None]]:
     """Number of forwards in each layer's linear during one forward and backward, and the gradients."""
-    setup = single_device(TRAINING)
+    setup = single_device_setup(TRAINING)
     recompute_layers(setup.model, Execution(checkpointing=recompute))
     counts = [0] * 3
 
@@ -34,12 +34,12 @@ def _forwards(recompute: Recompute) -> tuple[list[int], list[torch.Tensor | None
 
 @pytest.mark.parametrize(
     ("recompute", "counts"),
-    [(Recompute.NONE, [1, 1, 1]), (Recompute.ODD_LAYERS, [1, 2, 1]), (Recompute.EVERY_LAYER, [2, 2, 2])],
+    [(Checkpointing.NONE, [1, 1, 1]), (Checkpointing.ODD_LAYERS, [1, 2, 1]), (Checkpointing.EVERY_LAYER, [2, 2, 2])],
 )
-def test_chosen_layers_run_twice_and_give_the_same_gradients(recompute: Recompute, counts: list[int]) -> None:
+def test_chosen_layers_run_twice_and_give_the_same_gradients(recompute: Checkpointing, counts: list[int]) -> None:
     """A layer that keeps no activations runs again in backward, and nothing else changes."""
     found, gradients = _forwards(recompute)
-    _, expected = _forwards(Recompute.NONE)
+    _, expected = _forwards(Checkpointing.NONE)
     assert found == counts
     for gradient, plain in zip(gradients, expected, strict=True):
         assert gradient is not None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.layouts.base.limits.execution import has_compiler
-from equivcheck.layouts.composition.limits import repaired_layout, unsupported
+from equivcheck.layouts.composition.limits import repair_layout, unsupported
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -92,7 +92,7 @@ def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Exec
 def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, nearest: Layout) -> None:
     """A layout that torch cannot compile is unsupported, and its repair is supported."""
     assert unsupported(TRAINING, layout)
-    assert repaired_layout(layout) == nearest
+    assert repair_layout(layout) == nearest
     assert unsupported(TRAINING, nearest) is None
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, neare
 def test_what_torch_compiles_is_supported(layout: Layout) -> None:
     """Limits do not exclude a layout that torch compiles."""
     assert unsupported(TRAINING, layout) is None
-    assert repaired_layout(replace(layout)) == layout
+    assert repair_layout(replace(layout)) == layout
 
 
 @pytest.fixture
@@ -134,4 +134,4 @@ def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
 
     assert reason is not None
     assert "without a C++ compiler" in reason
-    assert repaired_layout(layout).execution == FORWARD
+    assert repair_layout(layout).execution == FORWARD

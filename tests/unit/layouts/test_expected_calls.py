@@ -67,7 +67,7 @@ def test_calls_and_bytes_are_those_counted_by_hand(case: str) -> None:
 def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
     """With a cap of 1,048 bytes, rebuilt buckets hold bias and weight first, then norm and auxiliary."""
     model = Model(features=27, layers=(Layer(width=12, norm=Norm.RMS, auxiliary=AuxiliaryLinear.NEVER),))
-    rows = TensorParallel(plan=(LayerPlan(split=Split.ROW),))
+    rows = TensorParallel(plan=(LayerPlan(split=Split.ROWWISE),))
 
     plan = scenario(model, DDP(bucket_cap_mb=0.001, static_graph=True), rows)
 

@@ -23,7 +23,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.training.layers.parameters import by_layer, parameters_of
+from equivcheck.training.layers.parameters import group_by_layer, parameters_of
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.trace.trace import Trace
 
@@ -46,7 +46,7 @@ def test_shards_hold_what_the_arithmetic_says(policy: MixedPrecision | None, wra
     fsdp = FSDP1(use_orig_params=True, wrapping=wrapping, mixed_precision=policy)
     drawn = scenario(fsdp, precision)
     parameters = parameters_of(drawn.training.model)
-    units = [list(parameters)] if wrapping is Wrapping.WHOLE else by_layer(parameters)
+    units = [list(parameters)] if wrapping is Wrapping.ROOT_ONLY else group_by_layer(parameters)
     traces: tuple[Trace, ...] = ranks("sim", NUM_RANKS).run(rank_program, drawn).values
     for rank, trace in enumerate(traces):
         expected = {

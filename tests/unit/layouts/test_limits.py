@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     ASGD,
@@ -23,6 +23,7 @@ from equivcheck.scenario import (
     Adam,
     AuxiliaryLinear,
     Axis,
+    Checkpointing,
     ClipNorm,
     Compile,
     Compression,
@@ -31,7 +32,6 @@ from equivcheck.scenario import (
     ElementType,
     Execution,
     GatedMLP,
-    Group,
     Head,
     Implementation,
     Layer,
@@ -45,10 +45,10 @@ from equivcheck.scenario import (
     Muon,
     Norm,
     Parallelism,
+    ParameterGroup,
     Pipeline,
     PipelineSchedule,
     Precision,
-    Recompute,
     Replicate,
     Replicator,
     RMSprop,
@@ -64,15 +64,17 @@ from equivcheck.scenario import (
 from equivcheck.strategies import layouts, trainings
 from unit.layouts.plain import PLAIN, layout_of, with_layer
 
-PLANS = st.builds(LayerPlan, split=st.sampled_from([Split.COLUMN, Split.ROW]), output=st.sampled_from(list(ActivationSharding)))
+PLANS = st.builds(
+    LayerPlan, split=st.sampled_from([Split.COLWISE, Split.ROWWISE]), output=st.sampled_from(list(ActivationSharding))
+)
 
 
 @st.composite
 def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
     plan = draw(st.lists(PLANS, max_size=4))
-    may_be_outside = not plan or plan[-1].output is ActivationSharding.WHOLE
+    may_be_outside = not plan or plan[-1].output is ActivationSharding.REPLICATED
     plan.append(
-        LayerPlan(split=draw(st.sampled_from([split for split in Split if may_be_outside or split is not Split.OUTSIDE])))
+        LayerPlan(split=draw(st.sampled_from([split for split in Split if may_be_outside or split is not Split.NOT_IN_PLAN])))
     )
     return layout_of(TensorParallel(plan=tuple(plan)), draw(st.integers(1, 8)))
 
@@ -104,7 +106,7 @@ def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
     layout = Layout(mesh=mesh, parallelisms=(around, plan))
 
     assert "the innermost" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout).parallelisms == (plan, around)
+    assert repair_layout(layout).parallelisms == (plan, around)
 
 
 def _with_layers(count: int) -> Training:
@@ -124,7 +126,7 @@ UNUSED = with_layer(auxiliary=AuxiliaryLinear.NEVER)
 CHANGING = with_layer(auxiliary=AuxiliaryLinear.EVEN_STEPS)
 FROZEN = with_layer(frozen=True)
 CLIPPED = replace(PLAIN, clipping=ClipNorm())
-GROUPED = replace(PLAIN, groups=(Group(),))
+GROUPED = replace(PLAIN, groups=(ParameterGroup(),))
 FUSED = replace(PLAIN, optimizer=SGD(implementation=Implementation.FUSED))
 RPROP = replace(PLAIN, optimizer=Rprop())
 PER_LAYER_1, PER_LAYER_2 = FSDP1(wrapping=Wrapping.PER_LAYER), FSDP2(wrapping=Wrapping.PER_LAYER)
@@ -134,10 +136,10 @@ WHOLE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 REPLICATED_LAYERS = replace(REPLICATED, wrapping=Wrapping.PER_LAYER)
 FEATURES_PLAN = TensorParallel(
-    plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+    plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
 )
 ROWS_PLAN = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
-ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
+ROW_PLAN = TensorParallel(plan=(LayerPlan(split=Split.ROWWISE), LayerPlan()))
 FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 ADAFACTOR = replace(PLAIN, optimizer=Adafactor())
 MATRICES = Model(features=4, layers=(Layer(width=4, bias=False), Layer(width=4, bias=False)))
@@ -211,7 +213,7 @@ def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: 
 def test_one_feature_of_one_position_is_not_cut(hidden: int, length: int, is_limit: bool) -> None:
     """On one rank or several, DTensor takes the feature dim for the position dim."""
     training = replace(PLAIN, model=Model(features=4, length=length, layers=(GatedMLP(hidden=hidden),)))
-    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), size=1)
+    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),)), size=1)
     assert ("below 2 with one position" in (unsupported(training, layout) or "")) == is_limit
     assert unsupported(repaired(training, layout), layout) is None
 
@@ -222,9 +224,9 @@ def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, .
     return Layout(mesh=Mesh(axes=axes), parallelisms=(plan, parallelism))
 
 
-SPLIT_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW)))
-COLUMN_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLUMN)))
-OUTSIDE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.OUTSIDE)))
+SPLIT_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE)))
+COLUMN_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLWISE)))
+OUTSIDE_PLAN = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.NOT_IN_PLAN)))
 NARROW = with_layer(index=0, width=1)
 FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
 
@@ -300,8 +302,8 @@ def test_options_that_do_not_go_together_have_a_reason(
     """A layout beyond a limit supports no training, and its repair changes only that option."""
     layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
     assert ("over tensor parallelism: use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
-    assert repaired_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
-    assert unsupported(PLAIN, repaired_layout(layout)) is None
+    assert repair_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
+    assert unsupported(PLAIN, repair_layout(layout)) is None
 
 
 @pytest.mark.parametrize(
@@ -370,7 +372,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
     assert "rounds its partial sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
-    assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
+    assert repair_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
 @pytest.mark.parametrize(
@@ -391,14 +393,14 @@ def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
     fsdp = FSDP2(gradient_divide_factor=factor, mixed_precision=policy)
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,))
     assert ("premultiplied" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")) is sums
-    assert repaired_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
+    assert repair_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
 
 
 @pytest.mark.parametrize(("shards", "to", "kept"), [(4, 2, True), (6, 3, True), (4, 3, False), (4, 4, False), (2, 4, False)])
 def test_parameters_are_resharded_to_equal_groups_of_ranks(shards: int, to: int, *, kept: bool) -> None:
     """Their size is smaller than the number of shards and divides it."""
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=shards),)), parallelisms=(FSDP2(reshard_to=to),))
-    assert (repaired_layout(layout) == layout) is kept
+    assert (repair_layout(layout) == layout) is kept
 
 
 def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
@@ -406,7 +408,7 @@ def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
     mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, FSDP2(reshard_to=2)))
     assert "cannot be resharded" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
-    assert repaired_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, FSDP2()))
+    assert repair_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, FSDP2()))
 
 
 def test_a_compiled_model_keeps_its_precision() -> None:
@@ -414,7 +416,7 @@ def test_a_compiled_model_keeps_its_precision() -> None:
     compiled = Execution(compile=Compile.AOT_EAGER)
     layout = replace(layout_of(FSDP2(mixed_precision=BF16)), execution=compiled)
     assert "may round at other places" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout) == replace(layout_of(FSDP2()), execution=compiled)
+    assert repair_layout(layout) == replace(layout_of(FSDP2()), execution=compiled)
     assert unsupported(PLAIN, replace(layout_of(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
 
@@ -423,7 +425,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
     for kind in (DDP, Replicate):
         layout = layout_of(kind(compression=Compression.BF16))
         assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
-        assert repaired_layout(layout) == layout_of(kind(compression=Compression.FP16))
+        assert repair_layout(layout) == layout_of(kind(compression=Compression.FP16))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +434,7 @@ def test_the_bf16_hook_is_for_no_cpu() -> None:
 )
 def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: str | None) -> None:
     """Muon runs with FSDP2 over tensor parallelism if each rank has a shard, but not if local tensors are trained."""
-    plan = (LayerPlan(split=Split.COLUMN), LayerPlan())
+    plan = (LayerPlan(split=Split.COLWISE), LayerPlan())
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), outer))
     layers = (replace(MATRICES.layers[0], width=width), MATRICES.layers[1])
@@ -461,7 +463,7 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
     """Behind parts of unequal size parameters are aligned otherwise on each rank, and products rounded otherwise."""
     views = DDP(zero_redundancy=True, parameters_as_bucket_view=True)
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    column, outside = LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE)
+    column, outside = LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.NOT_IN_PLAN)
     over_tp = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(column, outside)), views))
     whole = replace(over_tp, parallelisms=(TensorParallel(plan=(outside, outside)), views))
     copies = replace(over_tp, parallelisms=(over_tp.parallelisms[0], replace(views, parameters_as_bucket_view=False)))
@@ -478,15 +480,15 @@ def test_hooks_are_in_no_graph() -> None:
     """A step can be traced only if operations do all the work."""
     layout = replace(layout_of(FSDP2()), execution=TRACED)
     assert "parallelisms with hooks" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout) == layout_of(FSDP2())
-    assert repaired_layout(replace(layout_of(SPMD()), execution=TRACED)).execution == TRACED
+    assert repair_layout(layout) == layout_of(FSDP2())
+    assert repair_layout(replace(layout_of(SPMD()), execution=TRACED)).execution == TRACED
 
 
 def test_no_layer_runs_twice_in_a_graph() -> None:
     """Traced steps leave activation checkpointing out."""
-    layout = replace(layout_of(SPMD()), execution=replace(TRACED, checkpointing=Recompute.EVERY_LAYER))
+    layout = replace(layout_of(SPMD()), execution=replace(TRACED, checkpointing=Checkpointing.EVERY_LAYER))
     assert "runs a layer again" in (unsupported(PLAIN, layout) or "")
-    assert repaired_layout(layout).execution == TRACED
+    assert repair_layout(layout).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:

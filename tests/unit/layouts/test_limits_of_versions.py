@@ -20,11 +20,11 @@ from equivcheck.scenario import (
     Adafactor,
     Adam,
     Attention,
+    AttentionExchange,
     Axis,
     ContextParallel,
     Data,
     Distribution,
-    Exchange,
     Experts,
     Implementation,
     Layer,
@@ -67,7 +67,7 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     flat = FSDP1(use_orig_params=False, wrapping=Wrapping.PER_LAYER)
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
-    plan = TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan()))
+    plan = TensorParallel(plan=(LayerPlan(split=Split.ROWWISE), LayerPlan()))
     layout = Layout(mesh=mesh, parallelisms=(plan, flat))
     training = with_layer(0, frozen=True, norm=Norm.LAYER)
 
@@ -79,7 +79,7 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
 def test_adafactor_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
     """Before torch 2.11 a frozen linear that is cut is trained as any other."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.ROW), LayerPlan())))
+    layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.ROWWISE), LayerPlan())))
     training = replace(with_layer(0, frozen=True), optimizer=Adafactor())
 
     assert (unsupported(training, layout) is None) is supported
@@ -121,19 +121,19 @@ def test_cut_features_are_not_normalised(installed: str, reason: str | None, mon
 @pytest.mark.parametrize(
     ("installed", "exchange", "ranks", "is_refused"),
     [
-        ("2.11.0", Exchange.ULYSSES, 3, True),
-        ("2.11.0", Exchange.ULYSSES, 2, False),
-        ("2.11.0", Exchange.RING, 3, False),
-        ("2.12.1", Exchange.ULYSSES, 3, False),
+        ("2.11.0", AttentionExchange.ULYSSES, 3, True),
+        ("2.11.0", AttentionExchange.ULYSSES, 2, False),
+        ("2.11.0", AttentionExchange.RING, 3, False),
+        ("2.12.1", AttentionExchange.ULYSSES, 3, False),
     ],
 )
 def test_a_rank_without_heads_has_no_fused_attention(
-    installed: str, exchange: Exchange, ranks: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    installed: str, exchange: AttentionExchange, ranks: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before torch 2.12 it ends the process; explicit attention is run everywhere."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     layout = Layout(mesh=Mesh(axes=(Axis(name="cp", size=ranks),)), parallelisms=(ContextParallel(exchange=exchange),))
-    model = Model(features=4, length=3, layers=(Attention(heads=4, kv_heads=2, fused=True),))
+    model = Model(features=4, length=3, layers=(Attention(num_heads=4, num_kv_heads=2, fused=True),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
     assert ("ends the process" in (unsupported(training, layout) or "")) is is_refused
     assert unsupported(repaired(training, layout), layout) is None

@@ -49,8 +49,8 @@ def _meeting(features: int, layers: list[AnyLayer]) -> list[AnyLayer]:
     """Layers without residuals of other widths; a gated MLP has as many outputs as inputs."""
     found: list[AnyLayer] = []
     for layer in layers:
-        found.append(layer if layer.outputs(features) == features else layer.having(residual=False))
-        features = layer.outputs(features)
+        found.append(layer if layer.out_features(features) == features else layer.with_fields(residual=False))
+        features = layer.out_features(features)
     return found
 
 
@@ -60,7 +60,7 @@ def _site(model: Model, index: int, sharding: ActivationSharding, tp: int, rows:
 
 def _drawable(model: Model, tp: int, rows: tuple[int, ...]) -> set[tuple[LayerPlan, ...]]:
     """All plans that can be drawn layer by layer."""
-    partial: list[tuple[tuple[LayerPlan, ...], ActivationSharding]] = [((), ActivationSharding.WHOLE)]
+    partial: list[tuple[tuple[LayerPlan, ...], ActivationSharding]] = [((), ActivationSharding.REPLICATED)]
     for index in range(len(model.layers)):
         partial = [
             ((*done, plan), plan.output)
@@ -93,17 +93,21 @@ def _parallelism(plan: tuple[LayerPlan, ...]) -> TensorParallel | None:
 def test_uneven_widths_can_be_split_where_torch_cuts_them_itself() -> None:
     """A width that is not a multiple of the ranks may be split by columns or rows if the layer's output is replicated."""
     model = Model(features=3, layers=(Layer(width=1),))
-    assert {plan.split for plan in legal_plans(_site(model, 0, ActivationSharding.WHOLE, 2, (1,)))} == set(Split) - {Split.WITHIN}
+    assert {plan.split for plan in legal_plans(_site(model, 0, ActivationSharding.REPLICATED, 2, (1,)))} == set(Split) - {
+        Split.HEADS_OR_HIDDEN
+    }
 
 
 def test_every_plan_is_legal_on_one_rank_for_a_plain_layer_that_is_not_the_last() -> None:
     """On an axis with one rank, every plan is legal for a plain layer before the last."""
     model = Model(features=3, layers=(Layer(width=5), Layer(width=1)))
-    of_linears = tuple(plan for plan in ALL_PLANS if plan.split is not Split.WITHIN)
-    assert legal_plans(_site(model, 0, ActivationSharding.WHOLE, 1, (3,))) == of_linears
+    of_linears = tuple(plan for plan in ALL_PLANS if plan.split is not Split.HEADS_OR_HIDDEN)
+    assert legal_plans(_site(model, 0, ActivationSharding.REPLICATED, 1, (3,))) == of_linears
 
 
 def test_the_last_layer_leaves_its_output_whole() -> None:
     """The last layer's output is replicated, because the loss needs it."""
     model = Model(features=4, layers=(Layer(width=4),))
-    assert {plan.output for plan in legal_plans(_site(model, 0, ActivationSharding.ROWS, 2, (4,)))} == {ActivationSharding.WHOLE}
+    assert {plan.output for plan in legal_plans(_site(model, 0, ActivationSharding.ROWS, 2, (4,)))} == {
+        ActivationSharding.REPLICATED
+    }

@@ -10,8 +10,8 @@ import pytest
 from equivcheck import Outcome, check
 from equivcheck.checking.beyond import raised_on_every_rank
 from equivcheck.layouts.base.limits.propagated_gradients import REFUSED_IN_PLACE
-from equivcheck.layouts.composition.fitting import fitted
-from equivcheck.layouts.composition.limits import repaired_layout, why_unsupported
+from equivcheck.layouts.composition.fitting import fit_scenario
+from equivcheck.layouts.composition.limits import repair_layout, why_unsupported
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     FSDP2,
@@ -25,7 +25,6 @@ from equivcheck.scenario import (
     ClipValue,
     Data,
     Distribution,
-    Group,
     Implementation,
     Layer,
     LayerPlan,
@@ -35,14 +34,15 @@ from equivcheck.scenario import (
     Model,
     Norm,
     Parallelism,
+    ParameterGroup,
+    ParameterSelection,
     Scenario,
-    Select,
     Split,
     TensorParallel,
     Training,
     ZeroGrad,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 BY_ROWS = TensorParallel(
     plan=(
@@ -52,7 +52,7 @@ BY_ROWS = TensorParallel(
     ),
     redistribute_gradients=False,
 )
-BY_COLUMNS = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(), LayerPlan()), redistribute_gradients=False)
+BY_COLUMNS = TensorParallel(plan=(LayerPlan(split=Split.COLWISE), LayerPlan(), LayerPlan()), redistribute_gradients=False)
 REPLICATED = SPMD(redistribute_gradients=False)
 SHARDED = SPMD(distribution=Distribution.FULLY_SHARD, redistribute_gradients=False)
 SCALED = Model(features=4, layers=(Layer(width=4),), scale=True)
@@ -100,9 +100,9 @@ def test_what_torch_refuses_is_declared_and_repaired(beyond: Scenario, monkeypat
         with monkeypatch.context() as without:
             without.setattr(type(kind_of(*beyond.layout.parallelisms)), "limits", ())
             verdict = check(beyond)
-        assert raised_on_every_rank(verdict) if torch_in(REFUSED_IN_PLACE) else verdict.outcome is Outcome.DIVERGED
+        assert raised_on_every_rank(verdict) if is_torch_in(REFUSED_IN_PLACE) else verdict.outcome is Outcome.DIVERGED
 
-    within = fitted(beyond)
+    within = fit_scenario(beyond)
 
     assert within is not None
     assert within.layout == beyond.layout
@@ -120,7 +120,12 @@ def test_one_rank_has_no_shards_to_add() -> None:
 def test_weight_decay_of_shards_leaves_nothing_pending(model: Model) -> None:
     """Weight decay on shards leaves no partial gradient; a replicated scale belongs to groups without weight decay."""
     optimizer = Adamax(implementation=Implementation.FOREACH)
-    decaying = scenario(SHARDED, optimizer=optimizer, groups=(Group(select=Select.FIRST_LAYER, weight_decay=0.1),), model=model)
+    decaying = scenario(
+        SHARDED,
+        optimizer=optimizer,
+        groups=(ParameterGroup(select=ParameterSelection.FIRST_LAYER, weight_decay=0.1),),
+        model=model,
+    )
     assert why_unsupported(decaying) is None
     assert check(decaying).outcome is Outcome.EQUIVALENT
 
@@ -146,4 +151,4 @@ def test_hooks_are_told_to_stay_where_another_parallelism_replaces_parameters() 
     """Around tensor parallelism, redistribute_gradients has no effect and is not drawn."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(redistribute_gradients=False), FSDP2()))
-    assert repaired_layout(layout) == replace(layout, parallelisms=(TensorParallel(), FSDP2()))
+    assert repair_layout(layout) == replace(layout, parallelisms=(TensorParallel(), FSDP2()))

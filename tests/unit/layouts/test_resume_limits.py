@@ -9,7 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from equivcheck.layouts.composition.limits import can_resume, resumable_layout, resumable_training, why_unsupported
+from equivcheck.layouts.composition.limits import (
+    can_resume,
+    repair_layout_for_resume,
+    repair_training_for_resume,
+    why_unsupported,
+)
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LIMITS, flattenings
 from equivcheck.scenario import (
     ASGD,
@@ -98,7 +103,7 @@ def test_a_layout_that_cannot_resume_says_why(other: Layout) -> None:
     assert why_unsupported(Scenario(training=PLAIN, layout=other)) is None
     for scenario in (resuming(other, PLAIN_DDP), resuming(PLAIN_DDP, other)):
         assert (why_unsupported(scenario) or "").startswith("checkpoint: ")
-    nearest = resumable_layout(other)
+    nearest = repair_layout_for_resume(other)
     assert nearest.mesh == other.mesh
     assert why_unsupported(resuming(nearest, PLAIN_DDP)) is None
 
@@ -117,7 +122,7 @@ def test_a_training_that_cannot_resume_says_why(training: Training, reason: str)
     first = layout(ROWS)
     second = layout(DDP(find_unused_parameters=True))
     assert reason in (why_unsupported(resuming(first, second, training)) or "")
-    assert why_unsupported(resuming(first, second, resumable_training(training, first, second))) is None
+    assert why_unsupported(resuming(first, second, repair_training_for_resume(training, first, second))) is None
 
 
 @pytest.mark.parametrize(
@@ -157,17 +162,17 @@ def test_stages_that_get_no_gradient_leave_no_state() -> None:
     assert why_unsupported(resuming(plain, plain, behind, flatten=True)) is None
     assert why_unsupported(resuming(zero_bubble, plain, FROZEN, flatten=True)) is None
     assert why_unsupported(Scenario(training=behind, layout=zero_bubble)) is None
-    assert resumable_training(behind, zero_bubble, plain) == PLAIN
+    assert repair_training_for_resume(behind, zero_bubble, plain) == PLAIN
 
 
 def test_repairs_of_two_layouts_come_to_an_end() -> None:
     """Repairs end although one layout needs a fused optimizer for its graph and the other a loop."""
     step = replace(layout(SPMD()), execution=Execution(whole_step=True))
-    partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.OUTSIDE))))
+    partly = layout(TensorParallel(plan=(LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.NOT_IN_PLAN))))
     fused = replace(PLAIN, optimizer=AdamW(implementation=Implementation.FUSED))
 
     for first, second in ((step, partly), (partly, step)):
-        assert why_unsupported(resuming(first, second, resumable_training(fused, first, second))) is None
+        assert why_unsupported(resuming(first, second, repair_training_for_resume(fused, first, second))) is None
 
 
 @pytest.mark.usefixtures("of_torch_213")
@@ -187,7 +192,7 @@ def test_optimizer_state_is_nested_or_flattened_as_both_layouts_allow() -> None:
 @given(layouts())
 def test_every_layout_has_a_nearest_that_can_resume(drawn: Layout) -> None:
     """Every layout has a repair that can resume, on the same mesh if possible; layouts that can resume stay as they are."""
-    nearest = resumable_layout(drawn)
+    nearest = repair_layout_for_resume(drawn)
     assert can_resume(nearest)
     replaced = drawn.has(LocalTensorParallel) and drawn.has(LocalDataParallel, ContextParallel, ExpertParallel)
     assert nearest.mesh == (Mesh(axes=(Axis(name="dp", size=drawn.mesh.num_ranks),)) if replaced else drawn.mesh)

@@ -62,13 +62,15 @@ FLAT_CASES = [
 ]
 TP_PLAN = TensorParallel(
     plan=(
-        LayerPlan(split=Split.COLUMN, output=ActivationSharding.ROWS),
+        LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS),
         LayerPlan(output=ActivationSharding.ROWS),
-        LayerPlan(split=Split.ROW),
+        LayerPlan(split=Split.ROWWISE),
     )
 )
 
-UNEVEN_PLAN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW), LayerPlan(split=Split.COLUMN)))
+UNEVEN_PLAN = TensorParallel(
+    plan=(LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE), LayerPlan(split=Split.COLWISE))
+)
 """Plan that shards 5 columns, 5 rows and 3 columns."""
 
 

@@ -34,13 +34,17 @@ from equivcheck.scenario import (
 )
 from equivcheck.strategies import trainings
 
-WITHIN, ROWS = LayerPlan(split=Split.WITHIN), ActivationSharding.ROWS
+HEADS_OR_HIDDEN, ROWS = LayerPlan(split=Split.HEADS_OR_HIDDEN), ActivationSharding.ROWS
 DECODER = Model(
-    features=4, source=Tokens(vocabulary=8), length=2, layers=(Attention(heads=4, kv_heads=2), GatedMLP(hidden=4)), head=Head()
+    features=4,
+    source=Tokens(vocabulary=8),
+    length=2,
+    layers=(Attention(num_heads=4, num_kv_heads=2), GatedMLP(hidden=4)),
+    head=Head(),
 )
-BY_ALL = TensorParallel(plan=(WITHIN, WITHIN), source=Split.ROW, head=Split.COLUMN)
-BY_POSITIONS = replace(BY_ALL, plan=(LayerPlan(split=Split.WITHIN, output=ROWS),) * 2, source_output=ROWS)
-LAYERS_ALONE = TensorParallel(plan=(WITHIN, WITHIN))
+BY_ALL = TensorParallel(plan=(HEADS_OR_HIDDEN, HEADS_OR_HIDDEN), source=Split.ROWWISE, head=Split.COLWISE)
+BY_POSITIONS = replace(BY_ALL, plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN, output=ROWS),) * 2, source_output=ROWS)
+LAYERS_ALONE = TensorParallel(plan=(HEADS_OR_HIDDEN, HEADS_OR_HIDDEN))
 
 
 def a_training(model: Model) -> Training:
@@ -66,13 +70,13 @@ def test_a_decoder_is_shared_out_whole() -> None:
 
 
 LIMITS = [
-    (with_layers(Attention(heads=2, kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "heads of key and value"),
-    (with_layers(Attention(heads=2, kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
-    (with_layers(Attention(heads=8, kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
+    (with_layers(Attention(num_heads=2, num_kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "heads of key and value"),
+    (with_layers(Attention(num_heads=2, num_kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
+    (with_layers(Attention(num_heads=8, num_kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
     (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "split that the layer's kind does not declare"),
     (
         DECODER,
-        over(2, TensorParallel(plan=(LayerPlan(split=Split.COLUMN), WITHIN))),
+        over(2, TensorParallel(plan=(LayerPlan(split=Split.COLWISE), HEADS_OR_HIDDEN))),
         "split that the layer's kind does not declare",
     ),
     (
@@ -80,14 +84,18 @@ LIMITS = [
         over(4, replace(BY_ALL, plan=(LayerPlan(),) * 2)),
         "that rank cannot look anything up",
     ),
-    (replace(DECODER, head=Head(tied=True)), over(2, replace(BY_ALL, head=Split.ROW)), "tied to the embedding"),
+    (replace(DECODER, head=Head(tied=True)), over(2, replace(BY_ALL, head=Split.ROWWISE)), "tied to the embedding"),
     (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, DDP()), "unties them"),
     (replace(DECODER, head=Head(tied=True)), over(2, BY_ALL, FSDP1(use_orig_params=False)), "unties them"),
     (replace(DECODER, length=3), over(2, BY_POSITIONS), "positions of sequences"),
-    (replace(DECODER, features=1), over(2, TensorParallel(plan=(WITHIN, WITHIN), source=Split.COLUMN)), "as one dim"),
+    (
+        replace(DECODER, features=1),
+        over(2, TensorParallel(plan=(HEADS_OR_HIDDEN, HEADS_OR_HIDDEN), source=Split.COLWISE)),
+        "as one dim",
+    ),
     (
         replace(DECODER, head=None),
-        over(2, replace(BY_ALL, plan=(WITHIN, LayerPlan(output=ROWS)))),
+        over(2, replace(BY_ALL, plan=(HEADS_OR_HIDDEN, LayerPlan(output=ROWS)))),
         "not supported without a head",
     ),
 ]
@@ -111,10 +119,10 @@ def test_ties_last_where_dtensors_are_trained() -> None:
 @given(trainings(tokens=st.just(True)), st.integers(1, 8), st.sampled_from(Split), st.data())
 def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: int, split: Split, data: st.DataObject) -> None:
     """Repairs end for any layers and any plan."""
-    outputs = st.sampled_from([ActivationSharding.WHOLE, ROWS])
-    entries = [LayerPlan(split=split, output=data.draw(outputs)) for _ in training.model.layers if split is not Split.OUTSIDE]
-    entries = entries or [LayerPlan(split=Split.OUTSIDE)] * len(training.model.layers)
-    splits = st.sampled_from([each for each in Split if each is not Split.WITHIN])
+    outputs = st.sampled_from([ActivationSharding.REPLICATED, ROWS])
+    entries = [LayerPlan(split=split, output=data.draw(outputs)) for _ in training.model.layers if split is not Split.NOT_IN_PLAN]
+    entries = entries or [LayerPlan(split=Split.NOT_IN_PLAN)] * len(training.model.layers)
+    splits = st.sampled_from([each for each in Split if each is not Split.HEADS_OR_HIDDEN])
     try:
         parallelism = TensorParallel(
             plan=tuple(entries), source=data.draw(splits), source_output=data.draw(outputs), head=data.draw(splits)
@@ -128,10 +136,10 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"source": Split.WITHIN}, "any Split except WITHIN"),
-        ({"head": Split.WITHIN}, "any Split except WITHIN"),
-        ({"source_output": ROWS}, "if the source or the first layer is Split.OUTSIDE"),
-        ({"source": Split.ROW, "source_output": ActivationSharding.FEATURES}, "or ROWS"),
+        ({"source": Split.HEADS_OR_HIDDEN}, "any Split except HEADS_OR_HIDDEN"),
+        ({"head": Split.HEADS_OR_HIDDEN}, "any Split except HEADS_OR_HIDDEN"),
+        ({"source_output": ROWS}, "if the source or the first layer is Split.NOT_IN_PLAN"),
+        ({"source": Split.ROWWISE, "source_output": ActivationSharding.FEATURES}, "or ROWS"),
         ({"plan": (LayerPlan(output=ROWS),)}, "ROWS if a head in the plan follows"),
     ],
 )

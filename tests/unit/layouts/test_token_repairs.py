@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import resumable_training, unsupported
+from equivcheck.layouts.composition.limits import repair_training_for_resume, unsupported
 from equivcheck.scenario import FSDP2, SPMD, Attention, Data, Distribution, Head, Model, Parallelism, Tokens
 from equivcheck.strategies import attentions
 from unit.layouts.plain import PLAIN, layout_of
@@ -18,7 +18,7 @@ LARGEST = Model(
     features=32,
     length=16,
     source=Tokens(vocabulary=64, padding=63, learned_positions=True),
-    layers=(Attention(heads=8, kv_heads=8, head_width=8, rotary=True),),
+    layers=(Attention(num_heads=8, num_kv_heads=8, head_dim=8, rotary=True),),
     head=Head(tied=True),
 )
 
@@ -26,11 +26,11 @@ LARGEST = Model(
 @given(layer=attentions(), ranks=st.integers(1, 8))
 def test_heads_are_made_a_multiple(layer: Attention, ranks: int) -> None:
     """Heads times width become a multiple of the ranks in one repair that only adds heads."""
-    once = layer.rounded(ranks)
-    assert once.heads * once.head_width % ranks == once.kv_heads * once.head_width % ranks == 0
-    assert once.heads >= layer.heads
-    assert once.head_width >= layer.head_width
-    assert once.rounded(ranks) == once
+    once = layer.rounded_up(ranks)
+    assert once.num_heads * once.head_dim % ranks == once.num_kv_heads * once.head_dim % ranks == 0
+    assert once.num_heads >= layer.num_heads
+    assert once.head_dim >= layer.head_dim
+    assert once.rounded_up(ranks) == once
 
 
 @pytest.mark.parametrize("one", [COLUMNS, PROPAGATED])
@@ -40,5 +40,5 @@ def test_the_largest_model_is_repaired_for_two_layouts(one: Parallelism, other: 
     """Repairs end even if the least common multiple of two rank counts exceeds most drawn sizes."""
     training = replace(PLAIN, model=LARGEST, data=Data(microbatches=(2,)))
     layouts = (layout_of(one, ranks[0]), layout_of(other, ranks[1]))
-    nearest = resumable_training(training, *layouts)
+    nearest = repair_training_for_resume(training, *layouts)
     assert [unsupported(nearest, layout) for layout in layouts] == [None, None]

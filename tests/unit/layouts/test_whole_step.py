@@ -9,7 +9,7 @@ import pytest
 from torch.fx import GraphModule
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.base.execution.whole_step import graphs_of
+from equivcheck.layouts.base.execution.whole_step import traced_graphs
 from equivcheck.scenario import (
     SGD,
     SPMD,
@@ -45,7 +45,7 @@ TRAINING = Training(
     loss=Loss.LINEAR_SUM,
     steps=3,
 )
-SPLIT = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+SPLIT = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
 REPLICATED = SPMD()
 FUSED = Adam(implementation=Implementation.FUSED)
 
@@ -63,7 +63,7 @@ def graphs(example: Scenario) -> Sequence[GraphModule]:
     setups: list[Setup] = []
     verdict = check(example, alter=setups.append)
     assert verdict.outcome is Outcome.EQUIVALENT, verdict.describe()
-    return graphs_of(setups[0])
+    return traced_graphs(setups[0])
 
 
 def ops(graph: GraphModule) -> list[str]:
@@ -109,7 +109,7 @@ def _without_reductions(setup: Setup) -> None:
 
     def compute(setup: Setup, microbatches: Sequence[Batch], index: int) -> float:
         loss = inner(setup, microbatches, index)
-        for graph in graphs_of(setup):
+        for graph in traced_graphs(setup):
             for node in graph.graph.nodes:
                 if "all_reduce" in str(node.target):
                     node.replace_all_uses_with(node.args[0])

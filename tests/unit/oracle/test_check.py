@@ -9,7 +9,7 @@ from equivcheck import NotEquivalent, Outcome, Scenario, UsageError, check
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import DDP, SGD, Axis, Data, Layer, Layout, Mesh, Model, Resume, Training
-from equivcheck.system.tally import IN_PART, take
+from equivcheck.system.tally import IN_PART, take_counts
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.failure import FailureKind, RankState
 from equivcheck.worlds.pool import ranks
@@ -163,9 +163,9 @@ def test_a_world_that_does_not_exist_is_refused() -> None:
 
 def test_verdicts_are_tallied() -> None:
     """Each check counts under its layout, world and outcome in a test run's summary."""
-    before = take()
+    before = take_counts()
     check(SCENARIO)
-    after = take()
+    after = take_counts()
 
     assert sum(after.values()) == 1
     assert sum(before.values()) >= 0
@@ -173,10 +173,10 @@ def test_verdicts_are_tallied() -> None:
 
 def test_what_is_decided_in_part_is_tallied_as_such() -> None:
     """A test run's summary counts it separately from equivalence at every step."""
-    take()
+    take_counts()
     check(LOST_AT_STEP_ONE)
 
-    assert take() == {("ddp", "sim", IN_PART): 1}
+    assert take_counts() == {("ddp", "sim", IN_PART): 1}
 
 
 def test_sim_repeats_itself_bit_for_bit() -> None:

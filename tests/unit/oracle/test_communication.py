@@ -182,7 +182,7 @@ def test_frozen_layers_outside_a_plan_have_no_norm_of_their_own() -> None:
         data=Data(microbatches=(2,)),
         clipping=ClipNorm(max_norm=0.01, norm_type=NormType.INF),
     )
-    plan = (LayerPlan(split=Split.OUTSIDE), LayerPlan(split=Split.COLUMN))
+    plan = (LayerPlan(split=Split.NOT_IN_PLAN), LayerPlan(split=Split.COLWISE))
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), FSDP2()))
 

@@ -10,7 +10,7 @@ from equivcheck.oracle.comparison.compare import Comparison, compare
 from equivcheck.oracle.reference.reference import ReferenceRun
 from equivcheck.scenario import Adam, AuxiliaryLinear, ClipNorm, Data, Layer, Model, Training
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.trace import Snapshot, Trace
@@ -29,7 +29,7 @@ RUN = ReferenceRun(TRAINING)
 def trace() -> Trace:
     """A single-device run's trace."""
     with one_thread():
-        return train(single_device(TRAINING))
+        return train(single_device_setup(TRAINING))
 
 
 def with_step(trace: Trace, index: int, **changes: object) -> Trace:

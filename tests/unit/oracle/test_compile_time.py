@@ -18,6 +18,7 @@ from equivcheck.scenario import (
     Attention,
     AuxiliaryLinear,
     Axis,
+    Checkpointing,
     Compile,
     Data,
     Execution,
@@ -26,7 +27,6 @@ from equivcheck.scenario import (
     Layout,
     Mesh,
     Model,
-    Recompute,
     Resume,
     Scenario,
     Training,
@@ -77,7 +77,7 @@ def test_time_is_given_to_each_layout_that_compiles() -> None:
 
 def test_each_expert_takes_as_long_to_compile_as_its_linears() -> None:
     """Ranks that compile many experts do not count as hanging."""
-    execution = Execution(compiled_autograd=True, checkpointing=Recompute.EVERY_LAYER)
+    execution = Execution(compiled_autograd=True, checkpointing=Checkpointing.EVERY_LAYER)
     few, many = (
         expected_compile_seconds(
             Scenario(
@@ -130,7 +130,7 @@ def test_recomputed_layers_break_the_graph_of_a_compiled_backward() -> None:
     def expected(**how: Any) -> float:
         return expected_compile_seconds(Scenario(training=training(4), layout=replace(LAYOUT, execution=Execution(**how))))
 
-    recomputed = {"checkpointing": Recompute.EVERY_LAYER}
+    recomputed = {"checkpointing": Checkpointing.EVERY_LAYER}
     assert expected(compiled_autograd=True, **recomputed) > expected(compiled_autograd=True)
     assert expected(compile=Compile.AOT_EAGER, **recomputed) == expected(compile=Compile.AOT_EAGER)
 

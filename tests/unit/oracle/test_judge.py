@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from equivcheck.layouts.composition.running import RanksResult
-from equivcheck.oracle.judge import MAX_FOLLOWERS, Case, judge, judge_coarsely, judge_failure
+from equivcheck.oracle.judge import MAX_FOLLOWERS, ExpectedRun, judge, judge_coarsely, judge_failure
 from equivcheck.oracle.reference.doubt import Doubt
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference, ReferenceRun
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.scenario import Data, Layer, Model, Training
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.training.threads import one_thread
 from equivcheck.worlds.failure import Failure, FailureKind
 from equivcheck.worlds.ranks import Run
@@ -33,7 +33,7 @@ LOST_AT_ONE = Doubt(reason="lost", step=1)
 def trace() -> Trace:
     """A single-device run's trace."""
     with one_thread():
-        return train(single_device(TRAINING))
+        return train(single_device_setup(TRAINING))
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,9 @@ def never() -> NoReturn:
     raise AssertionError("asked for a confirming reference")
 
 
-def case(first: Reference, confirming: Reference | None = None, required_steps: int = 1) -> Case:
+def case(first: Reference, confirming: Reference | None = None, required_steps: int = 1) -> ExpectedRun:
     """A case with two references. Without the second, the judge must not request it."""
-    return Case(
+    return ExpectedRun(
         reference=lambda: first,
         confirming_reference=never if confirming is None else lambda: confirming,
         required_steps=required_steps,
@@ -184,7 +184,7 @@ def turning(reference: Reference, step: int) -> Reference:
         replace(one, tolerances=one.norms) if (one.phase, one.step) == (Phase.GRADIENT, step) else one
         for one in reference.moments
     )
-    return replace(reference, moments=moments, takes_signs=True)
+    return replace(reference, moments=moments, uses_signs=True)
 
 
 @pytest.mark.parametrize(("step", "outcome"), [(LAST, Outcome.EQUIVALENT), (LAST - 1, Outcome.DIVERGED)])
@@ -195,7 +195,7 @@ def test_an_update_by_a_sign_that_rounding_may_turn_is_no_finding(
     signs = turning(sure, LAST)
     verdict, doubt = judge(UNJUDGED, case(signs, signs), left(trace, step))
     others = [judge(UNJUDGED, case(*each), left(trace, LAST))[0].outcome for each in ((signs, sure), (sure, signs))]
-    none = replace(signs, takes_signs=False)
+    none = replace(signs, uses_signs=False)
 
     assert verdict.outcome is outcome
     assert outcome is Outcome.DIVERGED or (doubt is not None and doubt.step == LAST and verdict.worst_error <= 1.0)

@@ -13,13 +13,13 @@ from equivcheck.scenario import (
     Activation,
     Adafactor,
     Attention,
+    AttentionExchange,
     Axis,
     ClipNorm,
     ClipValue,
     ContextParallel,
     CrossEntropy,
     Data,
-    Exchange,
     Experts,
     GatedMLP,
     Head,
@@ -32,13 +32,13 @@ from equivcheck.scenario import (
     Mesh,
     Model,
     NormType,
-    Scores,
+    ScoreFunction,
     Split,
     Tokens,
     Training,
 )
 from equivcheck.training.layers.attention.module import AttentionModule
-from equivcheck.training.layers.sequence import WHOLE
+from equivcheck.training.layers.sequence import FULL_SEQUENCE
 from equivcheck.training.loss import loss_of
 from equivcheck.training.material import IGNORED
 from equivcheck.training.setup import Setup
@@ -51,9 +51,9 @@ TRAINING = Training(
         length=8,
         source=Tokens(vocabulary=11, padding=10, learned_positions=True),
         layers=(
-            Experts(hidden=8, num_experts=3, top_k=2, scores=Scores.SIGMOID, balance=0.01, activation=Activation.GELU),
+            Experts(hidden=8, num_experts=3, top_k=2, scores=ScoreFunction.SIGMOID, balance=0.01, activation=Activation.GELU),
             GatedMLP(hidden=8),
-            Attention(heads=2, rotary=True),
+            Attention(num_heads=2, rotary=True),
             GatedMLP(hidden=6, activation=Activation.RELU, residual=False),
         ),
         head=Head(tied=True),
@@ -65,7 +65,7 @@ TRAINING = Training(
     seed=12925630,
 )
 """Scores near one thousand: gradients near 700 that are clipped to 0.1, and some near 0.01 that a softmax nearly cancels."""
-LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(ContextParallel(exchange=Exchange.RING),))
+LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(ContextParallel(exchange=AttentionExchange.RING),))
 SCENARIO = Scenario(training=TRAINING, layout=LAYOUT)
 
 
@@ -102,7 +102,7 @@ def assert_the_floor_needs(
 class _Causal:
     """Four causal heads."""
 
-    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+    def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_it_is_attention() -> None:
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, 4, 5, 3, dtype=torch.float64, generator=generator)
-    found = [sequence.attended(_Causal(), *given) for sequence in (WHOLE, LogarithmAttention())]
+    found = [sequence.attend_from_local(_Causal(), *given) for sequence in (FULL_SEQUENCE, LogarithmAttention())]
     torch.testing.assert_close(*found, rtol=1e-13, atol=1e-13)
     gradients = [torch.autograd.grad(values, given, weight) for values in found]
     torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-13)
@@ -137,8 +137,8 @@ def test_a_ring_over_large_scores_is_within_the_floor(monkeypatch: pytest.Monkey
     assert_the_floor_needs("logarithm_trace", SCENARIO, monkeypatch)
 
 
-@pytest.mark.parametrize("exchange", [Exchange.GATHER, Exchange.ULYSSES])
-def test_other_exchanges_compute_one_softmax(exchange: Exchange) -> None:
+@pytest.mark.parametrize("exchange", [AttentionExchange.GATHER, AttentionExchange.ULYSSES])
+def test_other_exchanges_compute_one_softmax(exchange: AttentionExchange) -> None:
     """They need no such floor if attention is not fused, and have none."""
     other = replace(SCENARIO, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=exchange),)))
     assert [module.ReferenceRun.of(each).rounds_scores for each in (SCENARIO, other)] == [True, False]
@@ -151,8 +151,8 @@ FUSED = Training(
         length=4,
         layers=(
             Experts(hidden=6, top_k=2, weighs_input=True),
-            Attention(heads=3, kv_heads=3, residual=False),
-            Attention(heads=6, kv_heads=2, causal=False, rotary=True, fused=True, residual=False, dropout=0.25),
+            Attention(num_heads=3, num_kv_heads=3, residual=False),
+            Attention(num_heads=6, num_kv_heads=2, causal=False, rotary=True, fused=True, residual=False, dropout=0.25),
         ),
     ),
     data=Data(microbatches=(6,)),
@@ -165,7 +165,9 @@ FUSED = Training(
 """Scores near 700, and gradients for queries and keys that Adafactor divides separately."""
 
 
-FUSED_SCENARIO = Scenario(training=FUSED, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=Exchange.ULYSSES),)))
+FUSED_SCENARIO = Scenario(
+    training=FUSED, layout=replace(LAYOUT, parallelisms=(ContextParallel(exchange=AttentionExchange.ULYSSES),))
+)
 
 
 class _SeesAll(_Causal):
@@ -179,7 +181,7 @@ def attend_by_logarithms(setup: Setup) -> None:
     """Let the ranks' fused attention compute weights from logarithms, as a kernel may."""
     for each in setup.model.modules():
         if isinstance(each, AttentionModule) and each.layer.fused:
-            each.attend = lambda *given: LogarithmAttention().attended(_SeesAll(), *given)  # type: ignore[method-assign]
+            each.attend = lambda *given: LogarithmAttention().attend_from_local(_SeesAll(), *given)  # type: ignore[method-assign]
 
 
 def test_honest_ranks_that_have_some_heads_are_within_the_floor() -> None:
@@ -208,8 +210,8 @@ EXPLODING = Training(
                 activation=Activation.IDENTITY,
                 dropout=0.25,
             ),
-            Attention(heads=8, kv_heads=8, head_width=4, fused=True, frozen=True),
-            Attention(heads=8, kv_heads=8, head_width=4, rotary=True, bias=True, residual=False, dropout=0.25, frozen=True),
+            Attention(num_heads=8, num_kv_heads=8, head_dim=4, fused=True, frozen=True),
+            Attention(num_heads=8, num_kv_heads=8, head_dim=4, rotary=True, bias=True, residual=False, dropout=0.25, frozen=True),
             GatedMLP(hidden=1, activation=Activation.IDENTITY, bias=True),
             Layer(width=1, bias=False, activation=Activation.GELU, residual=True),
         ),
@@ -224,8 +226,8 @@ EXPLODING = Training(
 
 def by_classes() -> Scenario:
     """Two vocabulary-parallel ranks."""
-    plan = (LayerPlan(split=Split.OUTSIDE), *(LayerPlan(split=Split.WITHIN),) * 2, LayerPlan(), LayerPlan())
-    parallelism = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLUMN, loss_parallel=True)
+    plan = (LayerPlan(split=Split.NOT_IN_PLAN), *(LayerPlan(split=Split.HEADS_OR_HIDDEN),) * 2, LayerPlan(), LayerPlan())
+    parallelism = LocalTensorParallel(plan=plan, source=Split.REPLICATED, head=Split.COLWISE, loss_parallel=True)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(parallelism,))
     return Scenario(training=EXPLODING, layout=layout)
 

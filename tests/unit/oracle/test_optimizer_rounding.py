@@ -35,7 +35,7 @@ from equivcheck.scenario import (
 from equivcheck.training.copies import train_copies
 from equivcheck.training.ensemble import train_ensemble
 from equivcheck.training.loop import train
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.differences import Phase
 from support.supported import require_supported
 
@@ -62,7 +62,7 @@ def test_copies_are_trained_at_once_only_where_they_do_not_mix(
 def test_the_first_copy_is_the_reference(optimizer: Optimizer) -> None:
     """The first copy is bit for bit the single-device run, even if rounding moves the others."""
     training = replace(TRAINING, optimizer=optimizer)
-    reference, copies = train(single_device(training)), perturbed(training, 3, rounding_setup(training))
+    reference, copies = train(single_device_setup(training)), perturbed(training, 3, rounding_setup(training))
     for ours, theirs in zip(copies.steps, reference.steps, strict=True):
         assert (ours.parameters[0] == theirs.parameters.values).all()
         assert (ours.parameters[1:] != theirs.parameters.values).any(axis=1).all()
@@ -86,7 +86,7 @@ def test_a_norm_that_is_rounded_moves_a_matrix_as_a_whole() -> None:
     for seed in range(20):
         parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=torch.float64))
         parameter.grad = torch.ones_like(parameter)
-        setup = single_device(replace(MUON, optimizer=Muon(ns_steps=1)))
+        setup = single_device_setup(replace(MUON, optimizer=Muon(ns_steps=1)))
         round_in_optimizer(setup, np.random.default_rng(seed))
         optimizer = setup.build_optimizer(setup.training, [("weight", parameter)])
         setup.update(optimizer)
@@ -139,7 +139,7 @@ def test_products_and_norms_of_shards_that_are_rounded_are_no_finding(seed: int,
     ("layout", "precision", "moves"),
     [
         (DDP(), Precision.FLOAT64, False),
-        (FSDP2(muon_owners=True), Precision.FLOAT64, False),
+        (FSDP2(distributed_muon=True), Precision.FLOAT64, False),
         (FSDP2(), Precision.FLOAT64, True),
         (DDP(), Precision.FLOAT32, True),
     ],

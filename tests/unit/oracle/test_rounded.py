@@ -36,7 +36,7 @@ from equivcheck.scenario import (
 )
 from equivcheck.training.loop import train
 from equivcheck.training.material import material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 TRAINING = Training(
     model=Model(features=3, layers=(Layer(width=4, norm=Norm.LAYER, dropout=0.5), Layer(width=2)), counter=True),
@@ -66,7 +66,7 @@ def test_neither_another_divisor_nor_sums_that_wait_change_gradients(division: D
 
 def assert_ordinary(rounding: Rounding) -> None:
     """A device that rounds nothing gives the ordinary result."""
-    ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device(TRAINING))
+    ours, plain = train(rounded_setup(TRAINING, rounding)), train(single_device_setup(TRAINING))
     for step, expected in zip(ours.steps, plain.steps, strict=True):
         assert step.loss == pytest.approx(expected.loss, rel=1e-12)
         np.testing.assert_allclose(step.gradients.values, expected.gradients.values, rtol=1e-9, atol=1e-14)

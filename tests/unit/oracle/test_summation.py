@@ -27,7 +27,7 @@ from equivcheck.scenario import (
     Data,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Implementation,
     Layer,
     LayerPlan,
@@ -107,7 +107,7 @@ def test_how_far_the_norm_of_the_reference_is_off_counts_as_noise(monkeypatch: p
 def test_a_norm_that_ranks_find_more_exactly_is_no_finding() -> None:
     """Four ranks sum a quarter each, and err less than one device."""
     mesh = Mesh(axes=(Axis(name="dp", size=1), Axis(name="tp", size=4)))
-    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), DDP()))
+    layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.ROWWISE),)), DDP()))
 
     assert check(Scenario(training=ALIKE, layout=layout)).is_clear
 
@@ -120,7 +120,7 @@ CANCELLING = Scenario(
             source=Tokens(vocabulary=8, padding=0),
             layers=(
                 GatedMLP(hidden=6, activation=Activation.RELU, dropout=0.25),
-                Attention(heads=4, kv_heads=4, head_width=1),
+                Attention(num_heads=4, num_kv_heads=4, head_dim=1),
                 GatedMLP(hidden=6, activation=Activation.RELU),
             ),
             head=Head(bias=True),
@@ -128,7 +128,7 @@ CANCELLING = Scenario(
         ),
         data=Data(microbatches=(6, 12, 12, 9), batch_dim=1),
         optimizer=Adafactor(lr=0.1, implementation=Implementation.FOREACH, beta2_decay=-0.5, eps=(0.001, 0.1)),
-        loss=CrossEntropy(ignored=Ignored.FIRST_ROWS, label_smoothing=0.1, class_weights=True, z_loss=0.01),
+        loss=CrossEntropy(ignored=IgnoredLabels.FIRST_ROWS, label_smoothing=0.1, class_weights=True, z_loss=0.01),
         precision=Precision.FLOAT32,
         seed=1700,
     ),
@@ -180,7 +180,7 @@ ONE_FEATURE = Scenario(
     ),
     layout=Layout(
         mesh=Mesh(axes=(Axis(name="tp", size=2),)),
-        parallelisms=(TensorParallel(plan=(*(LayerPlan(),) * 4, LayerPlan(split=Split.COLUMN))),),
+        parallelisms=(TensorParallel(plan=(*(LayerPlan(),) * 4, LayerPlan(split=Split.COLWISE))),),
     ),
 )
 """In step 1 dropout leaves one of two features to the last norm, so only rounding reaches the trained parameters."""

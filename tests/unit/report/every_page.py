@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from equivcheck.oracle.known_issues.known import issues_on_file
+from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.known_issues.showing import Showing, Shows
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.doctor import Probe
@@ -16,7 +16,7 @@ from equivcheck.report.run_page.page import write_page as write_run
 from equivcheck.report.versions import page as versions
 from equivcheck.scenario.file_format.codec import encode
 from equivcheck.user.matrix.result import MatrixResult
-from equivcheck.user.matrix.row import Row as LayoutRow
+from equivcheck.user.matrix.row import LayoutRow
 from unit.campaign import fakes
 from unit.report.finding_pages import on_a_grid, page_of, under_ddp
 from unit.report.pages import campaign, tally
@@ -33,7 +33,7 @@ def every_page(folder: Path) -> dict[str, Path]:
 
 def write_versions(file: Path) -> None:
     """Of two versions of torch, with a finding on the second, and scripts that do not do what is on file."""
-    issues = issues_on_file()
+    issues = all_known_issues()
     corpus = tuple(CorpusResult(outcome=outcome, reason="because") for outcome in (Outcome.EQUIVALENT, Outcome.KNOWN))
     found = {
         version: VersionResult(

@@ -8,7 +8,7 @@ from equivcheck.checking.check import check
 from equivcheck.diagnosis.explain import explained
 from equivcheck.mutants.registry import mutant
 from equivcheck.oracle.verdict.verdict import Verdict
-from equivcheck.report.finding_page.page import Told, write_scenario_page
+from equivcheck.report.finding_page.page import PageContext, write_scenario_page
 from equivcheck.report.finding_page.second_run import run_once_more
 from equivcheck.scenario import (
     DDP,
@@ -27,7 +27,7 @@ from equivcheck.scenario import (
     Training,
 )
 
-PLAN = (LayerPlan(split=Split.COLUMN), LayerPlan(split=Split.ROW))
+PLAN = (LayerPlan(split=Split.COLWISE), LayerPlan(split=Split.ROWWISE))
 
 
 def on_a_grid(steps: int = 3) -> Scenario:
@@ -50,7 +50,7 @@ def page_of(file: Path, scenario: Scenario, planted: str = "", *, why: bool = Fa
     verdict = check(scenario, alter=alter)
     if why:
         verdict = explained(verdict, alter=alter)
-    told = Told(
+    told = PageContext(
         script=script, why_no_script="" if script else "it was not asked for", commands=("equivcheck check scenario.json",)
     )
     write_scenario_page(file, verdict, run_once_more(verdict, alter), told)

@@ -11,7 +11,7 @@ import pytest
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.finding_page.call_lanes import MAX_CALLS, MAX_COLUMNS, lane_blocks
 from equivcheck.report.finding_page.mesh import LEFT, drawn_mesh
-from equivcheck.report.finding_page.page import Told, write_scenario_page
+from equivcheck.report.finding_page.page import PageContext, write_scenario_page
 from equivcheck.report.finding_page.second_run import SecondRun, run_isolated
 from equivcheck.scenario import Axis, Layer, Mesh, Model
 from equivcheck.worlds.call import Call
@@ -122,14 +122,14 @@ def test_a_finding_is_drawn_from_a_process_of_its_own(file: Path) -> None:
     verdict = fakes.diverged(under_ddp())
     again = run_isolated(verdict, deadline=60.0)
     assert again.moments
-    write_scenario_page(file, verdict, again, Told())
+    write_scenario_page(file, verdict, again, PageContext())
     assert "the drawings show a second run, in which no value differs" in read(file).text
 
 
 def test_text_of_unknown_origin_is_only_text(file: Path) -> None:
     """In reasons, scripts and notes; a page without any run is one as well."""
     verdict = Verdict(outcome=Outcome.CRASHED, scenario=under_ddp(), world="gloo", reason=HOSTILE)
-    write_scenario_page(file, verdict, SecondRun(note=HOSTILE), Told(script=HOSTILE, commands=(HOSTILE,)))
+    write_scenario_page(file, verdict, SecondRun(note=HOSTILE), PageContext(script=HOSTILE, commands=(HOSTILE,)))
     page = read(file)
     assert page.text.count("<script>") >= 4
     assert not re.search("\x1b", page.source)

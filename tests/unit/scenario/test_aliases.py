@@ -25,14 +25,14 @@ def test_former_values_are_read() -> None:
     old = {"kind": "tensor_parallel", "plan": plan, "source": "outside", "source_output": "whole", "head": "column"}
     assert decode(TensorParallel, old) == TensorParallel(
         plan=(
-            LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES),
-            LayerPlan(split=Split.ROW),
-            LayerPlan(split=Split.WITHIN),
-            LayerPlan(split=Split.OUTSIDE),
+            LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES),
+            LayerPlan(split=Split.ROWWISE),
+            LayerPlan(split=Split.HEADS_OR_HIDDEN),
+            LayerPlan(split=Split.NOT_IN_PLAN),
         ),
-        head=Split.COLUMN,
+        head=Split.COLWISE,
     )
-    assert decode(FSDP2, {"kind": "fsdp2", "wrapping": "whole"}) == FSDP2(wrapping=Wrapping.WHOLE)
+    assert decode(FSDP2, {"kind": "fsdp2", "wrapping": "whole"}) == FSDP2(wrapping=Wrapping.ROOT_ONLY)
 
 
 @pytest.mark.parametrize("enum", FORMER_VALUES)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from equivcheck.scenario import DDP, Axis, Compile, Data, Execution, Layer, Layout, Mesh, Model, Recompute, Scenario, Training
+from equivcheck.scenario import DDP, Axis, Checkpointing, Compile, Data, Execution, Layer, Layout, Mesh, Model, Scenario, Training
 from equivcheck.scenario.file_format.codec import from_json, to_json
 
 LAYOUT = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(DDP(),))
@@ -20,14 +20,14 @@ def test_a_layout_written_before_executions_is_run_plainly() -> None:
     data = json.loads(to_json(SCENARIO))
     del data["layout"]["execution"]
     assert from_json(json.dumps(data)) == SCENARIO
-    assert SCENARIO.layout.execution == Execution(compile=Compile.NONE, compiled_autograd=False, checkpointing=Recompute.NONE)
+    assert SCENARIO.layout.execution == Execution(compile=Compile.NONE, compiled_autograd=False, checkpointing=Checkpointing.NONE)
 
 
 @pytest.mark.parametrize(
     ("execution", "compiled"),
     [
         (Execution(), False),
-        (Execution(checkpointing=Recompute.EVERY_LAYER), False),
+        (Execution(checkpointing=Checkpointing.EVERY_LAYER), False),
         (Execution(compile=Compile.AOT_EAGER), True),
         (Execution(compile=Compile.INDUCTOR, per_layer=True), True),
         (Execution(compiled_autograd=True), True),

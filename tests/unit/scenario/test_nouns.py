@@ -41,7 +41,6 @@ from equivcheck.scenario import (
     Experts,
     ExponentialLR,
     GatedMLP,
-    Group,
     Head,
     Implementation,
     Layer,
@@ -54,6 +53,7 @@ from equivcheck.scenario import (
     Muon,
     NAdam,
     Optimizer,
+    ParameterGroup,
     Pipeline,
     PipelineSchedule,
     RAdam,
@@ -99,10 +99,14 @@ a_token_model = partial(Model, features=2, length=3, source=Tokens(vocabulary=3)
 OF_TOKEN_MODELS: list[Invalid] = [
     (Tokens, {"vocabulary": 1}, "Tokens.vocabulary 1 is not valid. Expected 2 to 64"),
     (Tokens, {"vocabulary": 3, "padding": 3}, "Tokens.padding 3 is not valid. Expected None or a token from 0 to 2."),
-    (Attention, {"heads": 33}, "Attention.heads 33 is not valid. Expected 1 to 32"),
-    (Attention, {"heads": 2, "kv_heads": 3}, "Attention.kv_heads 3 is not valid. Expected 1 to 2"),
-    (Attention, {"heads": 3, "kv_heads": 2}, "Attention.kv_heads 2 is not valid. Expected a divisor of heads (3)"),
-    (Attention, {"head_width": 3, "rotary": True}, "Attention.head_width 3 is not valid. Expected an even number with rotary."),
+    (Attention, {"num_heads": 33}, "Attention.num_heads 33 is not valid. Expected 1 to 32"),
+    (Attention, {"num_heads": 2, "num_kv_heads": 3}, "Attention.num_kv_heads 3 is not valid. Expected 1 to 2"),
+    (
+        Attention,
+        {"num_heads": 3, "num_kv_heads": 2},
+        "Attention.num_kv_heads 2 is not valid. Expected a divisor of num_heads (3)",
+    ),
+    (Attention, {"head_dim": 3, "rotary": True}, "Attention.head_dim 3 is not valid. Expected an even number with rotary."),
     (Attention, {"dropout": 1.0}, "Attention.dropout 1.0 is not valid. Expected 0.0 to 0.9"),
     (GatedMLP, {"hidden": 0}, "GatedMLP.hidden 0 is not valid. Expected 1 to 32"),
     (GatedMLP, {"hidden": 1, "dropout": -0.1}, "GatedMLP.dropout -0.1 is not valid. Expected 0.0 to 0.9"),
@@ -253,8 +257,8 @@ OF_TRAININGS: list[Invalid] = [
     (Data, {"microbatches": (1,) * 5}, "Data.microbatches of length 5 is not valid. Expected 1 to 4 entries."),
     (Data, {"microbatches": (1, 65_537)}, "Data.microbatches entry 65537 is not valid. Expected 1 to 65536 rows."),
     (Data, {"microbatches": (1,), "batch_dim": 2}, "Data.batch_dim 2 is not valid. Expected 0 to 1"),
-    (Group, {"lr_factor": 0.0}, f"Group.lr_factor 0.0 {POSITIVE}"),
-    (Group, {"weight_decay": -0.1}, f"Group.weight_decay -0.1 {NOT_NEGATIVE}"),
+    (ParameterGroup, {"lr_factor": 0.0}, f"ParameterGroup.lr_factor 0.0 {POSITIVE}"),
+    (ParameterGroup, {"weight_decay": -0.1}, f"ParameterGroup.weight_decay -0.1 {NOT_NEGATIVE}"),
     (StepLR, {"step_size": 6}, "StepLR.step_size 6 is not valid. Expected 1 to 5"),
     (StepLR, {"gamma": 0.0}, f"StepLR.gamma 0.0 {POSITIVE}"),
     (ExponentialLR, {"gamma": -1.0}, f"ExponentialLR.gamma -1.0 {POSITIVE}"),
@@ -268,7 +272,7 @@ OF_TRAININGS: list[Invalid] = [
     (a_training, {"seed": 2**32}, "Training.seed 4294967296 is not valid. Expected 0 to 4294967295"),
     (
         a_training,
-        {"optimizer": Rprop(), "groups": (Group(), Group(weight_decay=0.1))},
+        {"optimizer": Rprop(), "groups": (ParameterGroup(), ParameterGroup(weight_decay=0.1))},
         "Group.weight_decay 0.1 is not valid. Expected 0.0 with Rprop.",
     ),
     (
@@ -321,7 +325,7 @@ OF_LAYOUTS: list[Invalid] = [
     (
         Replicate,
         {"wrapping": Wrapping.PER_LAYER},
-        "Replicate.wrapping Wrapping.PER_LAYER is not valid. Expected Wrapping.WHOLE with Replicator.DDP",
+        "Replicate.wrapping Wrapping.PER_LAYER is not valid. Expected Wrapping.ROOT_ONLY with Replicator.DDP",
     ),
     (
         Replicate,
@@ -332,22 +336,22 @@ OF_LAYOUTS: list[Invalid] = [
     (
         LayerPlan,
         {"output": ActivationSharding.FEATURES},
-        "LayerPlan.output ActivationSharding.FEATURES is not valid. Expected ActivationSharding.WHOLE or ROWS with Sp",
+        "LayerPlan.output ActivationSharding.FEATURES is not valid. Expected ActivationSharding.REPLICATED or ROWS with Sp",
     ),
     (
         LayerPlan,
-        {"split": Split.OUTSIDE, "output": ActivationSharding.ROWS},
-        "LayerPlan.output ActivationSharding.ROWS is not valid. Expected ActivationSharding.WHOLE with Split.OUTSIDE.",
+        {"split": Split.NOT_IN_PLAN, "output": ActivationSharding.ROWS},
+        "LayerPlan.output ActivationSharding.ROWS is not valid. Expected ActivationSharding.REPLICATED with Split.NOT_IN_PLAN.",
     ),
     (
         TensorParallel,
-        {"plan": (LayerPlan(output=ActivationSharding.ROWS), LayerPlan(split=Split.OUTSIDE))},
-        "TensorParallel.plan with output ActivationSharding.ROWS before Split.OUTSIDE is not valid. Expected Activati",
+        {"plan": (LayerPlan(output=ActivationSharding.ROWS), LayerPlan(split=Split.NOT_IN_PLAN))},
+        "TensorParallel.plan with output ActivationSharding.ROWS before Split.NOT_IN_PLAN is not valid. Expected Activati",
     ),
     (TensorParallel, {"plan": ()}, "TensorParallel.plan of length 0 is not valid. Expected 1 to 8 entries, one per layer."),
     (
         TensorParallel,
-        {"plan": (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES),)},
+        {"plan": (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES),)},
         "TensorParallel.plan with last output ActivationSharding.FEATURES is not valid.",
     ),
     (
@@ -443,8 +447,8 @@ def test_only_what_torch_has_on_cpu_is_taken(kind: type[Optimizer], implementati
         (RMSprop, {"alpha": 0.0}),
         (RMSprop, {"alpha": 1.0}),
         (RMSprop, {"alpha": 0.5, "centered": True}),
-        (a_training, {"optimizer": Rprop(), "groups": (Group(lr_factor=2.0),)}),
-        (a_training, {"optimizer": SGD(), "groups": (Group(weight_decay=0.1),)}),
+        (a_training, {"optimizer": Rprop(), "groups": (ParameterGroup(lr_factor=2.0),)}),
+        (a_training, {"optimizer": SGD(), "groups": (ParameterGroup(weight_decay=0.1),)}),
     ],
 )
 def test_what_goes_together_is_taken(noun: Noun, fields: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import repaired, repaired_layout, unsupported
+from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
@@ -140,7 +140,8 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
     "square": (
         0.3,
         lambda scenario: any(
-            1 < width == scenario.training.model.inputs(index) for index, width in enumerate(scenario.training.model.widths[1:])
+            1 < width == scenario.training.model.in_features(index)
+            for index, width in enumerate(scenario.training.model.widths[1:])
         ),
     ),
     "five layers": (0.07, lambda scenario: len(scenario.training.model.layers) == 5),
@@ -184,10 +185,10 @@ FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
 }
 
 PLAN_FEATURES: dict[str, tuple[float, Callable[[Scenario], bool]]] = {
-    "column plan": (0.1, has_plan(lambda entry: entry.split is Split.COLUMN)),
-    "row plan": (0.1, has_plan(lambda entry: entry.split is Split.ROW)),
+    "column plan": (0.1, has_plan(lambda entry: entry.split is Split.COLWISE)),
+    "row plan": (0.1, has_plan(lambda entry: entry.split is Split.ROWWISE)),
     "sequence parallel": (0.05, has_plan(lambda entry: entry.output is ActivationSharding.ROWS)),
-    "outside the plan": (0.1, has_plan(lambda entry: entry.split is Split.OUTSIDE)),
+    "outside the plan": (0.1, has_plan(lambda entry: entry.split is Split.NOT_IN_PLAN)),
     "features that are sharded": (0.02, has_plan(lambda entry: entry.output is ActivationSharding.FEATURES)),
 }
 
@@ -239,7 +240,7 @@ def test_a_loss_that_propagation_gets_wrong_is_drawn_now_and_then() -> None:
 def test_no_norm_is_over_a_single_feature(sample: list[Scenario]) -> None:
     """A constant inside a model would leave only rounding errors to compare."""
     for model in (scenario.training.model for scenario in sample):
-        assert all(layer.norm is None or model.inputs(index) > 1 for index, layer in enumerate(model.layers))
+        assert all(layer.norm is None or model.in_features(index) > 1 for index, layer in enumerate(model.layers))
 
 
 def test_every_optimizer_is_reached(sample: list[Scenario]) -> None:
@@ -281,10 +282,10 @@ def test_a_fault_of_one_layout_shrinks_to_two_ranks_and_defaults(name: str) -> N
 def plainest(scenario: Scenario) -> tuple[Layout, Training]:
     """The scenario's layout and training with default options, its mesh and its rows."""
     plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
-    cuts_positions = any(parallelism.cuts_positions for parallelism in plain)
-    simplest = replace(SIMPLEST, model=OF_TOKENS) if cuts_positions else repaired(SIMPLEST, scenario.layout)
+    shards_positions = any(parallelism.shards_positions for parallelism in plain)
+    simplest = replace(SIMPLEST, model=OF_TOKENS) if shards_positions else repaired(SIMPLEST, scenario.layout)
     training = replace(simplest, data=scenario.training.data)
-    return repaired_layout(replace(scenario.layout, parallelisms=plain)), training
+    return repair_layout(replace(scenario.layout, parallelisms=plain)), training
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_parts_can_be_chosen() -> None:
 
 def test_a_given_plan_is_kept() -> None:
     """Tensor parallelism keeps a given plan, and the training is adapted to it."""
-    plan = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+    plan = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=plan),))
     for scenario in drawn(30, layouts=st.just(layout)):
         assert scenario.layout == layout
@@ -353,8 +354,8 @@ def test_a_given_plan_is_kept() -> None:
 
 def test_a_third_is_of_sequences(sample: list[Scenario]) -> None:
     """If a layout also runs other models, a third use sequences, mostly tokens. If positions are sharded, all do."""
-    of_parts = [any(each.cuts_positions for each in scenario.layout.parallelisms) for scenario in sample]
-    assert all(each.training.model.length for each, is_cut in zip(sample, of_parts, strict=True) if is_cut)
-    models = [scenario.training.model for scenario, is_cut in zip(sample, of_parts, strict=True) if not is_cut]
+    for_context_parallel = [any(each.shards_positions for each in scenario.layout.parallelisms) for scenario in sample]
+    assert all(each.training.model.length for each, is_cut in zip(sample, for_context_parallel, strict=True) if is_cut)
+    models = [scenario.training.model for scenario, is_cut in zip(sample, for_context_parallel, strict=True) if not is_cut]
     assert 0.27 <= sum(model.length is not None for model in models) / len(models) <= 0.43
     assert 0.22 <= sum(model.source is not None for model in models) / len(models) <= 0.4

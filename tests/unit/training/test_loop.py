@@ -31,7 +31,7 @@ from equivcheck.training.loop import train
 from equivcheck.training.material import material
 from equivcheck.training.model import build_model
 from equivcheck.training.setup import Setup
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 MODEL = Model(
@@ -51,7 +51,7 @@ EVEN = {"layers.0.auxiliary.weight"}
 
 def run(training: Training) -> Trace:
     """Trace of the single-device run."""
-    return train(single_device(training))
+    return train(single_device_setup(training))
 
 
 def absent(snapshot: Snapshot) -> set[str]:
@@ -225,7 +225,7 @@ def test_training_repeats_bit_for_bit() -> None:
 
 def test_hooks_are_called_around_backward() -> None:
     """Hooks get each step's index: `before_step` before zeroing, `before_update` with gradients present."""
-    setup: Setup = single_device(TRAINING)
+    setup: Setup = single_device_setup(TRAINING)
     parameter = setup.model.get_parameter("layers.0.linear.weight")
     seen: list[tuple[str, int, bool]] = []
     setup.before_step.append(lambda optimizer, index: seen.append(("step", index, parameter.grad is None)))
@@ -236,7 +236,7 @@ def test_hooks_are_called_around_backward() -> None:
 
 def test_accumulation_is_told_the_last_microbatch() -> None:
     """The context around backward knows whether the microbatch is the step's last."""
-    setup = single_device(replace(TRAINING, data=Data(microbatches=(1, 2, 1)), steps=1))
+    setup = single_device_setup(replace(TRAINING, data=Data(microbatches=(1, 2, 1)), steps=1))
     told: list[bool] = []
     plain = setup.accumulation
     setup.accumulation = lambda last: (told.append(last), plain(last))[1]

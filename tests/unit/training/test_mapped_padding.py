@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from equivcheck.scenario import SGD, CrossEntropy, Data, Head, Layer, Model, Tokens, Training
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.ensemble import train_ensemble
 from equivcheck.training.material import Batch, material
 from unit.training.upstream.mapped_embedding_padding import max_difference
@@ -17,7 +17,7 @@ FORGETS_PADDING = ">=2.9"
 
 def test_backward_from_outside_forgets_the_padding() -> None:
     """The padding row has a gradient in all copies except the first; inside `torch.func.grad` it has none."""
-    assert (max_difference() > 0) == torch_in(FORGETS_PADDING)
+    assert (max_difference() > 0) == is_torch_in(FORGETS_PADDING)
     assert max_difference(inside=True) == 0
 
 

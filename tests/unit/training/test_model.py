@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from equivcheck.scenario import Activation, AuxiliaryLinear, Data, Layer, Model, Norm, ShapeOp, Training
-from equivcheck.training.layers.linear.shape_ops import added
+from equivcheck.training.layers.linear.shape_ops import added_constant
 from equivcheck.training.material import material
 from equivcheck.training.model import MLP, build_model
 
@@ -157,11 +157,11 @@ def test_layer_is_what_its_docstring_says(activation: Activation, module: nn.Mod
 @pytest.mark.parametrize("shape_op", ShapeOp)
 @pytest.mark.parametrize("width", [1, 3, 4])
 def test_a_shape_op_keeps_its_input_or_adds_to_it(shape_op: ShapeOp, width: int) -> None:
-    """It runs last, returns its input plus the result of `added`, and passes gradients unchanged."""
+    """It runs last, returns its input plus the result of `added_constant`, and passes gradients unchanged."""
     plain, with_shape_op = (
         built(Model(features=3, layers=(Layer(width=width, shape_op=chosen),))) for chosen in (None, shape_op)
     )
-    constant = added(shape_op, width, torch.float64)
+    constant = added_constant(shape_op, width, torch.float64)
     expected, found = (module(INPUTS, (None,), 0) for module in (plain, with_shape_op))
     assert torch.equal(found, expected if constant is None else expected + constant)
     for outputs in (expected, found):

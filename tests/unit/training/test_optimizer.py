@@ -16,7 +16,6 @@ from equivcheck.scenario import (
     CosineAnnealingLR,
     Data,
     ExponentialLR,
-    Group,
     Implementation,
     Layer,
     LinearLR,
@@ -24,24 +23,27 @@ from equivcheck.scenario import (
     Muon,
     Norm,
     Optimizer,
+    ParameterGroup,
+    ParameterSelection,
     Rprop,
     Schedule,
-    Select,
     StepLR,
     Training,
     ZeroGrad,
 )
 from equivcheck.scenario.optimizer import OPTIMIZERS
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.loop import train
 from equivcheck.training.material import material
 from equivcheck.training.optimizer import build_optimizer, build_schedule
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 
 MODEL = Model(features=2, layers=(Layer(width=2, norm=Norm.LAYER), Layer(width=2), Layer(width=2, shares=1)))
 MATRICES = Model(features=2, layers=(Layer(width=2, bias=False), Layer(width=3, bias=False)))
 TRAINING = Training(model=MODEL, data=Data(microbatches=(2,)), optimizer=SGD(lr=0.1, weight_decay=0.3))
-VECTORS, FIRST, ODD = (Group(select=select, lr_factor=factor) for select, factor in zip(Select, (2.0, 3.0, 4.0), strict=True))
+VECTORS, FIRST, ODD = (
+    ParameterGroup(select=select, lr_factor=factor) for select, factor in zip(ParameterSelection, (2.0, 3.0, 4.0), strict=True)
+)
 STEPS = range(12)
 
 
@@ -53,7 +55,7 @@ def built(training: Training) -> tuple[torch.optim.Optimizer, dict[int, str]]:
 
 def training_with(noun: Optimizer, **changes: Any) -> Training:
     """Training with another optimizer, and with a model that it supports."""
-    return replace(TRAINING, optimizer=noun, model=MODEL if noun.takes_vectors else MATRICES, **changes)
+    return replace(TRAINING, optimizer=noun, model=MODEL if noun.updates_vectors else MATRICES, **changes)
 
 
 def members(training: Training) -> list[set[str]]:
@@ -75,14 +77,14 @@ def test_one_group_by_default() -> None:
         (ODD, {"1.linear.weight", "1.linear.bias"}),
     ],
 )
-def test_group_takes_what_it_selects(group: Group, taken: set[str]) -> None:
+def test_group_takes_what_it_selects(group: ParameterGroup, taken: set[str]) -> None:
     """A group has the selected parameters and the default group the rest."""
     everything = {name.removeprefix("layers.") for name in material(TRAINING).parameters}
     assert members(replace(TRAINING, groups=(group,))) == [everything - taken, taken]
 
 
 @pytest.mark.parametrize("group", [VECTORS, FIRST, ODD])
-def test_no_group_takes_a_scale(group: Group) -> None:
+def test_no_group_takes_a_scale(group: ParameterGroup) -> None:
     """The scale belongs to no layer and is not a vector, so it is in the default group."""
     own, *_ = members(replace(TRAINING, model=replace(TRAINING.model, scale=True), groups=(group,)))
     assert "scale" in own
@@ -104,7 +106,7 @@ def test_empty_groups_are_left_out() -> None:
 
 def test_groups_have_their_own_settings() -> None:
     """A group multiplies the learning rate and replaces the weight decay."""
-    optimizer, _ = built(replace(TRAINING, groups=(Group(lr_factor=2.0, weight_decay=0.7), FIRST)))
+    optimizer, _ = built(replace(TRAINING, groups=(ParameterGroup(lr_factor=2.0, weight_decay=0.7), FIRST)))
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [
         (0.1, 0.3),
         (0.2, 0.7),
@@ -115,7 +117,7 @@ def test_groups_have_their_own_settings() -> None:
 @pytest.mark.parametrize(("kind", "implementation"), [(kind, one) for kind in OPTIMIZERS for one in kind.implementations()])
 def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementation: Implementation) -> None:
     """The torch class with the same name gets the implementation and every hyperparameter."""
-    noun = kind(lr=0.125, maximize=kind.maximizable, implementation=implementation)
+    noun = kind(lr=0.125, maximize=kind.has_maximize, implementation=implementation)
     optimizer, _ = built(training_with(noun))
     settings: dict[str, Any] = optimizer.defaults
     assert type(optimizer).__name__ == kind.__name__
@@ -124,7 +126,7 @@ def test_noun_becomes_the_class_of_its_name(kind: type[Optimizer], implementatio
     left_out = {Rprop: {"implementation", "weight_decay"}, Muon: {"implementation", "maximize"}}.get(kind, {"implementation"})
     for name in {field.name for field in fields(noun)} - left_out:
         value = getattr(noun, name)
-        assert settings[name] == (value.value if isinstance(value, Choice) else value), name
+        assert settings[name] == (value.value if isinstance(value, PrintableEnum) else value), name
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -134,8 +136,8 @@ def test_implementations_leave_equal_state(kind: type[Optimizer], maximize: bool
     """Torch accepts every implementation with groups and maximize, and all have the same state tensors and dtypes."""
     states = set()
     for implementation in kind.implementations():
-        noun = kind(maximize=maximize and kind.maximizable, implementation=implementation)
-        state = train(single_device(training_with(noun, groups=(VECTORS,), steps=2, zero_grad=zero_grad))).state
+        noun = kind(maximize=maximize and kind.has_maximize, implementation=implementation)
+        state = train(single_device_setup(training_with(noun, groups=(VECTORS,), steps=2, zero_grad=zero_grad))).state
         states.add((state.pieces, state.dtypes, state.present, state.fits))
     assert len(states) == 1
 

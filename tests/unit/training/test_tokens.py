@@ -19,18 +19,18 @@ from equivcheck.scenario import (
     Experts,
     GatedMLP,
     Head,
-    Ignored,
+    IgnoredLabels,
     Model,
     Norm,
     Precision,
-    Scores,
+    ScoreFunction,
     Tokens,
     Training,
 )
 from equivcheck.strategies import cross_entropies, token_models
 from equivcheck.training.loop import train
 from equivcheck.training.material import IGNORED, material
-from equivcheck.training.single_device import single_device
+from equivcheck.training.single_device import single_device_setup
 from numpy_reference import tokens
 from numpy_reference.labels import label_loss
 
@@ -40,14 +40,14 @@ DECODER = Model(
     features=4,
     source=Tokens(vocabulary=5, padding=1, learned_positions=True),
     length=3,
-    layers=(Attention(heads=4, kv_heads=2, rotary=True, bias=True, norm=Norm.RMS), GatedMLP(hidden=3, norm=Norm.LAYER)),
+    layers=(Attention(num_heads=4, num_kv_heads=2, rotary=True, bias=True, norm=Norm.RMS), GatedMLP(hidden=3, norm=Norm.LAYER)),
     head=Head(tied=True, norm=Norm.RMS),
 )
 
 
 def a_training(model: Model, loss: CrossEntropy, *rows: int) -> Training:
     """One float64 step without dropout."""
-    layers = tuple(layer.having(dropout=0.0, frozen=False) for layer in model.layers)
+    layers = tuple(layer.with_fields(dropout=0.0, frozen=False) for layer in model.layers)
     return Training(
         model=replace(model, layers=layers), data=Data(microbatches=rows or (2, 1)), loss=loss, optimizer=SGD(), seed=3
     )
@@ -72,14 +72,16 @@ def numpy_loss(training: Training, parameters: tokens.Parameters) -> float:
 @given(token_models(), cross_entropies())
 def test_the_loss_is_that_of_numpy(model: Model, loss: CrossEntropy) -> None:
     """The loss equals NumPy's for generated embeddings, attention, MLPs, heads and label losses."""
-    training = a_training(model, loss) if model.outputs > 1 else a_training(DECODER, loss)
+    training = a_training(model, loss) if model.out_features > 1 else a_training(DECODER, loss)
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
-    assert train(single_device(training)).steps[0].loss == pytest.approx(numpy_loss(training, parameters), rel=1e-10, abs=1e-12)
+    assert train(single_device_setup(training)).steps[0].loss == pytest.approx(
+        numpy_loss(training, parameters), rel=1e-10, abs=1e-12
+    )
 
 
 ATTENTION, GATED = DECODER.layers
 SCORED = Experts(
-    hidden=2, num_experts=3, top_k=2, scores=Scores.SIGMOID, normalised=True, weighs_input=True, bias=True, balance=0.5
+    hidden=2, num_experts=3, top_k=2, scores=ScoreFunction.SIGMOID, normalised=True, weighs_input=True, bias=True, balance=0.5
 )
 SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation=Activation.TANH, balance=1.0)
 
@@ -88,18 +90,18 @@ SHARED = Experts(hidden=3, num_experts=4, shared=True, norm=Norm.RMS, activation
     "layers",
     [
         (ATTENTION, GATED),
-        (ATTENTION.having(fused=True), GATED),
+        (ATTENTION.with_fields(fused=True), GATED),
         (SCORED, SHARED),
-        (SCORED.having(dispatched=True), SHARED.having(dispatched=True)),
+        (SCORED.with_fields(dispatched=True), SHARED.with_fields(dispatched=True)),
     ],
     ids=["explicit", "fused", "experts", "dispatched"],
 )
 def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, ...]) -> None:
     """Each gradient equals a finite difference. The padding row has none except through a tied head."""
     model = replace(DECODER, layers=layers, head=Head())
-    training = a_training(model, CrossEntropy(ignored=Ignored.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
+    training = a_training(model, CrossEntropy(ignored=IgnoredLabels.SOME, label_smoothing=0.1, z_loss=0.1, class_weights=True))
     parameters = {name: values.numpy() for name, values in material(training).parameters.items()}
-    gradients = train(single_device(training)).steps[0].gradients
+    gradients = train(single_device_setup(training)).steps[0].gradients
     start = 0
     for piece in gradients.pieces:
         found = gradients.values[start : start + piece.numel].reshape(piece.shape)
@@ -115,8 +117,10 @@ def test_gradients_are_differences_of_the_loss_of_numpy(layers: tuple[AnyLayer, 
             assert found[place] == pytest.approx(expected, rel=1e-5, abs=1e-8), (piece.name, place)
 
 
-@given(st.sampled_from(Ignored), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
-def test_a_loss_is_divided_by_the_labels_of_the_whole_step(ignored: Ignored, rows: list[int], summed: bool, seed: int) -> None:
+@given(st.sampled_from(IgnoredLabels), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
+def test_a_loss_is_divided_by_the_labels_of_the_whole_step(
+    ignored: IgnoredLabels, rows: list[int], summed: bool, seed: int
+) -> None:
     """All microbatches have the same divisor: the labels kept in the whole step, at least one."""
     training = replace(a_training(DECODER, CrossEntropy(ignored=ignored, summed=summed), *rows), seed=seed)
     (batches,) = material(training).steps
@@ -128,12 +132,12 @@ def test_a_loss_is_divided_by_the_labels_of_the_whole_step(ignored: Ignored, row
 @pytest.mark.parametrize("precision", Precision)
 def test_labels_that_do_not_count_are_where_the_noun_says(precision: Precision) -> None:
     """Labels in the first rows, or in the first microbatch, are ignored."""
-    training = replace(a_training(DECODER, CrossEntropy(ignored=Ignored.FIRST_ROWS), 4, 2), precision=precision)
+    training = replace(a_training(DECODER, CrossEntropy(ignored=IgnoredLabels.FIRST_ROWS), 4, 2), precision=precision)
     ((first, second),) = material(training).steps
     assert [(batch.targets == IGNORED).all(1).tolist() for batch in (first, second)] == [
         [True, True, False, False],
         [True, False],
     ]
-    ((first, second),) = material(replace(training, loss=CrossEntropy(ignored=Ignored.FIRST_MICROBATCH))).steps
+    ((first, second),) = material(replace(training, loss=CrossEntropy(ignored=IgnoredLabels.FIRST_MICROBATCH))).steps
     assert (first.targets == IGNORED).all()
     assert not (second.targets == IGNORED).any()

@@ -245,8 +245,8 @@ def test_wrappers_and_ties_keep_names() -> None:
 
 def test_the_tally_counts_trainings_of_users() -> None:
     """The pytest summary includes `check_training`."""
-    from equivcheck.system.tally import take
+    from equivcheck.system.tally import take_counts
 
-    take()
+    take_counts()
     check_training(**brought(model=build))
-    assert take() == {("check_training", "sim", "equivalent"): 1}
+    assert take_counts() == {("check_training", "sim", "equivalent"): 1}

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from equivcheck import Outcome, check_training
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.user.verdict import UserVerdict
 from equivcheck.worlds.trace.differences import Difference, Phase
 from unit.user.programs import adam, brought
@@ -22,7 +22,7 @@ from unit.user.programs import adam, brought
 TOKENS, WIDTH = 8, 4
 UNEVEN_ROWS = ">=2.11"
 """Earlier torch versions pad the embedding's gradient, and autograd rejects its shape."""
-needs_uneven_rows = pytest.mark.skipif(not torch_in(UNEVEN_ROWS), reason=f"torch {UNEVEN_ROWS} shards rows unevenly")
+needs_uneven_rows = pytest.mark.skipif(not is_torch_in(UNEVEN_ROWS), reason=f"torch {UNEVEN_ROWS} shards rows unevenly")
 
 
 class Tokens(nn.Module):

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.worlds.failure import RanksFailed
-from equivcheck.worlds.pool import COMPARABLE, open_ranks
+from equivcheck.worlds.pool import LOCAL_WORLDS, open_ranks
 from equivcheck.worlds.ranks import Ranks
 
 DEADLINE = 20.0
 SECONDS_TO_LOOK_IN_VAIN = 1.0
 
 
-@pytest.fixture(scope="module", params=COMPARABLE)
+@pytest.fixture(scope="module", params=LOCAL_WORLDS)
 def members(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     """Two ranks that are kept from one run to the next."""
     with open_ranks(request.param, 2) as opened:

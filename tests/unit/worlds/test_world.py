@@ -6,18 +6,18 @@ import pytest
 import torch.distributed as dist
 
 from equivcheck import UsageError, World
-from equivcheck.worlds.pool import COMPARABLE, close_worlds, ranks
+from equivcheck.worlds.pool import LOCAL_WORLDS, close_worlds, ranks
 from unit.worlds.programs import added_on_even_ranks, lies_on_its_mesh, rank_and_sum
 
 
-@pytest.mark.parametrize("name", COMPARABLE)
+@pytest.mark.parametrize("name", LOCAL_WORLDS)
 def test_a_world_runs_a_function_on_every_rank(name: str) -> None:
     """Values come back in rank order, from ranks that can talk to each other."""
     with World(name, size=3) as world:
         assert world.run(rank_and_sum).values == ((0, 3), (1, 3), (2, 3))
 
 
-@pytest.mark.parametrize("name", COMPARABLE)
+@pytest.mark.parametrize("name", LOCAL_WORLDS)
 def test_what_a_program_finds_out_on_its_own_mesh_ends_with_it(name: str) -> None:
     """Meshes of two programs are equal, but have groups of their own: ranks that know an operation meet those that do not."""
     with World(name, size=4) as world:

@@ -15,7 +15,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import ContextParallel, Exchange
+from equivcheck.scenario import AttentionExchange, ContextParallel
 from equivcheck.training.layers.attention.module import AttentionModule
 from equivcheck.training.setup import Setup
 
@@ -34,7 +34,7 @@ def wrong_sequence_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
             yield _fault(diverged, Cause.ATTENTION_MASK, layers, words, partial(_seeing_less, hidden=hidden))
         for words, learning in _learning(shards):
             yield _fault(diverged, Cause.KEY_VALUE_GRADIENT, layers, words, partial(_learning_from, learning=learning))
-        if any(each.exchange is Exchange.RING for each in diverged.layout.of(ContextParallel)):
+        if any(each.exchange is AttentionExchange.RING for each in diverged.layout.of(ContextParallel)):
             words = f"does not rescale earlier blocks on the ring of {shards.where} if a later block has a larger score"
             yield _fault(diverged, Cause.SOFTMAX_OF_PART, layers, words, partial(_unscaled, shards=shards))
         yield from _of_heads(diverged, shards, layers)
@@ -139,7 +139,7 @@ def _unscaled(module: AttentionModule, *, shards: SequenceShards) -> None:
 
 
 def _of_heads(diverged: DivergedRun, shards: SequenceShards, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
-    if not any(each.exchange is Exchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
+    if not any(each.exchange is AttentionExchange.ULYSSES for each in diverged.layout.of(ContextParallel)):
         return
     for sign, where in ((1, "after"), (-1, "before")):
         words = f"treats the heads from each of {shards.where} as the heads of the rank {where} it"
@@ -148,5 +148,5 @@ def _of_heads(diverged: DivergedRun, shards: SequenceShards, layers: tuple[int, 
 
 def _moving_heads(module: AttentionModule, *, sign: int, ranks: int) -> None:
     honest, layer = module.attend, module.layer
-    shift = sign * chunk_size(layer.kv_heads, ranks) * layer.heads // layer.kv_heads
+    shift = sign * chunk_size(layer.num_kv_heads, ranks) * layer.num_heads // layer.num_kv_heads
     module.attend = lambda *given: honest(*given).roll(shift, -3)  # type: ignore[method-assign]

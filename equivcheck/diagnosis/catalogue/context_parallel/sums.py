@@ -70,7 +70,7 @@ def _averaging(setup: Setup, *, shards: SequenceShards) -> None:
 
 def _counting(setup: Setup, *, shards: SequenceShards, loss: CrossEntropy) -> None:
     """Divide each shard's loss by the labels that it counts in the whole step."""
-    dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.outputs, [1.0] * shards.size
+    dim, outputs, counts = 1 - setup.training.data.batch_dim, setup.training.model.out_features, [1.0] * shards.size
 
     def count(batches: Sequence[Batch]) -> Sequence[Batch]:
         for rank, part in enumerate(shards.parts):

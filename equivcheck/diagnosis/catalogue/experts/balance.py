@@ -19,13 +19,13 @@ from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
 from equivcheck.training.balance import Counts
 from equivcheck.training.layers.experts.module import ExpertsModule
-from equivcheck.training.layers.module import Load
+from equivcheck.training.layers.module import RoutingLoad
 from equivcheck.training.material import Batch
 from equivcheck.training.setup import Setup
 
-LoadOf = Callable[[torch.Tensor, torch.Tensor], Load]
+LoadOf = Callable[[torch.Tensor, torch.Tensor], RoutingLoad]
 """Computes a layer's load from scores and choices, (rows, ..., experts)."""
-Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], Load]
+Wrong = Callable[[LoadOf, torch.Tensor, torch.Tensor], RoutingLoad]
 """Computes a wrong load. The first argument computes the right one."""
 
 
@@ -63,19 +63,19 @@ def _changed(module: ExpertsModule, *, wrong: Wrong) -> None:
     module.router.load_of = partial(wrong, module.router.load_of)  # type: ignore[method-assign]
 
 
-def _detached(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
+def _detached(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
     load = load_of(scores, chosen)
     return load._replace(shares=load.shares.detach())
 
 
-def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, factor: float) -> Load:
+def _times(load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, factor: float) -> RoutingLoad:
     load = load_of(scores, chosen)
     return load._replace(balance=load.balance * factor)
 
 
 def _by_parts(
     load_of: LoadOf, scores: torch.Tensor, chosen: torch.Tensor, *, parts_of: Callable[[torch.Tensor], torch.Tensor]
-) -> Load:
+) -> RoutingLoad:
     """Treat each part's experts as separate experts and concatenate them, which adds up all parts' losses."""
     of_position = parts_of(scores)
     masks = (of_position == part for part in sorted(set(of_position.flatten().tolist())))
@@ -102,12 +102,12 @@ def _parts(diverged: DivergedRun, axes: tuple[str, ...]) -> Callable[[torch.Tens
 
 
 def _counting_on(setup: Setup) -> None:
-    inner, kept = setup.whole_counts, list[torch.Tensor]()
+    inner, kept = setup.full_counts, list[torch.Tensor]()
 
-    def whole_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
+    def full_counts(model: nn.Module, counts: Counts, batch: Batch, index: int) -> Counts:
         found = inner(model, counts, batch, index)
         kept[:] = [before + each for before, each in zip(kept, found, strict=True)] if kept else list(found)
         return list(kept)
 
-    setup.whole_counts = whole_counts
+    setup.full_counts = full_counts
     setup.before_step.append(lambda _optimizer, _index: kept.clear())

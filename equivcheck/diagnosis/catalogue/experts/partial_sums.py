@@ -21,7 +21,7 @@ from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import layers_by_name, over
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import planned_layers
-from equivcheck.layouts.base.plan.rules import weights_of_addends
+from equivcheck.layouts.base.plan.rules import num_routing_weights
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.experts.module import ExpertsModule, GatedExperts
@@ -34,7 +34,7 @@ Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Faults in all expert layers with partial sums, then in each."""
     planned = planned_layers(diverged.training.model, diverged.layout)
-    found = {index: weights_of_addends(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
+    found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]
     where = over(diverged.mesh, (TP,)) if split else ""
     for layers in all_then_each(split) if diverged.rounding is None else ():
@@ -60,7 +60,7 @@ class _AddedOften(Region):
     def __init__(self, times: int, *, counted: bool) -> None:
         self.times, self.counted = times, counted
 
-    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
         """The bias, repeated."""
         return bias + (self.times - 1) * (bias if self.counted else bias.detach())
 

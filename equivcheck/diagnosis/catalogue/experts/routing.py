@@ -22,7 +22,7 @@ from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import layers_by_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.scenario import Experts, Scores
+from equivcheck.scenario import Experts, ScoreFunction
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.experts.module import ExpertsModule
 from equivcheck.training.setup import Setup
@@ -184,7 +184,7 @@ def routing(module: ExpertsModule, *, route: Route) -> None:
 
     def forward(inputs: torch.Tensor) -> Routed:
         logits = inputs @ router.weight.T
-        scores = logits.softmax(-1) if layer.scores is Scores.SOFTMAX else logits.sigmoid()
+        scores = logits.softmax(-1) if layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
         chosen = router.chosen(scores.detach())
         if layer.balance:
             router.load = router.load_of(scores, chosen)
@@ -195,7 +195,7 @@ def routing(module: ExpertsModule, *, route: Route) -> None:
 
 
 def _weighing_other_side(module: ExpertsModule) -> None:
-    module.layer = module.layer.having(weighs_input=not module.layer.weighs_input)
+    module.layer = module.layer.with_fields(weighs_input=not module.layer.weighs_input)
 
 
 def _weighing_shared(module: ExpertsModule) -> None:

@@ -24,7 +24,7 @@ from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.attention.module import AttentionModule, attention, turned
+from equivcheck.training.layers.attention.module import AttentionModule, attention, rotate
 
 Alter = Callable[[AttentionModule], None]
 """Plants a fault in an attention module."""
@@ -42,7 +42,7 @@ def wrong_attention(diverged: DivergedRun) -> Iterator[Counterfactual]:
         yield from _of_turned(diverged, turning)
     for causal in all_then_each([place for place in found if _layer(place).causal and place.num_parts > 1]):
         yield from _of_masked(diverged, causal)
-    for grouped in all_then_each([place for place in found if _layer(place).heads > _layer(place).kv_heads]):
+    for grouped in all_then_each([place for place in found if _layer(place).num_heads > _layer(place).num_kv_heads]):
         yield from _of_grouped(diverged, grouped)
 
 
@@ -93,16 +93,16 @@ def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterato
 
 def replace_positions(module: AttentionModule, positions: torch.Tensor) -> None:
     """Replace the rotary positions."""
-    module.placed = lambda values: turned(values, positions)  # type: ignore[method-assign]
+    module.with_rotary = lambda values: rotate(values, positions)  # type: ignore[method-assign]
 
 
 def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     ranks = diverged.mesh.size(TP)
     words = "repeats key and value heads in the wrong order, so query heads use the wrong ones"
     for shards in dict.fromkeys((1, ranks)):
-        if all(_layer(place).kv_heads % shards == 0 for place in places):
+        if all(_layer(place).num_kv_heads % shards == 0 for place in places):
             yield _fault(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
-    if ranks > 1 and all(_layer(place).heads % ranks == 0 for place in places):
+    if ranks > 1 and all(_layer(place).num_heads % ranks == 0 for place in places):
         where = over(diverged.mesh, (TP,))
         words = f"{_named(places)} does not sum the gradients of replicated key and value heads over {where}"
         yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
@@ -110,8 +110,8 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
 
 def _repeating(module: AttentionModule, shards: int) -> None:
     """Repeat each shard's heads in turn, not each head."""
-    groups = module.layer.heads // module.layer.kv_heads
-    module.grouped = lambda values: torch.cat(  # type: ignore[method-assign]
+    groups = module.layer.num_heads // module.layer.num_kv_heads
+    module.repeat_kv_heads = lambda values: torch.cat(  # type: ignore[method-assign]
         [torch.cat([shard] * groups, -3) for shard in values.chunk(shards, -3)], -3
     )
 
@@ -123,7 +123,7 @@ def _learning_apart(emulated: EmulatedRanks, places: Sequence[PlannedLayer], ran
 
 def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
     """Let key and value learn through one rank's query heads only. Their input's gradient stays full."""
-    groups, own = module.layer.heads // module.layer.kv_heads, module.layer.heads // ranks
+    groups, own = module.layer.num_heads // module.layer.num_kv_heads, module.layer.num_heads // ranks
     kept = slice(rank * own, (rank + 1) * own)
     for linear in (module.key, module.value):
         linear.forward = partial(_both, linear)  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
         part = learning[:, kept] - learning[:, kept].detach()
         return torch.cat((fixed[:, : kept.start], fixed[:, kept] + part, fixed[:, kept.stop :]), 1)
 
-    module.grouped = grouped  # type: ignore[method-assign]
+    module.repeat_kv_heads = grouped  # type: ignore[method-assign]
 
 
 def _both(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ def wrong_keys_and_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
     layers = diverged.training.model.layers
     for chosen in all_then_each([index for index, layer in enumerate(layers) if isinstance(layer, Attention)]):
         which = [layer for index in chosen if isinstance(layer := layers[index], Attention)]
-        if any(layer.heads > layer.kv_heads for layer in which):
+        if any(layer.num_heads > layer.num_kv_heads for layer in which):
             yield from _copied(diverged, chosen)
         if any(layer.rotary for layer in which):
             yield from _shifted(diverged, chosen)
@@ -179,7 +179,7 @@ def _averaged(copies: int, values: torch.Tensor) -> torch.Tensor:
 
 
 def _grouping(group: Grouped, module: AttentionModule) -> None:
-    module.grouped = partial(group, module.layer.heads // module.layer.kv_heads)  # type: ignore[method-assign]
+    module.repeat_kv_heads = partial(group, module.layer.num_heads // module.layer.num_kv_heads)  # type: ignore[method-assign]
 
 
 def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counterfactual]:
@@ -196,9 +196,9 @@ def _placing(ranks: int, rank: int, shift: int, module: AttentionModule) -> None
     """Relies on order: the module places the query first, then the key."""
     turns = cycle((0, shift))
     if module.layer.rotary:
-        module.placed = lambda values: _placed(ranks, rank, next(turns), values)  # type: ignore[method-assign]
+        module.with_rotary = lambda values: _placed(ranks, rank, next(turns), values)  # type: ignore[method-assign]
 
 
 def _placed(ranks: int, rank: int, shift: int, values: torch.Tensor) -> torch.Tensor:
     parts, places = values.chunk(ranks, -3), torch.arange(values.shape[-2])
-    return torch.cat([turned(part, places + shift * (at == rank)) for at, part in enumerate(parts)], -3)
+    return torch.cat([rotate(part, places + shift * (at == rank)) for at, part in enumerate(parts)], -3)

@@ -41,7 +41,7 @@ def wrong_labels(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfactual]:
-    outputs, count = diverged.training.model.outputs, len(diverged.training.data.microbatches)
+    outputs, count = diverged.training.model.out_features, len(diverged.training.data.microbatches)
     plain = replace(loss, class_weights=False)
 
     def fault(words: str, change: Change) -> Counterfactual:
@@ -77,7 +77,7 @@ def _divided(divisors: Divisors) -> Change:
 
 def _counting_own(ranks: EmulatedRanks, loss: CrossEntropy, *, of_step: bool) -> None:
     """Divide by the rank's own counted labels, in the step or in the microbatch."""
-    outputs, size = ranks.training.model.outputs, ranks.mesh.size(*ranks.data_axes)
+    outputs, size = ranks.training.model.out_features, ranks.mesh.size(*ranks.data_axes)
     steps = material(ranks.training).steps
 
     def take(rank: RankCoordinate, batch: Batch) -> Batch:

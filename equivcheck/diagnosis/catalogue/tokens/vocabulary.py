@@ -13,7 +13,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.words import over
-from equivcheck.layouts.base.partition import chunk_size, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_size, is_last_shard_empty
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy, Split, Training
@@ -30,10 +30,10 @@ def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
     plan, model = plan_over_ranks(diverged.layout), diverged.training.model
     if plan is None or diverged.rounding is not None:
         return
-    if model.source is not None and plan.source is Split.ROW:
+    if model.source is not None and plan.source is Split.ROWWISE:
         yield from _of_tokens(diverged, model.source.vocabulary)
-    if model.head is not None and plan.head is Split.COLUMN:
-        yield from _of_logits(diverged, model.outputs)
+    if model.head is not None and plan.head is Split.COLWISE:
+        yield from _of_logits(diverged, model.out_features)
 
 
 def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
@@ -69,7 +69,7 @@ def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactua
     words = f"the logits of {where} are gathered in the wrong order"
     for shift in dict.fromkeys((-size, size)):
         yield on_one_device(diverged, Cause.PERMUTED, words, _rolling(shift))
-    if not isinstance(loss, CrossEntropy) or leaves_nothing(vocabulary, ranks):
+    if not isinstance(loss, CrossEntropy) or is_last_shard_empty(vocabulary, ranks):
         return
     words = f"each of {where} subtracts the maximum of its own logits, not of all, before exponentials are summed"
     yield on_one_device(diverged, Cause.SOFTMAX_OF_PART, words, partial(_subtracting_own_maximum, ranks=ranks))

@@ -7,17 +7,17 @@ from functools import singledispatch
 from equivcheck.scenario import (
     SPMD,
     AuxiliaryLinear,
+    Checkpointing,
     Compile,
     Execution,
     Layout,
     Model,
-    Recompute,
     Scenario,
     TensorParallel,
     Training,
 )
-from equivcheck.scenario.case import Case
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.scenario.case import Checkable
+from equivcheck.training.layers.registry import layer_kind
 
 COMPILE_SECONDS = 150.0
 """Seconds allowed for compiling one pass, at least. Most passes take 5 s, but longer on a busy machine."""
@@ -61,7 +61,7 @@ def compile_seconds(training: Training, layout: Layout) -> float:
 
 
 @singledispatch
-def all_compile_seconds(case: Case) -> float:  # noqa: ARG001
+def all_compile_seconds(case: Checkable) -> float:  # noqa: ARG001
     """Sum `compile_seconds` over a scenario's layouts. 0 for other cases, because they compile nothing."""
     return 0.0
 
@@ -94,14 +94,14 @@ def _num_traces(training: Training) -> int:
 
 def _expected(model: Model, layout: Layout) -> float:
     execution = layout.execution
-    num_linears = sum(kind_of(layer).num_linears(layer) for layer in model.layers)
+    num_linears = sum(layer_kind(layer).num_linears(layer) for layer in model.layers)
     num_linears += (model.source is not None) + (model.head is not None)
     num_ranks = layout.mesh.num_ranks
     seconds = _INDUCTOR_SECONDS if execution.compile is Compile.INDUCTOR else _PASS_SECONDS
     if not execution.compiled_autograd:
         per_linear = _LINEAR_SECONDS
     else:
-        per_linear = _BACKWARD_SECONDS if execution.checkpointing is Recompute.NONE else _RECOMPUTED_SECONDS
+        per_linear = _BACKWARD_SECONDS if execution.checkpointing is Checkpointing.NONE else _RECOMPUTED_SECONDS
     seconds += per_linear * num_ranks * num_linears
     if execution.compiled_autograd and layout.has(TensorParallel, SPMD):
         seconds += _BROKEN_SECONDS * num_ranks * num_linears**2

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equivcheck.layouts.base.distribute import redistribute_gradients
 from equivcheck.scenario import AuxiliaryLinear, ClipNorm, ClipValue
-from equivcheck.training.accumulate import part_loss, whole
+from equivcheck.training.accumulate import full_value, microbatch_loss
 from equivcheck.training.material import Batch
 from equivcheck.training.read import canonical_name
 from equivcheck.training.setup import Setup
@@ -50,7 +50,7 @@ def trace_steps(setup: Setup) -> None:
     setup.compute, setup.clip_norm, setup.update = steps.compute, steps.clip_norm, steps.update
 
 
-def graphs_of(setup: Setup) -> tuple[GraphModule, ...]:
+def traced_graphs(setup: Setup) -> tuple[GraphModule, ...]:
     """The graphs traced so far for a setup that `trace_steps` changed."""
     steps = setup.update.__self__  # type: ignore[attr-defined]
     assert isinstance(steps, _WholeSteps), "trace_steps() has changed the setup"
@@ -138,9 +138,9 @@ class _WholeSteps:
         setup = replace(self.setup, module=lambda *inputs: functional_call(self.setup.model, named, inputs))  # type: ignore[arg-type]
         loss = torch.zeros((), dtype=torch.float64)
         for (inputs, targets, *masks), each in zip(given["batches"], whole_batches, strict=True):
-            part = part_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)
+            part = microbatch_loss(setup, replace(each, inputs=inputs, targets=targets, masks=tuple(masks)), index, each.rows)
             part.backward()  # type: ignore[no-untyped-call]
-            loss = loss + whole(part)
+            loss = loss + full_value(part)
         results = {"loss": loss, "gradients": _gradients(parameters)}
         results |= self._clip(parameters)
         optimizer.step()
@@ -174,7 +174,7 @@ class _WholeSteps:
     def _clip(self, parameters: dict[str, torch.Tensor]) -> dict[str, Nest]:
         clipping, tensors = self.setup.training.clipping, list(parameters.values())
         if isinstance(clipping, ClipNorm):
-            norm = whole(self.setup.clip_norm(self.setup.model, tensors, clipping))
+            norm = full_value(self.setup.clip_norm(self.setup.model, tensors, clipping))
             return {"norm": norm, "clipped": _gradients(parameters)}
         if isinstance(clipping, ClipValue):
             nn.utils.clip_grad_value_(tensors, clipping.clip_value)

@@ -55,7 +55,7 @@ def described(num_calls: int, num_bytes: int) -> str:
 
 def traffic(calls: Iterable[Call], mesh: Mesh) -> tuple[Traffic, ...]:
     """Sum one rank's calls, sorted by step and stage."""
-    return as_traffic(totals(calls, mesh))
+    return to_traffic(totals(calls, mesh))
 
 
 def totals(calls: Iterable[Call], mesh: Mesh, without: Sequence[Stage] = ()) -> Totals:
@@ -79,7 +79,7 @@ def add(found: Totals, key: Key, num_calls: int, num_bytes: int) -> None:
     found[key] = before_calls + num_calls, before_bytes + num_bytes
 
 
-def as_traffic(found: Totals) -> tuple[Traffic, ...]:
+def to_traffic(found: Totals) -> tuple[Traffic, ...]:
     """Convert totals to `Traffic`, sorted by step and stage."""
     ordered = sorted(found.items(), key=lambda item: order_of(item[0]))
     return tuple(
@@ -94,7 +94,7 @@ def order_of(key: Key) -> tuple[int, int, str, str]:
     return step, _ORDER[stage], op, axes
 
 
-def axes_named(names: Iterable[str], mesh: Mesh) -> str:
+def group_name(names: Iterable[str], mesh: Mesh) -> str:
     """Name a group by its mesh axes. Axes with one rank are left out."""
     wanted = set(names)
     return " x ".join(axis.name for axis in mesh.axes if axis.name in wanted and axis.size > 1)
@@ -108,4 +108,4 @@ def axes_of(ranks: tuple[int, ...], mesh: Mesh) -> str:
     whole = all(len(found) in (1, axis.size) for found, axis in zip(along, mesh.axes, strict=True))
     if not whole or sorted(coordinates) != sorted(product(*along)):
         return f"ranks {', '.join(map(str, ranks))}"
-    return axes_named([axis.name for found, axis in zip(along, mesh.axes, strict=True) if len(found) > 1], mesh)
+    return group_name([axis.name for found, axis in zip(along, mesh.axes, strict=True) if len(found) > 1], mesh)

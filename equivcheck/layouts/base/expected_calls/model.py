@@ -12,7 +12,7 @@ from equivcheck.scenario import Layout, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unmodelled:
+class Unpredicted:
     """A situation whose communication is not predicted."""
 
     reason: str
@@ -33,7 +33,7 @@ class CommunicationModel:
     """A rank's parameter shards after this parallelism, as the next outer parallelism sees them."""
     open_bytes: frozenset[str] = frozenset()
     """Operations with predicted calls but unpredicted bytes, because the bytes depend on values."""
-    unmodelled: tuple[Unmodelled, ...] = ()
+    unmodelled: tuple[Unpredicted, ...] = ()
     """Situations in which some or all operations are not predicted."""
     uneven: Callable[[Any], bool] = lambda _parallelism: False
     """Whether ranks along its axes may communicate differently, or with other ranks than those along one axis."""
@@ -41,11 +41,11 @@ class CommunicationModel:
     """Whether it sends shards from other parallelisms, so that ranks along all axes may communicate differently."""
 
 
-UNSAID = Unmodelled(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
+UNSAID = Unpredicted(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
 """For a parallelism without a model."""
 
-MIXED_ELEMENTS = Unmodelled(
+OPTIMIZER_NOT_ELEMENTWISE = Unpredicted(
     reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )

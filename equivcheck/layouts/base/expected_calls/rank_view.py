@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equivcheck.layouts.base.expected_calls.communication import Key, Totals, add, axes_named
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, add, group_name
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.rounding import ITEM_BYTES
 from equivcheck.scenario import FSDP1, AuxiliaryLinear, Layout, Training, Wrapping
@@ -69,7 +69,7 @@ class RankView:
 
     def axes(self, *names: str) -> str:
         """Name the group over some mesh axes."""
-        return axes_named(names, self.layout.mesh)
+        return group_name(names, self.layout.mesh)
 
     def index(self, name: str) -> int:
         """The rank's index along an axis."""
@@ -81,7 +81,7 @@ class RankView:
 
     def has_gradient(self, held: Held, step: int) -> bool:
         """Whether a parameter gets a gradient in a step."""
-        return held.trained and held.parameter.takes_part(step)
+        return held.trained and held.parameter.is_used_at(step)
 
     def differentiates(self, index: int, step: int) -> bool:
         """Whether a layer's output requires a gradient in a step. Layer -1 stands for the model's input or embedding."""
@@ -90,15 +90,15 @@ class RankView:
     @property
     def _differentiates_embedded(self) -> bool:
         source = self.training.model.source
-        return source is not None and (not source.frozen or self.differentiates_frozen(None))
+        return source is not None and (not source.frozen or self.computes_frozen_gradients(None))
 
-    def differentiates_frozen(self, index: int | None) -> bool:
+    def computes_frozen_gradients(self, index: int | None) -> bool:
         """Whether backward computes gradients for a layer's frozen parameters, or for the model's own ones if `index` is None.
 
         FSDP1 with use_orig_params does if the same flat parameter also holds a trained parameter.
         """
         views = [fsdp for fsdp in self.layout.of(FSDP1) if fsdp.use_orig_params]
-        units = (self.held if fsdp.wrapping is Wrapping.WHOLE else self.of_layer(index) for fsdp in views)
+        units = (self.held if fsdp.wrapping is Wrapping.ROOT_ONLY else self.of_layer(index) for fsdp in views)
         return any(held.trained for unit in units for held in unit)
 
     def trains(self, index: int, step: int) -> bool:
@@ -128,6 +128,6 @@ def runs(when: AuxiliaryLinear | None, step: int) -> bool:
     return when is None or (when is AuxiliaryLinear.EVEN_STEPS and step % 2 == 0)
 
 
-def whole_parameters(training: Training) -> tuple[Held, ...]:
+def full_parameters(training: Training) -> tuple[Held, ...]:
     """Every distinct parameter with its full shape, in model order."""
     return tuple(Held(parameter=parameter, shape=parameter.shape) for parameter in parameters_of(training.model))

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.layouts.base.expected_calls.torch_versions import LARGEST_NORM_FIRST, SUM_OF_NORMS_FIRST
-from equivcheck.layouts.base.partition import cut_dim, local_shape
+from equivcheck.layouts.base.partition import local_shape, shard_dim
 from equivcheck.scenario import ClipNorm, ExpertParallel, NormType, PlannedParallelism, ZeroGrad
 from equivcheck.scenario.mesh import CP, DP, EP, REPLICATE, SHARD
-from equivcheck.system.torch_version import torch_in
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.system.torch_version import is_torch_in
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.stage import Stage
 
 
@@ -29,13 +29,13 @@ def dtensor_clipping(view: RankView, axes: Iterable[str], kind: Iterable[Held]) 
     op, combined = ("max", LARGEST_NORM_FIRST) if clipping.norm_type is NormType.INF else ("sum", SUM_OF_NORMS_FIRST)
     cut_along = [name for name in axes if view.layout.mesh.size(name) > 1]
     for step in range(view.training.steps):
-        num_norms = sum(keeps_gradient(view, held, step) for held in parameters)
+        num_norms = sum(has_kept_gradient(view, held, step) for held in parameters)
         for name in cut_along if num_norms else ():
-            ledger.note(step, f"all_reduce.{op}", view.axes(name), (1 if torch_in(combined) else num_norms) * view.item_bytes)
+            ledger.note(step, f"all_reduce.{op}", view.axes(name), (1 if is_torch_in(combined) else num_norms) * view.item_bytes)
     return ledger.totals
 
 
-def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
+def sharded_clipping(view: RankView, axis: str, parts: Iterable[Held]) -> Totals:
     """Calls in all steps for plain tensors sharded along an axis.
 
     Each step reduces one norm, or two norms if some tensors are also sharded along another axis.
@@ -45,7 +45,7 @@ def clipping_of_parts(view: RankView, axis: str, parts: Iterable[Held]) -> Total
         return {}
     op = "max" if clipping.norm_type is NormType.INF else "sum"
     for step in range(view.training.steps):
-        kinds = {axes_of_cuts(view, held) for held in cut if keeps_gradient(view, held, step)}
+        kinds = {sharding_axes(view, held) for held in cut if has_kept_gradient(view, held, step)}
         if kinds:
             ledger.note(step, f"all_reduce.{op}", view.axes(axis), len(kinds) * view.item_bytes, len(kinds))
     return ledger.totals
@@ -61,14 +61,14 @@ def one_norm(view: RankView, axes: str, num_bytes: int) -> Totals:
     return ledger.totals
 
 
-def axes_of_cuts(view: RankView, held: Held) -> tuple[str, ...]:
+def sharding_axes(view: RankView, held: Held) -> tuple[str, ...]:
     """Mesh axes that split a parameter into plain local tensors."""
     cutting = view.layout.of(PlannedParallelism, ExpertParallel)
-    axes = (view.layout.axes_of(each)[-1] for each in cutting if cut_dim(each, held.parameter) is not None)
+    axes = (view.layout.axes_of(each)[-1] for each in cutting if shard_dim(each, held.parameter) is not None)
     return tuple(axis for axis in axes if view.layout.mesh.size(axis) > 1)
 
 
-def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
+def has_kept_gradient(view: RankView, held: Held, step: int) -> bool:
     """Whether a parameter has a gradient after a step's backward.
 
     With `zero_grad(set_to_none=False)`, earlier gradients still exist as zeros.
@@ -77,7 +77,7 @@ def keeps_gradient(view: RankView, held: Held, step: int) -> bool:
     return any(view.has_gradient(held, before) for before in steps)
 
 
-def sums_of_gradients(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
+def gradient_reductions(view: RankView, axis: str, kind: Iterable[Held], *, flat: bool = False) -> Totals:
     """Calls in all steps: one all-reduce over an axis for each gradient, or one for all gradients if `flat`.
 
     A rank sends nothing for an empty local gradient.
@@ -95,7 +95,7 @@ def _sizes(view: RankView, parameters: Iterable[Held], step: int) -> Iterator[in
     coordinates = dict(zip(view.layout.mesh.names, view.coordinate, strict=True))
     for held in parameters:
         size = math.prod(local_shape(view.layout, held.parameter, coordinates))
-        if size and keeps_gradient(view, held, step):
+        if size and has_kept_gradient(view, held, step):
             yield size
 
 
@@ -103,9 +103,9 @@ AXES = (DP, REPLICATE, SHARD, EP, CP)
 """Ranks along these mesh axes have different rows or positions."""
 
 
-def sums_of_counts(view: RankView) -> Totals:
+def count_reductions(view: RankView) -> Totals:
     """Calls in all steps: in each microbatch, one all-reduce over each axis for each counting layer."""
-    ledger, dispatches = Ledger(), [kind_of(layer).dispatch(layer) for layer in view.training.model.layers]
+    ledger, dispatches = Ledger(), [layer_kind(layer).dispatch(layer) for layer in view.training.model.layers]
     sizes = [dispatch.num_counted for dispatch in dispatches if dispatch is not None and dispatch.num_counted]
     num_microbatches = len(view.training.data.microbatches)
     for axis in AXES if sizes else ():

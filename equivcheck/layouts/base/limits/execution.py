@@ -12,10 +12,10 @@ from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.base.limits.repairs import with_execution
 from equivcheck.scenario import (
     SGD,
+    Checkpointing,
     Compile,
     Implementation,
     Layout,
-    Recompute,
     TensorParallel,
     Training,
 )
@@ -35,7 +35,7 @@ NO_COMPILER = LayoutLimit(
 )
 
 
-def uncompiled(layout: Layout) -> Layout:
+def without_compilation(layout: Layout) -> Layout:
     """Return the layout without compilation."""
     return with_execution(layout, compile=Compile.NONE, per_layer=False, compiled_autograd=False)
 
@@ -59,8 +59,8 @@ STEPS_OF_OPERATIONS = LayoutLimit(
 NOTHING_TWICE_IN_GRAPHS = LayoutLimit(
     reason="whole_step: activation checkpointing is not supported: it runs a layer again on saved tensors that the tracer does "
     "not know",
-    applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Recompute.NONE,
-    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Recompute.NONE)),
+    applies=lambda layout: layout.execution.whole_step and layout.execution.checkpointing is not Checkpointing.NONE,
+    repair=lambda layout: replace(layout, execution=replace(layout.execution, checkpointing=Checkpointing.NONE)),
 )
 
 NO_COUNTS_IN_GRAPHS = Limit(

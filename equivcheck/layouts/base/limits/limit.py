@@ -46,7 +46,7 @@ class LayoutLimit:
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 
 
-def in_words(limit: Limit | LayoutLimit) -> str:
+def reason_with_versions(limit: Limit | LayoutLimit) -> str:
     """The reason, followed by the affected versions if the limit does not hold for all: ``... (torch <2.11)``."""
     return f"{limit.reason} (torch {limit.torch})" if limit.torch else limit.reason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
-from equivcheck.layouts.base.limits.repairs import of_labels, with_equal_rows, with_head, with_loss, with_tokens, without_scale
-from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.limits.repairs import with_equal_rows, with_head, with_labels, with_loss, with_tokens, without_scale
+from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import Compile, CrossEntropy, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
 
@@ -25,7 +25,7 @@ ENDS_IN_HEAD = Limit(
 CROSS_ENTROPY_ALONE = Limit(
     reason="loss_parallel: a loss other than the cross-entropy of labels is not supported: loss_parallel computes no other",
     applies=_where(lambda training, _layout: not isinstance(training.loss, CrossEntropy)),
-    repair=lambda training, _layout: of_labels(training),
+    repair=lambda training, _layout: with_labels(training),
 )
 
 
@@ -43,7 +43,7 @@ LOSS_PARALLEL: tuple[Limit, ...] = (
         "others wait for it, and cannot look up a label ('index 0 is out of bounds for dimension 1 with size 0')",
         applies=_where(
             lambda training, layout: (
-                training.model.head is not None and leaves_nothing(training.model.outputs, layout.mesh.size(TP))
+                training.model.head is not None and is_last_shard_empty(training.model.out_features, layout.mesh.size(TP))
             )
         ),
         repair=lambda training, layout: with_tokens(training, layout.mesh.size(TP)),

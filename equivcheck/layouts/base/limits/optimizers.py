@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.repairs import with_loop
-from equivcheck.layouts.base.partition import parameter_cuts
+from equivcheck.layouts.base.partition import trained_shardings
 from equivcheck.scenario import (
     FSDP2,
     SGD,
@@ -70,31 +70,31 @@ def elementwise(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
 
 
-def is_adafactor_of_cuts(training: Training, layout: Layout) -> bool:
+def is_adafactor_on_shards(training: Training, layout: Layout) -> bool:
     """Whether Adafactor updates sharded DTensors."""
-    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(parameter_cuts(training, layout))
+    return isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and any(trained_shardings(training, layout))
 
 
-def deals_out_matrices(training: Training, layout: Layout) -> bool:
+def is_distributed_muon(training: Training, layout: Layout) -> bool:
     """Whether distributed Muon assigns each matrix to one rank, which updates it in full."""
-    return isinstance(training.optimizer, Muon) and any(fsdp.muon_owners for fsdp in layout.of(FSDP2))
+    return isinstance(training.optimizer, Muon) and any(fsdp.distributed_muon for fsdp in layout.of(FSDP2))
 
 
-def rounds_parts(training: Training, layout: Layout) -> bool:
+def rounds_shards(training: Training, layout: Layout) -> bool:
     """Whether ranks round parts of a matrix to a lower precision. If each rank has the full matrix, all round the same."""
-    if not training.optimizer.rounds_to or deals_out_matrices(training, layout):
+    if not training.optimizer.rounds_to or is_distributed_muon(training, layout):
         return False
-    return any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
+    return any(cut.ranks > 1 for cut in trained_shardings(training, layout, least_dims=2))
 
 
 def _is_muon_of_short_dims(training: Training, layout: Layout) -> bool:
-    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout) and not deals_out_matrices(training, layout)
-    return is_muon and any(cut.size < cut.ranks for cut in parameter_cuts(training, layout, least_dims=2))
+    is_muon = isinstance(training.optimizer, Muon) and keeps_dtensors(layout) and not is_distributed_muon(training, layout)
+    return is_muon and any(cut.size < cut.ranks for cut in trained_shardings(training, layout, least_dims=2))
 
 
 def _sees_local_parts(training: Training, layout: Layout) -> bool:
     sees = not training.optimizer.elementwise and not keeps_dtensors(layout)
-    return sees and any(cut.ranks > 1 for cut in parameter_cuts(training, layout, least_dims=2))
+    return sees and any(cut.ranks > 1 for cut in trained_shardings(training, layout, least_dims=2))
 
 
 WHOLE_PARAMETERS = (
@@ -102,7 +102,7 @@ WHOLE_PARAMETERS = (
         reason="DTensor: Adafactor on sharded parameters is not supported: it squares norms in place, which DTensor refuses "
         "while they are partial over shards; for sharded vectors it takes the norm of the local shard only, because "
         "DTensor.item() does not reduce (pytorch#144054)",
-        applies=is_adafactor_of_cuts,
+        applies=is_adafactor_on_shards,
         repair=elementwise,
         upstream=True,
     ),

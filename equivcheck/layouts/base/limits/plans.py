@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.repairs import is_tied, untied, with_head, with_num_layers
+from equivcheck.layouts.base.limits.repairs import is_tied, with_head, with_num_layers, without_tied_head
 from equivcheck.layouts.base.plan.rules import TIED_HALVES, LayerSite, PlanRule, fits, inputs_of, places
 from equivcheck.scenario import ActivationSharding, Layout, PlannedParallelism, Training
 from equivcheck.scenario.mesh import TP
@@ -69,5 +69,5 @@ TIES_CUT_ALIKE = Limit(
     reason="tensor parallelism: a head tied to the embedding but sharded along another dim is not supported: both use one "
     "weight, so the head is sharded by outputs if the embedding is sharded by tokens, and by inputs if it is sharded by features",
     applies=_unties,
-    repair=lambda training, _layout: untied(training),
+    repair=lambda training, _layout: without_tied_head(training),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.repairs import with_loop, with_widths
 from equivcheck.scenario import Adamax, AdamW, ClipValue, Implementation, Layout, Training, ZeroGrad
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 Applies = Callable[[Training, Layout], bool]
 
@@ -43,7 +43,7 @@ def limits_of_propagated_gradients(
     option = f"{where}(redistribute_gradients=False)"
 
     def is_pending(training: Training, layout: Layout) -> bool:
-        return leaves_pending(training, layout) and (ranks(layout) > 1 or torch_in(LOST_ON_ONE_RANK))
+        return leaves_pending(training, layout) and (ranks(layout) > 1 or is_torch_in(LOST_ON_ONE_RANK))
 
     def foreach_refuses(training: Training, layout: Layout) -> bool:
         return training.optimizer.implementation is Implementation.FOREACH and is_pending(training, layout)

@@ -38,7 +38,7 @@ LEAST_TOKENS = 3
 def with_model(training: Training, **changes: object) -> Training:
     """Replace fields in the model. A model with one output gets a loss with real targets, because labels need two classes."""
     model = replace(training.model, **changes)  # type: ignore[arg-type]
-    return replace(training if model.outputs > 1 else of_real_targets(training), model=model)
+    return replace(training if model.out_features > 1 else with_real_targets(training), model=model)
 
 
 def each_layer(training: Training, change: Callable[[int, AnyLayer], AnyLayer]) -> Training:
@@ -52,23 +52,23 @@ def with_layer(training: Training, index: int, layer: AnyLayer) -> Training:
     with suppress(InvalidScenario):
         return with_model(training, layers=changed)
     head = training.model.head and replace(training.model.head, tied=False)
-    return with_model(training, layers=tuple(each.having(residual=False, shares=None) for each in changed), head=head)
+    return with_model(training, layers=tuple(each.with_fields(residual=False, shares=None) for each in changed), head=head)
 
 
-def shared_out(training: Training, index: int) -> Training:
+def with_shardable_layer(training: Training, index: int) -> Training:
     """Replace one layer by a kind that tensor parallelism can split: a linear layer by a gated MLP, others by a linear layer."""
-    model, bias = training.model, training.optimizer.takes_vectors
+    model, bias = training.model, training.optimizer.updates_vectors
     if isinstance(model.layers[index], Layer):
         return with_layer(training, index, GatedMLP(hidden=1, frozen=model.layers[index].frozen))
-    return with_layer(training, index, Layer(width=model.inputs(index + 1), bias=bias, frozen=model.layers[index].frozen))
+    return with_layer(training, index, Layer(width=model.in_features(index + 1), bias=bias, frozen=model.layers[index].frozen))
 
 
 def without_shares(training: Training) -> Training:
     """Give every layer its own weight."""
-    return each_layer(training, lambda _index, layer: layer.having(shares=None))
+    return each_layer(training, lambda _index, layer: layer.with_fields(shares=None))
 
 
-def untied(training: Training) -> Training:
+def without_tied_head(training: Training) -> Training:
     """Give the head its own weight."""
     head = training.model.head
     return with_model(training, head=head and replace(head, tied=False))
@@ -76,27 +76,27 @@ def untied(training: Training) -> Training:
 
 def without_ties(training: Training) -> Training:
     """Give every layer and the head their own weights."""
-    return untied(without_shares(training))
+    return without_tied_head(without_shares(training))
 
 
 def with_head(training: Training) -> Training:
     """Turn the model into a token model that ends in a head."""
     model = training.model
-    plain = each_layer(training, lambda _index, layer: layer.having(shape_op=None))
+    plain = each_layer(training, lambda _index, layer: layer.with_fields(shape_op=None))
     source, length = model.source or Tokens(vocabulary=LEAST_TOKENS), model.length or 1
     return with_model(plain, source=source, length=length, head=model.head or Head())
 
 
 def without_auxiliary(training: Training) -> Training:
     """Remove the second linear from all layers."""
-    return each_layer(training, lambda _index, layer: layer.having(auxiliary=None))
+    return each_layer(training, lambda _index, layer: layer.with_fields(auxiliary=None))
 
 
 def without_frozen(training: Training) -> Training:
     """Train every parameter."""
     source = training.model.source
     trained = with_model(training, source=source and replace(source, frozen=False))
-    return each_layer(trained, lambda _index, layer: layer.having(frozen=False))
+    return each_layer(trained, lambda _index, layer: layer.with_fields(frozen=False))
 
 
 def without_routing(training: Training) -> Training:
@@ -104,7 +104,7 @@ def without_routing(training: Training) -> Training:
     return each_layer(training, lambda _index, layer: layer.without_routing())
 
 
-def of_labels(training: Training) -> Training:
+def with_labels(training: Training) -> Training:
     """Use cross-entropy on labels, with a token model that ends in a head."""
     return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())
 
@@ -147,7 +147,7 @@ def with_widths(training: Training, multiple: int) -> Training:
     """
     model = training.model
     features, *widths = (_fitted(width, multiple, MAX_WIDTH) for width in model.widths)
-    layers = tuple(layer.having(width=width).rounded(multiple) for layer, width in zip(model.layers, widths, strict=True))
+    layers = tuple(layer.with_fields(width=width).rounded_up(multiple) for layer, width in zip(model.layers, widths, strict=True))
     return with_model(with_tables(training, multiple), features=features, layers=layers)
 
 
@@ -158,7 +158,7 @@ def with_tables(training: Training, multiple: int) -> Training:
         return training
     if source.learned_positions:
         length = _fitted(length, multiple, MAX_LENGTH)
-    return with_model(training, source=source.rounded(multiple), length=length)
+    return with_model(training, source=source.rounded_up(multiple), length=length)
 
 
 def _fitted(size: int, multiple: int, largest: int) -> int:
@@ -170,12 +170,12 @@ def _fitted(size: int, multiple: int, largest: int) -> int:
 def with_tokens(training: Training, multiple: int) -> Training:
     """Round the vocabulary up to a multiple. A vocabulary that would become too large is set to the multiple itself."""
     source = training.model.source
-    return with_model(training, source=source and source.rounded(multiple))
+    return with_model(training, source=source and source.rounded_up(multiple))
 
 
-def over_features(training: Training) -> Training:
+def with_linear_layers(training: Training) -> Training:
     """Replace the model by linear layers with the same widths on rows of real numbers, without embedding and head."""
-    model, bias = training.model, training.optimizer.takes_vectors
+    model, bias = training.model, training.optimizer.updates_vectors
     layers = tuple(
         layer if isinstance(layer, Layer) else Layer(width=width, bias=bias)
         for layer, width in zip(model.layers, model.widths[1:], strict=True)
@@ -183,11 +183,11 @@ def over_features(training: Training) -> Training:
     if all(layer.frozen or layer.shares is not None for layer in layers):
         layers = (replace(layers[0], frozen=False, shares=None), *layers[1:])
     plain = replace(model, length=None, source=None, head=None, layers=layers)
-    takes_labels = plain.outputs > 1 and not training.data.batch_dim
-    return replace(training, model=plain, loss=training.loss if takes_labels else of_real_targets(training).loss)
+    takes_labels = plain.out_features > 1 and not training.data.batch_dim
+    return replace(training, model=plain, loss=training.loss if takes_labels else with_real_targets(training).loss)
 
 
-def of_real_targets(training: Training) -> Training:
+def with_real_targets(training: Training) -> Training:
     """Replace a loss on labels by the mean squared error."""
     return replace(training, loss=Loss.MSE_MEAN) if isinstance(training.loss, CrossEntropy) else training
 
@@ -197,7 +197,7 @@ def with_loop(training: Training, _layout: Layout) -> Training:
     return replace(training, optimizer=replace(training.optimizer, implementation=Implementation.FOR_LOOP))
 
 
-def tamed(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer:
+def with_stable_lr(optimizer: Optimizer, loss: Loss | CrossEntropy) -> Optimizer:
     """Lower the learning rate if a few steps would overflow otherwise, because overflowed values prove nothing."""
     if loss is Loss.MSE_SUM or (loss is Loss.MSE_MEAN and optimizer.maximize):
         return replace(optimizer, lr=optimizer.lr / STEEP)
@@ -209,7 +209,7 @@ def with_summed_squares(training: Training) -> Training:
     if training.loss is not Loss.MSE_MEAN:
         return training
     # A maximising optimizer already has the lower rate.
-    optimizer = training.optimizer if training.optimizer.maximize else tamed(training.optimizer, Loss.MSE_SUM)
+    optimizer = training.optimizer if training.optimizer.maximize else with_stable_lr(training.optimizer, Loss.MSE_SUM)
     return replace(training, loss=Loss.MSE_SUM, optimizer=optimizer)
 
 
@@ -217,10 +217,10 @@ def with_num_layers(training: Training, count: int) -> Training:
     """Keep the first `count` layers, or append linear layers of the last width."""
     layers = training.model.layers[:count]
     # Over sequences, a linear with bias would make the output of a pipeline stage a view.
-    bias = training.optimizer.takes_vectors and training.model.length is None
-    layers += (Layer(width=training.model.inputs(len(layers)), bias=bias),) * (count - len(layers))
+    bias = training.optimizer.updates_vectors and training.model.length is None
+    layers += (Layer(width=training.model.in_features(len(layers)), bias=bias),) * (count - len(layers))
     if all(layer.frozen or layer.shares is not None for layer in layers):
-        layers = (layers[0].having(frozen=False), *layers[1:])
+        layers = (layers[0].with_fields(frozen=False), *layers[1:])
     return with_model(training, layers=layers)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView, runs
-from equivcheck.layouts.base.partition import chunk_size, cut_dim, part_of
+from equivcheck.layouts.base.partition import chunk_size, shard_dim, shard_shape
 from equivcheck.layouts.base.plan.linears import (
     BY_ROWS,
     COLUMN,
@@ -19,16 +19,16 @@ from equivcheck.layouts.base.plan.linears import (
     WHOLE,
     ActivationPlacement,
     LinearPlacements,
-    Passage,
-    head_passage,
-    passage,
+    LinearPlan,
+    head_plan,
+    linear_plan,
 )
-from equivcheck.layouts.base.plan.rules import inputs_of, weights_of_addends
+from equivcheck.layouts.base.plan.rules import inputs_of, num_routing_weights
 from equivcheck.layouts.base.positions import own_length
 from equivcheck.scenario import FSDP1, AnyLayer, PlannedParallelism, Split, Wrapping
 from equivcheck.scenario.mesh import TP
-from equivcheck.training.layers.facts import Part
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.facts import LayerLinear
+from equivcheck.training.layers.registry import layer_kind
 
 
 def differentiates_input(view: RankView, index: int, step: int) -> bool:
@@ -37,16 +37,16 @@ def differentiates_input(view: RankView, index: int, step: int) -> bool:
     With one FSDP1 unit for the whole model, every parameter is a view of the flat parameter, so gradients also pass through
     frozen layers.
     """
-    flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.WHOLE for fsdp in view.layout.of(FSDP1))
+    flat = any(fsdp.use_orig_params and fsdp.wrapping is Wrapping.ROOT_ONLY for fsdp in view.layout.of(FSDP1))
     return (flat and index > 0) or view.differentiates(index - 1, step)
 
 
-def cut_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
+def sharded_held(view: RankView, parallelism: PlannedParallelism) -> Iterator[Held]:
     """Shard the rank's parameters as the plan does."""
     parts, index = view.layout.mesh.size(TP), view.index(TP)
     for held in view.held:
-        dim = cut_dim(parallelism, held.parameter)
-        yield held if dim is None or parts == 1 else replace(held, shape=part_of(held.shape, dim, parts, index), cut=True)
+        dim = shard_dim(parallelism, held.parameter)
+        yield held if dim is None or parts == 1 else replace(held, shape=shard_shape(held.shape, dim, parts, index), cut=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +108,17 @@ class PlannedCalls:
     def loss(self, step: int, rows: int) -> None:
         """Add calls for a loss on vocabulary-parallel logits."""
 
-    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:
+    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Add a linear's calls other than redistributions of activations."""
 
     def after_backward(self, step: int) -> None:
         """Add calls for gradients at the end of a step."""
 
-    def computes_as(self, plan: Passage, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
+    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
         """Placements for a linear's input, output and input gradient."""
         if plan.is_by_rows:
             return BY_ROWS
-        return {Split.COLUMN: COLUMN, Split.ROW: ROW}.get(plan.split, WHOLE)
+        return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)
 
     def _model(self, step: int, rows: int) -> None:
         self._embedding(step, rows)
@@ -128,46 +128,46 @@ class PlannedCalls:
 
     def _embedding(self, step: int, rows: int) -> None:
         model, split = self.view.training.model, self.parallelism.source
-        if model.source is None or self.length is None or split is Split.OUTSIDE:
+        if model.source is None or self.length is None or split is Split.NOT_IN_PLAN:
             return
         once = Pass(
             step=step,
             rows=rows,
             inputs=model.source.vocabulary,
             width=model.features,
-            trains_weight=not model.source.frozen or self.view.differentiates_frozen(None),
+            trains_weight=not model.source.frozen or self.view.computes_frozen_gradients(None),
         )
-        made = {Split.ROW: ROW.made, Split.COLUMN: COLUMN.made}.get(split, ActivationPlacement.WHOLE)
+        made = {Split.ROWWISE: ROW.made, Split.COLWISE: COLUMN.made}.get(split, ActivationPlacement.REPLICATED)
         self._outputs(once, made, OF_SHARDING[self.inputs[0]])
         if model.source.learned_positions:
-            self._outputs(replace(once, rows=self.length), ActivationPlacement.WHOLE, OF_SHARDING[self.inputs[0]])
+            self._outputs(replace(once, rows=self.length), ActivationPlacement.REPLICATED, OF_SHARDING[self.inputs[0]])
 
     def _head(self, step: int, rows: int) -> None:
         model, last = self.view.training.model, len(self.plan)
-        if model.head is None or self.parallelism.head is Split.OUTSIDE:
+        if model.head is None or self.parallelism.head is Split.NOT_IN_PLAN:
             return
         once = Pass(
             step=step,
             rows=rows,
-            inputs=model.inputs(last),
-            width=model.outputs,
+            inputs=model.in_features(last),
+            width=model.out_features,
             bias=model.head.bias,
             trains_weight=not (model.head.tied and model.source is not None and model.source.frozen)
-            or self.view.differentiates_frozen(None),
+            or self.view.computes_frozen_gradients(None),
             trains_bias=model.head.bias,
             differentiates=model.head.norm is not None or differentiates_input(self.view, last, step),
         )
-        self._linear(once, head_passage(model, self.parallelism))
+        self._linear(once, head_plan(model, self.parallelism))
 
     def _layer(self, step: int, index: int, rows: int) -> None:
-        if self.plan[index].split is Split.OUTSIDE:
+        if self.plan[index].split is Split.NOT_IN_PLAN:
             return
         model, plan = self.view.training.model, self.plan[index]
-        layer, inputs, outputs = model.layers[index], model.inputs(index), model.inputs(index + 1)
-        shapes = {parameter.name: parameter.shape for parameter in kind_of(layer).parameters(layer, inputs)}
+        layer, inputs, outputs = model.layers[index], model.in_features(index), model.in_features(index + 1)
+        shapes = {parameter.name: parameter.shape for parameter in layer_kind(layer).parameters(layer, inputs)}
         trained, trains_shared = (self._trains(owner) for owner in (index, index if layer.shares is None else layer.shares))
         differentiates = differentiates_input(self.view, index, step) or (layer.norm is not None and trained)
-        parts = [part for part in kind_of(layer).parts(layer) if runs(part.runs, step)]
+        parts = [part for part in layer_kind(layer).linears(layer) if runs(part.runs, step)]
         keeps = differentiates or trains_shared or (trained and _keeps_for_its_own(layer, parts, shapes))
         recomputed = self.view.layout.execution.checkpoints(index) and keeps
         once = Pass(
@@ -180,7 +180,7 @@ class PlannedCalls:
             recomputed=recomputed,
             completed=recomputed and layer.dropout > 0,
         )
-        weights = weights_of_addends(layer, plan.split)
+        weights = num_routing_weights(layer, plan.split)
         if weights is not None:
             self._region(once, weights, OF_SHARDING[self.inputs[index]], OF_SHARDING[plan.output])
             return
@@ -198,21 +198,21 @@ class PlannedCalls:
                 differentiates=differentiates or (trained and not part.reads_input),
                 completed=recomputed and (part is not parts[-1] or part.activated or layer.dropout > 0),
             )
-            self._linear(of_part, passage(model, part, plan, self.inputs[index]))
+            self._linear(of_part, linear_plan(model, part, plan, self.inputs[index]))
 
     def _trains(self, index: int) -> bool:
         """Whether backward computes gradients for a layer's own parameters."""
-        return not self.view.training.model.layers[index].frozen or self.view.differentiates_frozen(index)
+        return not self.view.training.model.layers[index].frozen or self.view.computes_frozen_gradients(index)
 
     def _region(self, once: Pass, weights: int, before: ActivationPlacement, after: ActivationPlacement) -> None:
         """A layer whose ranks compute partial sums: gradients of replicated inputs and weights are summed over ranks."""
-        whole, pending = ActivationPlacement.WHOLE, ActivationPlacement.PENDING
+        whole, pending = ActivationPlacement.REPLICATED, ActivationPlacement.PARTIAL
         self._move(once, before, whole, once.inputs, times=1 + once.recomputed)
         self._move(once, pending, whole, once.inputs, times=int(once.differentiates))
         self._move(once, pending, whole, weights, times=int(once.differentiates or once.trained))
         self._outputs(once, pending, after)
 
-    def _linear(self, once: Pass, plan: Passage) -> None:
+    def _linear(self, once: Pass, plan: LinearPlan) -> None:
         linear = self.computes_as(plan, once)
         self._activations(once, linear, OF_SHARDING[plan.input], OF_SHARDING[plan.output])
         self.after_linear(once, plan, linear)
@@ -228,13 +228,13 @@ class PlannedCalls:
         """Redistribute the output, then its gradient in backward."""
         self._move(once, made, after, once.width, times=1 + once.completed)
         if once.differentiates or once.trained:
-            self._move(once, after, ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made, once.width)
+            self._move(once, after, ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made, once.width)
 
     def _move(self, once: Pass, source: ActivationPlacement, target: ActivationPlacement, features: int, times: int = 1) -> None:
         """Redistribute between two placements. Between two sharded placements it gathers, because gloo has no all-to-all."""
-        if source is target or source is ActivationPlacement.WHOLE:
+        if source is target or source is ActivationPlacement.REPLICATED:
             return
-        if source is ActivationPlacement.PENDING:
+        if source is ActivationPlacement.PARTIAL:
             op, num_elements = self._reduced(once, target, features)
         elif source is ActivationPlacement.ROWS:
             op, num_elements = "all_gather", self._rows_of_part(once) * self.gathered_features(features, target)
@@ -253,7 +253,7 @@ class PlannedCalls:
 
     def _reduced(self, once: Pass, target: ActivationPlacement, features: int) -> tuple[str, int]:
         """Reduction and its number of elements, with padding to equal shards for a reduce-scatter."""
-        if target is ActivationPlacement.WHOLE:
+        if target is ActivationPlacement.REPLICATED:
             return "all_reduce.sum", once.rows * features
         if target is ActivationPlacement.ROWS:
             return "reduce_scatter.sum", self._rows_of_part(once) * self.parts * features
@@ -265,7 +265,7 @@ class PlannedCalls:
         return once.rows // length * chunk_size(length, self.parts) if length else 0
 
 
-def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[Part], shapes: Container[str]) -> bool:
+def _keeps_for_its_own(layer: AnyLayer, parts: Sequence[LayerLinear], shapes: Container[str]) -> bool:
     """Whether a layer saves tensors for its own gradients. A layer that only owns a bias does not."""
     has_weights = layer.shares is None or any(f"{part.name}.weight" in shapes for part in parts)
     return has_weights or parts[-1].activated or layer.dropout > 0

@@ -8,7 +8,7 @@ from equivcheck.layouts.base.plan.rules import LayerSite, fits, places
 from equivcheck.scenario import ActivationSharding, LayerPlan, Layout, Model, PlannedParallelism, Split
 from equivcheck.scenario.mesh import TP
 
-_OUTSIDE = LayerPlan(split=Split.OUTSIDE)
+_OUTSIDE = LayerPlan(split=Split.NOT_IN_PLAN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def plan_over_ranks(layout: Layout) -> PlannedParallelism | None:
 
 def planned_layers(model: Model, layout: Layout) -> tuple[PlannedLayer, ...]:
     """All layers with their plan entries, in order."""
-    plan, whole = plan_over_ranks(layout), ActivationSharding.WHOLE
+    plan, whole = plan_over_ranks(layout), ActivationSharding.REPLICATED
     if plan is None or not fits(model, plan.plan):
         sites = (LayerSite(model=model, index=index, input=whole, tp=1, rows=()) for index in range(len(model.layers)))
         return tuple(PlannedLayer(site=site, plan=_OUTSIDE) for site in sites)

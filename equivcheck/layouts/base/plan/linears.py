@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from equivcheck.layouts.base.plan.rules import computes_rows_apart, inputs_of
+from equivcheck.layouts.base.plan.rules import computes_own_rows, inputs_of
 from equivcheck.scenario import ActivationSharding, LayerPlan, Model, PlannedParallelism, Split
-from equivcheck.training.layers.facts import Part
+from equivcheck.training.layers.facts import LayerLinear
 
 
 class ActivationPlacement(Enum):
     """An activation's placement over ranks. PARTIAL means full shape, not yet summed."""
 
-    WHOLE = "whole"
+    REPLICATED = "replicated"
     ROWS = "rows"
     FEATURES = "features"
-    PENDING = "pending"
+    PARTIAL = "partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,21 @@ class LinearPlacements:
 
 
 OF_SHARDING = {
-    ActivationSharding.WHOLE: ActivationPlacement.WHOLE,
+    ActivationSharding.REPLICATED: ActivationPlacement.REPLICATED,
     ActivationSharding.ROWS: ActivationPlacement.ROWS,
     ActivationSharding.FEATURES: ActivationPlacement.FEATURES,
 }
 # Required input, output, and gradient for the input.
-COLUMN = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.FEATURES, ActivationPlacement.PENDING)
-ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.PENDING, ActivationPlacement.FEATURES)
-NARROW_COLUMN = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
-NARROW_ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
-WHOLE = LinearPlacements(ActivationPlacement.WHOLE, ActivationPlacement.WHOLE, ActivationPlacement.WHOLE)
+COLUMN = LinearPlacements(ActivationPlacement.REPLICATED, ActivationPlacement.FEATURES, ActivationPlacement.PARTIAL)
+ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.PARTIAL, ActivationPlacement.FEATURES)
+NARROW_COLUMN = LinearPlacements(ActivationPlacement.REPLICATED, ActivationPlacement.REPLICATED, ActivationPlacement.REPLICATED)
+NARROW_ROW = LinearPlacements(ActivationPlacement.FEATURES, ActivationPlacement.REPLICATED, ActivationPlacement.REPLICATED)
+WHOLE = LinearPlacements(ActivationPlacement.REPLICATED, ActivationPlacement.REPLICATED, ActivationPlacement.REPLICATED)
 BY_ROWS = LinearPlacements(ActivationPlacement.ROWS, ActivationPlacement.ROWS, ActivationPlacement.ROWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class LinearPlan:
     """Plan for one linear."""
 
     split: Split
@@ -62,26 +62,26 @@ class Passage:
     """Whether each rank computes its own rows with a replicated weight."""
 
 
-def head_passage(model: Model, parallelism: PlannedParallelism) -> Passage:
+def head_plan(model: Model, parallelism: PlannedParallelism) -> LinearPlan:
     """Plan for the head's linear. The output is replicated unless `loss_parallel` takes shards."""
-    output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.WHOLE
+    output = ActivationSharding.FEATURES if parallelism.loss_parallel else ActivationSharding.REPLICATED
     lies = inputs_of(model, parallelism)[-1]
-    return Passage(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
+    return LinearPlan(split=parallelism.head, input=lies, output=output, leaves_dtensor=parallelism.loss_parallel)
 
 
-def passage(model: Model, part: Part, plan: LayerPlan, sharding: ActivationSharding) -> Passage:
+def linear_plan(model: Model, part: LayerLinear, plan: LayerPlan, sharding: ActivationSharding) -> LinearPlan:
     """Plan for one part of a layer whose input has placement `sharding`.
 
     Between parts, activations are sharded by unit if the layer is split within, by rows if it computes by rows, and replicated
     otherwise.
     """
-    split, between = plan.split, ActivationSharding.WHOLE
-    if split is Split.WITHIN:
-        split, between = Split.COLUMN if part.reads_input else Split.ROW, ActivationSharding.FEATURES
-    by_rows = split is Split.REPLICATED and sharding is ActivationSharding.ROWS and computes_rows_apart(model)
+    split, between = plan.split, ActivationSharding.REPLICATED
+    if split is Split.HEADS_OR_HIDDEN:
+        split, between = Split.COLWISE if part.reads_input else Split.ROWWISE, ActivationSharding.FEATURES
+    by_rows = split is Split.REPLICATED and sharding is ActivationSharding.ROWS and computes_own_rows(model)
     if by_rows:
         between = ActivationSharding.ROWS
-    return Passage(
+    return LinearPlan(
         split=split,
         input=sharding if part.reads_input else between,
         output=plan.output if part.gives_output else between,

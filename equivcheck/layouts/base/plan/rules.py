@@ -13,13 +13,13 @@ from itertools import product
 from equivcheck.layouts.base.limits.repairs import (
     all_multiples,
     each_layer,
-    shared_out,
     with_layer,
     with_positions,
     with_rows,
+    with_shardable_layer,
     with_widths,
 )
-from equivcheck.layouts.base.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty, shard_dim
 from equivcheck.scenario import (
     ActivationSharding,
     AnyLayer,
@@ -32,24 +32,24 @@ from equivcheck.scenario import (
     TensorParallel,
     Training,
 )
-from equivcheck.training.layers.facts import ShardingChoice
-from equivcheck.training.layers.parameters import Parameter, by_layer, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.facts import LayerSharding
+from equivcheck.training.layers.parameters import Parameter, group_by_layer, parameters_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import POSITIONS
 
 ALL_PLANS: tuple[LayerPlan, ...] = tuple(
     LayerPlan(split=split, output=output)
     for split, output in product(Split, ActivationSharding)
-    if not (split in (Split.REPLICATED, Split.WITHIN) and output is ActivationSharding.FEATURES)
-    and (split is not Split.OUTSIDE or output is ActivationSharding.WHOLE)
+    if not (split in (Split.REPLICATED, Split.HEADS_OR_HIDDEN) and output is ActivationSharding.FEATURES)
+    and (split is not Split.NOT_IN_PLAN or output is ActivationSharding.REPLICATED)
 )
 """Every plan entry for a layer, simplest first."""
 
 TIED_HALVES: dict[Split, Split] = {
-    Split.OUTSIDE: Split.OUTSIDE,
+    Split.NOT_IN_PLAN: Split.NOT_IN_PLAN,
     Split.REPLICATED: Split.REPLICATED,
-    Split.ROW: Split.COLUMN,
-    Split.COLUMN: Split.ROW,
+    Split.ROWWISE: Split.COLWISE,
+    Split.COLWISE: Split.ROWWISE,
 }
 """Maps the embedding's split to the split of a head tied to it."""
 
@@ -57,12 +57,12 @@ UNFREEZES = "<2.11"
 """In these versions, frozen parameters sharded by tensor parallelism get gradients."""
 
 
-def choice_of(layer: AnyLayer, split: Split) -> ShardingChoice | None:
+def choice_of(layer: AnyLayer, split: Split) -> LayerSharding | None:
     """The layer kind's sharding choice for a split. None if the kind does not support it."""
-    return next((choice for choice in kind_of(layer).choices(layer) if choice.split is split), None)
+    return next((choice for choice in layer_kind(layer).shardings(layer) if choice.split is split), None)
 
 
-def weights_of_addends(layer: AnyLayer, split: Split) -> int | None:
+def num_routing_weights(layer: AnyLayer, split: Split) -> int | None:
     """Number of routing weights per position if ranks compute partial sums of the layer's output. None otherwise."""
     choice = choice_of(layer, split)
     return None if choice is None else choice.weights
@@ -82,7 +82,7 @@ class LayerSite:
     """Ranks along the tensor-parallel axis."""
     rows: tuple[int, ...]
     """Rows per microbatch on these ranks."""
-    ends: tuple[ActivationSharding, ...] = (ActivationSharding.WHOLE,)
+    ends: tuple[ActivationSharding, ...] = (ActivationSharding.REPLICATED,)
     """Allowed placements for the last layer's output."""
 
     @property
@@ -98,30 +98,30 @@ class LayerSite:
     @property
     def width(self) -> int:
         """Output features."""
-        return self.model.inputs(self.index + 1)
+        return self.model.in_features(self.index + 1)
 
-    def choice(self, split: Split) -> ShardingChoice | None:
+    def choice(self, split: Split) -> LayerSharding | None:
         """The layer kind's sharding choice for a split. None if the kind does not support it."""
         return choice_of(self.layer, split)
 
     def can(self, split: Split) -> bool:
         """Whether the layer kind supports a split."""
         if split is Split.REPLICATED:
-            return bool(kind_of(self.layer).parts(self.layer))
-        return split is Split.OUTSIDE or self.choice(split) is not None
+            return bool(layer_kind(self.layer).linears(self.layer))
+        return split is Split.NOT_IN_PLAN or self.choice(split) is not None
 
-    def leaves_uneven_units(self, split: Split) -> bool:
+    def has_uneven_units(self, split: Split) -> bool:
         """Whether heads or hidden features are not a multiple of the ranks."""
         choice = self.choice(split)
         return choice is not None and choice.units is not None and choice.units % self.tp != 0
 
-    def cuts_through_units(self, split: Split) -> bool:
+    def splits_units(self, split: Split) -> bool:
         """Whether equal shards, rounded up, would end inside a head or another unit."""
         choice = self.choice(split)
         if choice is None or choice.units is None:
             return False
-        found = kind_of(self.layer).parameters(self.layer, self.model.inputs(self.index))
-        sizes = {each.shape[each.within_dim] for each in found if each.within_dim is not None}
+        found = layer_kind(self.layer).parameters(self.layer, self.model.in_features(self.index))
+        sizes = {each.shape[each.unit_dim] for each in found if each.unit_dim is not None}
         shares = chunk_sizes(choice.units, self.tp)
         return any(chunk_sizes(size, self.tp) != tuple(size // choice.units * share for share in shares) for size in sizes)
 
@@ -145,19 +145,19 @@ class PlanRule:
 
 
 def _with_layer(training: Training, index: int, **changes: bool | None) -> Training:
-    return each_layer(training, lambda at, layer: layer.having(**changes) if at == index else layer)
+    return each_layer(training, lambda at, layer: layer.with_fields(**changes) if at == index else layer)
 
 
 def _with_even_units(training: Training, place: LayerSite) -> Training:
     """Round heads or hidden features up to a multiple, or replace the layer if its kind cannot do so."""
-    even = kind_of(place.layer).with_even_units(place.layer, place.tp).rounded(place.tp)
-    return shared_out(training, place.index) if even == place.layer else with_layer(training, place.index, even)
+    even = layer_kind(place.layer).with_divisible_units(place.layer, place.tp).rounded_up(place.tp)
+    return with_shardable_layer(training, place.index) if even == place.layer else with_layer(training, place.index, even)
 
 
 def _unrouted(training: Training, place: LayerSite) -> Training:
     """Remove the router, or replace the layer if its kind cannot do so."""
     plain = place.layer.without_routing()
-    return shared_out(training, place.index) if plain == place.layer else with_layer(training, place.index, plain)
+    return with_shardable_layer(training, place.index) if plain == place.layer else with_layer(training, place.index, plain)
 
 
 RULES: tuple[PlanRule, ...] = (
@@ -166,19 +166,19 @@ RULES: tuple[PlanRule, ...] = (
         "by outputs or inputs, others by heads or hidden features, and a kind that does not declare its linears stays outside "
         "the plan",
         broken=lambda place, plan: not place.can(plan.split),
-        repair=lambda training, _layout, place: shared_out(training, place.index),
+        repair=lambda training, _layout, place: with_shardable_layer(training, place.index),
     ),
     PlanRule(
         reason="parallelize_module: a layer whose ranks compute partial sums of its output, such as experts split by hidden "
         "features, is not supported: its parallel styles are for modules that are linears; use plain tensors",
-        broken=lambda place, plan: weights_of_addends(place.layer, plan.split) is not None,
+        broken=lambda place, plan: num_routing_weights(place.layer, plan.split) is not None,
         repair=lambda training, _layout, place: _unrouted(training, place),
         of_dtensors=True,
     ),
     PlanRule(
         reason="parallelize_module: heads of key and value, or hidden features, that are not a multiple of the ranks are not "
         "supported: each is computed on one rank, and local tensors do not know how they were split (pytorch#150336)",
-        broken=lambda place, plan: place.leaves_uneven_units(plan.split),
+        broken=lambda place, plan: place.has_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
         of_dtensors=True,
@@ -186,7 +186,7 @@ RULES: tuple[PlanRule, ...] = (
     PlanRule(
         reason="tensor parallelism: a shard that ends within a head of key and value, or another unit, is not supported: each "
         "unit is computed on one rank, but features are split into equal parts, rounded up",
-        broken=lambda place, plan: place.cuts_through_units(plan.split),
+        broken=lambda place, plan: place.splits_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
         is_within=True,
     ),
@@ -243,7 +243,7 @@ def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = Fals
 
 
 def _breaks(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -> bool:
-    is_cut_off = plan.split is Split.OUTSIDE and place.input is not ActivationSharding.WHOLE
+    is_cut_off = plan.split is Split.NOT_IN_PLAN and place.input is not ActivationSharding.REPLICATED
     return is_cut_off or any(rule.broken(place, plan) for rule in rules)
 
 
@@ -257,7 +257,7 @@ def _can_go_on(place: LayerSite, plan: LayerPlan, rules: tuple[PlanRule, ...]) -
 
 def inputs_of(model: Model, parallelism: PlannedParallelism) -> tuple[ActivationSharding, ...]:
     """Input placement for each layer, then for the head or the loss."""
-    first = ActivationSharding.WHOLE if model.source is None else parallelism.source_output
+    first = ActivationSharding.REPLICATED if model.source is None else parallelism.source_output
     return (first, *(entry.output for entry in parallelism.plan))
 
 
@@ -276,24 +276,24 @@ def fits(model: Model, plan: tuple[LayerPlan, ...]) -> bool:
 
 def is_outside(parallelism: PlannedParallelism, parameter: Parameter) -> bool:
     """Whether a plan leaves a parameter as a plain tensor, such as the model's own parameters."""
-    return parallelism.split_of(parameter) is Split.OUTSIDE
+    return parallelism.split_of(parameter) is Split.NOT_IN_PLAN
 
 
 def splits_weights(parallelism: PlannedParallelism) -> bool:
     """Whether a plan shards any weight."""
     splits = {parallelism.source, parallelism.head, *(entry.split for entry in parallelism.plan)}
-    return not splits <= {Split.REPLICATED, Split.OUTSIDE}
+    return not splits <= {Split.REPLICATED, Split.NOT_IN_PLAN}
 
 
 def cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[tuple[Parameter, int]]:
     """Yield each sharded parameter and the size of its sharded dim."""
     for parameter in parameters_of(model):
-        dim = cut_dim(parallelism, parameter)
+        dim = shard_dim(parallelism, parameter)
         if dim is not None:
             yield parameter, parameter.shape[dim]
 
 
-def trained_cuts(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
+def trained_shard_sizes(model: Model, parallelism: PlannedParallelism) -> Iterator[int]:
     """Sharded dim sizes in trained parameters."""
     return (size for parameter, size in cuts(model, parallelism) if parameter.trained)
 
@@ -303,24 +303,24 @@ def rows_dim(model: Model) -> int:
     return 0 if model.length is None else 1
 
 
-def computes_rows_apart(model: Model) -> bool:
+def computes_own_rows(model: Model) -> bool:
     """Whether a replicated linear computes each rank's rows separately. Sequence positions are gathered instead."""
     return model.length is None
 
 
-def has_pending_gradients(model: Model, parallelism: PlannedParallelism) -> bool:
+def has_partial_gradients(model: Model, parallelism: PlannedParallelism) -> bool:
     """Whether some parameter's gradient is partial, because each rank used the full parameter on some rows only."""
     *inputs, last = inputs_of(model, parallelism)
     if last is ActivationSharding.ROWS and model.head is not None and model.head.norm is not None:
         return True
     return any(
         sharding is ActivationSharding.ROWS
-        and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen and computes_rows_apart(model)))
+        and (layer.norm is not None or (entry.split is Split.REPLICATED and not layer.frozen and computes_own_rows(model)))
         for layer, entry, sharding in zip(model.layers, parallelism.plan, inputs, strict=True)
     )
 
 
-def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
+def norms_made_trainable(model: Model, layout: Layout) -> set[int]:
     """Frozen layers whose norms become trainable through `SequenceParallel`, which handles inputs sharded by rows."""
     return {
         index
@@ -330,23 +330,23 @@ def unfrozen_norms(model: Model, layout: Layout) -> set[int]:
     }
 
 
-def frozen_splits(model: Model, layout: Layout) -> set[str]:
+def frozen_shards(model: Model, layout: Layout) -> set[str]:
     """Canonical names of frozen parameters that the plan shards in linears and embeddings."""
     return {
         parameter.full_name
         for parallelism in layout.of(TensorParallel)
         for parameter in parameters_of(model)
         if not parameter.trained
-        and parallelism.split_of(parameter) not in (Split.REPLICATED, Split.OUTSIDE)
-        and not parameter.is_of_norm
+        and parallelism.split_of(parameter) not in (Split.REPLICATED, Split.NOT_IN_PLAN)
+        and not parameter.is_norm_parameter
         and parameter.full_name != POSITIONS
     }
 
 
-def units_of_nothing(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
+def has_empty_units(model: Model, parallelism: PlannedParallelism, tp: int) -> list[bool]:
     """For each layer, then the model's own parameters: whether the last rank holds no element of them."""
     cut = {parameter.full_name: size for parameter, size in cuts(model, parallelism)}
     return [
-        all(parameter.full_name in cut and leaves_nothing(cut[parameter.full_name], tp) for parameter in unit)
-        for unit in by_layer(parameters_of(model))
+        all(parameter.full_name in cut and is_last_shard_empty(cut[parameter.full_name], tp) for parameter in unit)
+        for unit in group_by_layer(parameters_of(model))
     ]

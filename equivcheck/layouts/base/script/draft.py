@@ -10,10 +10,10 @@ from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.base.script.text import listed
 from equivcheck.scenario import Scenario
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 
-class LoopPosition(Choice):
+class LoopPosition(PrintableEnum):
     """Positions in the train loop for lines that run only in parallel."""
 
     WRAP = "wrap"
@@ -111,13 +111,13 @@ def refuse(what: str, why: str) -> CannotExport:
     return CannotExport(f"{what} cannot be exported: {why}")
 
 
-def loop_over_units(draft: Draft, applied: str) -> list[str]:
+def loop_over_layers(draft: Draft, applied: str) -> list[str]:
     """A loop that applies an expression to each ``layer``, or just the expression if there is one layer."""
     if len(draft.form.layers) == 1:
         return [re.sub(r"\blayer\b", draft.form.layers[0], applied)]
-    return [f"for layer in {units_of(draft)}:", f"    {applied}"]
+    return [f"for layer in {layer_iterable(draft)}:", f"    {applied}"]
 
 
-def units_of(draft: Draft) -> str:
+def layer_iterable(draft: Draft) -> str:
     """Expression for an iterable over the layers."""
     return draft.form.stack if draft.form.is_all_layers else listed(list(draft.form.layers))

@@ -23,7 +23,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.scenario.scenario import Scenario
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
 
 
@@ -72,8 +72,8 @@ class _Forms:
     def __init__(self, scenario: Scenario) -> None:
         self.model, self.layout = scenario.training.model, scenario.layout
         self.transposes = scenario.training.data.batch_dim == 1
-        self.cuts_positions = any(parallelism.cuts_positions for parallelism in self.layout.parallelisms)
-        self.shares_units = any(parallelism.shares_units for parallelism in self.layout.parallelisms)
+        self.shards_positions = any(parallelism.shards_positions for parallelism in self.layout.parallelisms)
+        self.shards_experts = any(parallelism.shards_experts for parallelism in self.layout.parallelisms)
         self.kinds = _with_own_functions(self._kind(index) for index in range(len(self.model.layers)))
         self.special = list(dict.fromkeys(kind for kind in self.kinds if not kind.is_plain))
         self.is_nested = bool(self.special) or _has_units(self.layout, self.model)
@@ -82,18 +82,18 @@ class _Forms:
         layer, recomputes = self.model.layers[index], self.layout.execution.checkpoints(index)
         if isinstance(layer, Layer):
             return linear_class(layer, recomputes=recomputes)
-        script = kind_of(layer).script(layer, self.model.inputs(index))
+        script = layer_kind(layer).script(layer, self.model.in_features(index))
         assert script is not None, "the export refuses layer kinds without a script"
-        if script.of_parts is not None and self.cuts_positions:
-            script = script.of_parts
-        if script.of_units is not None and self.shares_units:
-            script = script.of_units
-        if script.of_region is not None and self._cuts_within(index):
-            script = script.of_region
+        if script.for_context_parallel is not None and self.shards_positions:
+            script = script.for_context_parallel
+        if script.for_expert_parallel is not None and self.shards_experts:
+            script = script.for_expert_parallel
+        if script.for_tensor_parallel is not None and self._cuts_within(index):
+            script = script.for_tensor_parallel
         return ScriptedClass(script=script, masked=layer.dropout > 0, residual=layer.residual, recomputes=recomputes)
 
     def _cuts_within(self, index: int) -> bool:
-        return any(parallelism.plan[index].split is Split.WITHIN for parallelism in self.layout.of(PlannedParallelism))
+        return any(parallelism.plan[index].split is Split.HEADS_OR_HIDDEN for parallelism in self.layout.of(PlannedParallelism))
 
     def form(self) -> Form:
         distributed = self.layout.has(SPMD)
@@ -125,7 +125,7 @@ class _Forms:
 
     def _modules(self, index: int) -> list[tuple[str, str]]:
         """Modules that form a plain layer, each with its canonical name. Modules without parameters have an empty name."""
-        layer, inputs = self.model.layers[index], self.model.inputs(index)
+        layer, inputs = self.model.layers[index], self.model.in_features(index)
         assert isinstance(layer, Layer), "only linear layers are written as a sequence of modules"
         frozen = ".requires_grad_(False)" if layer.frozen else ""
         bias = None if layer.bias else False
@@ -137,7 +137,9 @@ class _Forms:
         layer, kind = self.model.layers[index], self.kinds[index]
         if not kind.is_plain:
             frozen = ".requires_grad_(False)" if layer.frozen else ""
-            sizes = f"{self.model.inputs(index)}, {self.model.inputs(index + 1)}" if isinstance(kind, LinearClass) else ""
+            sizes = (
+                f"{self.model.in_features(index)}, {self.model.in_features(index + 1)}" if isinstance(kind, LinearClass) else ""
+            )
             return f"{self._class(kind)}({sizes}){frozen}"
         modules = [code for _, code in self._modules(index)]
         return modules[0] if len(modules) == 1 else f"nn.Sequential({', '.join(modules)})"
@@ -167,7 +169,9 @@ class _Forms:
     def _owners(self, index: int) -> Iterable[str]:
         """Names of the layer's modules with parameters."""
         layer = self.model.layers[index]
-        owners = (parameter.name.rpartition(".")[0] for parameter in kind_of(layer).parameters(layer, self.model.inputs(index)))
+        owners = (
+            parameter.name.rpartition(".")[0] for parameter in layer_kind(layer).parameters(layer, self.model.in_features(index))
+        )
         return dict.fromkeys([*owners, *(("linear",) if isinstance(layer, Layer) else ())])
 
     def _units(self) -> list[str]:
@@ -179,7 +183,7 @@ class _Forms:
         model = self.model
         made = ["super().__init__()", *self._embedding(), f"self.layers = {stack}", *self._head()]
         made += ['self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))'] if model.counter else []
-        made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.outputs}))'] if model.offset else []
+        made += [f'self.register_buffer("offset", torch.linspace(0.25, 0.75, {model.out_features}))'] if model.offset else []
         made += ["self.scale = nn.Parameter(torch.rand(()) + 0.5)"] if model.scale else []
         extras = [name for name in ("mask", "step") if any(name in kind.extras for kind in self.kinds)]
         arguments = ", ".join(["self", "inputs", *("masks" if name == "mask" else name for name in extras)])
@@ -201,16 +205,16 @@ class _Forms:
         made = [f"self.embedding = {call('nn.Embedding', str(source.vocabulary), str(width), padding_idx=padding)}{frozen}"]
         if source.learned_positions:
             made.append(f"self.positions = nn.Embedding({self.model.length}, {width}){frozen}")
-            made += ["self.sequence = Sequence()"] * self.cuts_positions
+            made += ["self.sequence = Sequence()"] * self.shards_positions
         return made
 
     def _head(self) -> list[str]:
-        head, inputs = self.model.head, self.model.inputs(len(self.model.layers))
+        head, inputs = self.model.head, self.model.in_features(len(self.model.layers))
         if head is None:
             return []
         linear_key = '"linear"'
         parts = [f'"norm": {NORMS[head.norm]}({inputs})'] if head.norm else []
-        linear = call("nn.Linear", str(inputs), str(self.model.outputs), bias=None if head.bias else False)
+        linear = call("nn.Linear", str(inputs), str(self.model.out_features), bias=None if head.bias else False)
         return [f"self.head = nn.ModuleDict({{{', '.join([*parts, f'{linear_key}: {linear}'])}}})"]
 
     def _words(self) -> str:
@@ -226,7 +230,7 @@ class _Forms:
         if self.model.source is not None:
             called = distributed or self.layout.has(PlannedParallelism)
             placed = f"self.positions(torch.arange({self.model.length}))" if called else "self.positions.weight"
-            if self.cuts_positions:
+            if self.shards_positions:
                 placed = f"self.positions(self.sequence.positions({self.model.length}, inputs.device))"
             values = f"self.embedding({values})" + f" + {placed}" * self.model.source.learned_positions
         if has_extras:
@@ -260,8 +264,8 @@ def _stem(kind: LinearClass | ScriptedClass) -> str:
 def _has_units(layout: Layout, model: Model) -> bool:
     """Whether each layer must be one module, because a wrapper takes layers with several modules as units."""
     wrappers = [each for each in layout.parallelisms if isinstance(each, (FSDP1, FSDP2, Replicate))]
-    by_layer = layout.execution.per_layer or any(each.wrapping is Wrapping.PER_LAYER for each in wrappers)
-    return layout.has(Pipeline) or (by_layer and any(layer.norm is not None for layer in model.layers))
+    group_by_layer = layout.execution.per_layer or any(each.wrapping is Wrapping.PER_LAYER for each in wrappers)
+    return layout.has(Pipeline) or (group_by_layer and any(layer.norm is not None for layer in model.layers))
 
 
 def _with_own_functions(kinds: Iterable[LinearClass | ScriptedClass]) -> list[LinearClass | ScriptedClass]:

@@ -40,13 +40,13 @@ def ties(draft: Draft) -> list[str]:
     return [f'model.get_submodule("{own}").weight = model.get_submodule("{other}").weight' for own, other in pairs]
 
 
-def has_several(draft: Draft) -> bool:
+def has_several_microbatches(draft: Draft) -> bool:
     """Whether a step has more than one microbatch."""
     return len(draft.scenario.training.data.microbatches) > 1
 
 
 def _batches(draft: Draft) -> str:
-    if has_several(draft):
+    if has_several_microbatches(draft):
         return "microbatches"
     return f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN else "batch"
 
@@ -77,7 +77,7 @@ def _kept_loss(draft: Draft) -> list[str]:
 
 
 def _microbatches(draft: Draft) -> list[str]:
-    if not has_several(draft):
+    if not has_several_microbatches(draft):
         return [*_microbatch(draft), *([] if draft.computes else ["total = loss.detach()"])]
     batches = "enumerate(microbatches)" if draft.needs_number else "microbatches"
     batch = f"({_unpacked(draft)})" if draft.numbers is Numbers.DRAWN and not _counts_rows(draft) else "batch"
@@ -96,19 +96,19 @@ def _microbatch(draft: Draft) -> list[str]:
     lines = []
     if draft.numbers is Numbers.EXACT:
         lines.append(f"{_unpacked(draft)} = map(torch.tensor, batch)")
-    elif has_several(draft) and _counts_rows(draft):
+    elif has_several_microbatches(draft) and _counts_rows(draft):
         lines.append(f"{_unpacked(draft)} = batch")
     lines += block("if parallel:", draft.lines[LoopPosition.TAKE])
     if draft.computes:
-        return [*lines, *block("if parallel:", draft.computes), *block("else:", single_lines(draft))]
+        return [*lines, *block("if parallel:", draft.computes), *block("else:", single_device_lines(draft))]
     backward = _backward(draft)
     contexts = ", ".join(filter(None, (draft.around_loss, draft.context)))
     return [*lines, *(block(f"with {contexts}:", backward) if contexts else backward)]
 
 
-def single_lines(draft: Draft) -> list[str]:
+def single_device_lines(draft: Draft) -> list[str]:
     """Forward and backward on one device, if ranks use other lines."""
-    return [*_backward(draft), "total = total + loss.detach()" if has_several(draft) else "total = loss.detach()"]
+    return [*_backward(draft), "total = total + loss.detach()" if has_several_microbatches(draft) else "total = loss.detach()"]
 
 
 def _backward(draft: Draft) -> list[str]:
@@ -138,7 +138,7 @@ def loss_of(draft: Draft, outputs: str) -> str:
 def _label_loss(draft: Draft, loss: CrossEntropy, outputs: str) -> str:
     """Define ``label_loss`` and return a call to it, divided by the step's label count unless the loss is summed."""
     draft.need("torch.nn", "functional")
-    classes = draft.scenario.training.model.outputs
+    classes = draft.scenario.training.model.out_features
     options = {
         "weight": f"torch.linspace(0.5, 1.5, {classes})" if loss.class_weights else None,
         "reduction": '"sum"',
@@ -163,7 +163,7 @@ def share(draft: Draft) -> str:
 def part_of_step(draft: Draft) -> str:
     """Code that weights a microbatch's mean in the step's mean."""
     training = draft.scenario.training
-    if not has_several(draft):
+    if not has_several_microbatches(draft):
         return ""
     if len(set(training.data.microbatches)) == 1:
         return f" / {len(training.data.microbatches)}"
@@ -173,10 +173,12 @@ def part_of_step(draft: Draft) -> str:
 
 def whole(draft: Draft, tensor: str) -> str:
     """Expression for a full copy of a tensor."""
-    return f"full({tensor})" if draft.has_dtensors or may_be_none(draft.scenario.training) else f"{tensor}.detach().clone()"
+    return (
+        f"full({tensor})" if draft.has_dtensors or may_lack_gradients(draft.scenario.training) else f"{tensor}.detach().clone()"
+    )
 
 
-def may_be_none(training: Training) -> bool:
+def may_lack_gradients(training: Training) -> bool:
     """Whether some parameter may have no gradient."""
     return has_frozen(training.model) or any(layer.auxiliary is not None for layer in training.model.layers)
 

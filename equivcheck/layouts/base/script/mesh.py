@@ -51,7 +51,7 @@ def take_rows(draft: Draft) -> None:
     draft.lines[LoopPosition.TAKE][:0] = lines
 
 
-def keep_local_between_microbatches(draft: Draft) -> None:
+def add_no_sync(draft: Draft) -> None:
     """Run all microbatches except the last under ``module.no_sync()``."""
     last = len(draft.scenario.training.data.microbatches) - 1
     if last:

@@ -9,11 +9,11 @@ from equivcheck.layouts.base.limits.repairs import has_ties
 from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.text import listed
 from equivcheck.scenario import CrossEntropy, Training
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.material import Batch, material
 
 
-class Numbers(Choice):
+class Numbers(PrintableEnum):
     """Source for the script's parameters and data."""
 
     EXACT = "exact"
@@ -24,7 +24,7 @@ MOST_LITERALS = 120
 """Up to this many numbers, a script with literals is easier to read."""
 
 
-def usual_numbers(training: Training) -> Numbers:
+def choose_numbers(training: Training) -> Numbers:
     """Choose literals if they are few, because they repeat the finding exactly. Label losses always use them."""
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
@@ -89,7 +89,7 @@ def _drawn(training: Training) -> list[str]:
         for layer, width in zip(model.layers, model.widths[1:], strict=True)
         if layer.dropout
     ]
-    batch = listed([inputs, f"torch.randn({_shape(training, str(model.outputs))})", *masks])
+    batch = listed([inputs, f"torch.randn({_shape(training, str(model.out_features))})", *masks])
     if len(rows) == 1:
         items = batch.format(rows=rows[0])
     else:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.text import block, call, listed
-from equivcheck.scenario import Group, Training
+from equivcheck.scenario import ParameterGroup, Training
 from equivcheck.training.material import material
 from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_parts
 
@@ -51,7 +51,7 @@ def _settings(parts: OptimizerParts) -> dict[str, str]:
 
 
 def _groups(draft: Draft, training: Training) -> list[str]:
-    members: dict[Group | None, list[str]] = {None: [], **{group: [] for group in training.groups}}
+    members: dict[ParameterGroup | None, list[str]] = {None: [], **{group: [] for group in training.groups}}
     for name in material(training).parameters:
         members[group_of(training, name)].append(f'"{draft.form.name_of(name)}"')
     variables, everything = draft.names
@@ -66,7 +66,7 @@ def _groups(draft: Draft, training: Training) -> list[str]:
     return ["groups = [", *(f"    {group}," for group in groups), "]"]
 
 
-def _own(training: Training, group: Group | None) -> str:
+def _own(training: Training, group: ParameterGroup | None) -> str:
     if group is None:
         return ""
     decay = f', "weight_decay": {group.weight_decay!r}' if training.optimizer.decays else ""

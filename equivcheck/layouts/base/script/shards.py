@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.layouts.base.plan.rules import rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import order_of
@@ -17,7 +17,7 @@ def read_local_shards(draft: Draft) -> None:
     """Gather each parameter along its sharded dim and clip by the norm over all shards. Repeated calls change nothing."""
     if draft.reading:
         return
-    define_whole(draft)
+    define_full_tensor(draft)
     draft.after_wrap.append("parameters = dict(model.named_parameters())  # as they are outside of forward")
     draft.parameters, draft.names = "parameters.values()", ("name, parameter", "parameters.items()")
     draft.reading = (
@@ -31,7 +31,7 @@ def read_local_shards(draft: Draft) -> None:
         draft.clip_norm = "clip_across_shards(parameters)"
 
 
-def define_whole(draft: Draft) -> None:
+def define_full_tensor(draft: Draft) -> None:
     """Define a function for gathering a full tensor."""
     layout = draft.scenario.layout
     size = inner_ranks(layout) * layout.mesh.size(EP)
@@ -81,19 +81,19 @@ def sharded_dims(draft: Draft) -> str:
     """Sharded dims by parameter name, as code."""
     cutting = draft.scenario.layout.of(PlannedParallelism, ExpertParallel)[0]
     parameters = parameters_of(draft.scenario.training.model)
-    dims = {draft.form.name_of(found.full_name): cut_dim(cutting, found) for found in parameters}
+    dims = {draft.form.name_of(found.full_name): shard_dim(cutting, found) for found in parameters}
     items = ", ".join(f'"{name}": {dim}' for name, dim in dims.items() if dim is not None)
     return f"{{{items}}}"
 
 
-def cut_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
+def shard_masks(draft: Draft, parallelism: PlannedParallelism) -> None:
     """Shard each dropout mask like its layer's output."""
     size, layers = inner_ranks(draft.scenario.layout), draft.scenario.training.model.layers
     if size == 1:
         return
     masked = [entry for layer, entry in zip(layers, parallelism.plan, strict=True) if layer.dropout]
     for index, entry in enumerate(masked):
-        if entry.output is not ActivationSharding.WHOLE:
+        if entry.output is not ActivationSharding.REPLICATED:
             rows = rows_dim(draft.scenario.training.model)
             dim = rows if entry.output is ActivationSharding.ROWS else rows + 1
             along = f", {dim}" if dim else ""

@@ -7,7 +7,7 @@ from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, sum_gradients
 from equivcheck.layouts.base.script.text import source_of
-from equivcheck.scenario import ContextParallel, Exchange
+from equivcheck.scenario import AttentionExchange, ContextParallel
 from equivcheck.scenario.mesh import CP
 
 
@@ -49,13 +49,13 @@ def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
     draft.add(LoopPosition.SCALE, "loss = loss * (len(ranks.own) / ranks.length)")
 
 
-def _kind(exchange: Exchange) -> type:
+def _kind(exchange: AttentionExchange) -> type:
     from equivcheck.layouts.parallelisms.context_parallel.sequences import SEQUENCES
 
     return SEQUENCES[exchange]
 
 
-def _define(draft: Draft, exchange: Exchange) -> None:
+def _define(draft: Draft, exchange: AttentionExchange) -> None:
     from equivcheck.layouts.parallelisms.context_parallel import ranks, sequences
     from equivcheck.training.layers.sequence import Sequence
 
@@ -65,25 +65,25 @@ def _define(draft: Draft, exchange: Exchange) -> None:
     draft.need("torch.distributed", "ProcessGroup")
     draft.need("torch.distributed._functional_collectives", "as collectives")
     found: list[object] = [ranks.PositionRanks, ranks.padded, ranks.waited]
-    if exchange is Exchange.GATHER:
+    if exchange is AttentionExchange.GATHER:
         found.append(ranks.Gather)
-    if exchange is not Exchange.GATHER:
+    if exchange is not AttentionExchange.GATHER:
         draft.need("math", "")
-    if exchange is Exchange.ULYSSES:
+    if exchange is AttentionExchange.ULYSSES:
         draft.need("collections.abc", "Iterable")
         found += [chunk_size, chunk_sizes, ranks.exchanged, ranks.to_heads, ranks.to_positions, ranks.ToHeads, ranks.ToPositions]
         found.append(sequences.group_query_heads)
-    if exchange is Exchange.RING:
+    if exchange is AttentionExchange.RING:
         draft.need("collections.abc", "Callable")
         found += [sequences.Ring, sequences.BlockwiseSoftmax, sequences.RingAttention]
-    draft.definitions += map(_source, (Sequence, *found, sequences.PartOfSequence, _kind(exchange)))
+    draft.definitions += map(_source, (Sequence, *found, sequences.ShardedSequence, _kind(exchange)))
 
 
 def _source(found: object) -> list[str]:
     """Source without keyword-only dataclasses, equivcheck imports and lint comments."""
     text = "\n".join(source_of(found))
     for here, there in (
-        (": Looks", ": Any"),
+        (": AttentionHooks", ": Any"),
         ("  # noqa: ARG002 - of the base class", ""),
         ("Ring(ranks=self.ranks, looks=looks)", "Ring(self.ranks, looks)"),
     ):

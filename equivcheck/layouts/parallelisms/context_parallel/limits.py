@@ -17,14 +17,14 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.scenario.mesh import CP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 USUAL_LENGTH = 4
 """Sequence length for a repaired model that had single rows."""
 
 
 def _of_sequences(training: Training, _layout: Layout) -> Training:
-    plain = each_layer(training, lambda _index, layer: layer.having(shape_op=None))
+    plain = each_layer(training, lambda _index, layer: layer.with_fields(shape_op=None))
     return with_model(plain, length=USUAL_LENGTH)
 
 
@@ -36,13 +36,16 @@ SEQUENCES_ALONE = Limit(
 
 
 def _keeps_sequences_whole(layer: AnyLayer) -> bool:
-    return layer.needs_length and kind_of(layer).looking(layer) is None
+    return layer.needs_length and layer_kind(layer).attention_shape(layer) is None
 
 
 def _without_them(training: Training, _layout: Layout) -> Training:
     model = training.model
     return each_layer(
-        training, lambda index, layer: Layer(width=layer.outputs(model.inputs(index))) if _keeps_sequences_whole(layer) else layer
+        training,
+        lambda index, layer: (
+            Layer(width=layer.out_features(model.in_features(index))) if _keeps_sequences_whole(layer) else layer
+        ),
     )
 
 

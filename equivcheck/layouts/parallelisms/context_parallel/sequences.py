@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from equivcheck.layouts.parallelisms.context_parallel.ranks import Gather, PositionRanks, ToHeads, ToPositions, padded
-from equivcheck.scenario import Exchange
-from equivcheck.training.layers.sequence import Looks, Sequence
+from equivcheck.scenario import AttentionExchange
+from equivcheck.training.layers.sequence import AttentionHooks, Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -25,7 +25,7 @@ class Ring:
 
     ranks: PositionRanks
     """Ranks in the ring."""
-    looks: Looks
+    looks: AttentionHooks
     """Attention layer."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -48,7 +48,7 @@ class Ring:
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Attention scores for this rank's queries and keys at the given positions, for each query head."""
-        scores = query @ self.looks.grouped(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
+        scores = query @ self.looks.repeat_kv_heads(key).transpose(-1, -2) / math.sqrt(query.shape[-1])
         unseen = self.looks.unseen(self.ranks.own, positions)
         return scores if unseen is None else scores.masked_fill(unseen, -torch.inf)
 
@@ -56,7 +56,7 @@ class Ring:
         """Gradient for keys or values, summed over the query heads that share them."""
         with torch.enable_grad():
             leaf = values.detach().requires_grad_()
-            grouped = self.looks.grouped(leaf)
+            grouped = self.looks.repeat_kv_heads(leaf)
         return torch.autograd.grad(grouped, leaf, gradient)[0]
 
 
@@ -99,7 +99,7 @@ class RingAttention(torch.autograd.Function):
             arrived = ring.pass_on(block) if turn < last else None
             positions = ring.origin(turn)
             key, value = block[..., : len(positions), :]
-            softmax.add(ring.scores(query, key, positions), ring.looks.grouped(value))
+            softmax.add(ring.scores(query, key, positions), ring.looks.repeat_kv_heads(value))
             block = block if arrived is None else arrived()
         found = softmax.found / softmax.total
         ctx.ring = ring
@@ -118,15 +118,17 @@ class RingAttention(torch.autograd.Function):
             positions = ring.origin(turn)
             key, value, of_key, of_value = block[..., : len(positions), :]
             weights = (ring.scores(query, key, positions) - logarithm).exp()
-            of_scores = weights * (of_found @ ring.looks.grouped(value).transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
-            of_query += of_scores @ ring.looks.grouped(key)
+            of_scores = (
+                weights * (of_found @ ring.looks.repeat_kv_heads(value).transpose(-1, -2) - inner) / math.sqrt(query.shape[-1])
+            )
+            of_query += of_scores @ ring.looks.repeat_kv_heads(key)
             of_key += ring.of_heads(key, of_scores.transpose(-1, -2) @ query)
             of_value += ring.of_heads(value, weights.transpose(-1, -2) @ of_found)
             block = ring.pass_on(block if turn < ring.ranks.size - 1 else block[2:])()
         return of_query, block[..., : len(ring.ranks.own), :], None
 
 
-class PartOfSequence(Sequence):
+class ShardedSequence(Sequence):
     """Base for sequences with only some positions on this rank."""
 
     def __init__(self, ranks: PositionRanks) -> None:
@@ -137,27 +139,33 @@ class PartOfSequence(Sequence):
         return self.ranks.own.to(device)
 
 
-class Gathered(PartOfSequence):
+class GatheredSequence(ShardedSequence):
     """Attends to keys and values gathered from all ranks."""
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Gather keys and values in one call, and attend to them from this rank's positions."""
         gathered: torch.Tensor = Gather.apply(torch.stack((key, value)), self.ranks)  # type: ignore[no-untyped-call]
         keys, values = gathered.unbind()
         unseen = looks.unseen(self.ranks.own, torch.arange(self.ranks.length))
-        return looks.attend_from(query, looks.grouped(keys), looks.grouped(values), unseen)
+        return looks.attend_from(query, looks.repeat_kv_heads(keys), looks.repeat_kv_heads(values), unseen)
 
 
-class SharedHeads(PartOfSequence):
+class UlyssesSequence(ShardedSequence):
     """Attends to full sequences with some heads (DeepSpeed-Ulysses)."""
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Exchange positions for heads, attend, and exchange heads for positions."""
         units = key.shape[-3]
         parts = [group_query_heads(query, units), key.unsqueeze(2), value.unsqueeze(2)]
         whole: torch.Tensor = ToHeads.apply(torch.cat(parts, 2), self.ranks)  # type: ignore[no-untyped-call]
         queries, keys, values = torch.split(whole, [parts[0].shape[2], 1, 1], 2)
-        found = looks.attend(queries.flatten(1, 2), looks.grouped(keys.squeeze(2)), looks.grouped(values.squeeze(2)))
+        found = looks.attend(
+            queries.flatten(1, 2), looks.repeat_kv_heads(keys.squeeze(2)), looks.repeat_kv_heads(values.squeeze(2))
+        )
         grouped = found.view(queries.shape)
         back: torch.Tensor = ToPositions.apply(grouped, units, self.ranks)  # type: ignore[no-untyped-call]
         return back.flatten(1, 2)
@@ -169,18 +177,20 @@ def group_query_heads(query: torch.Tensor, units: int) -> torch.Tensor:
     return found
 
 
-class RoundTrips(PartOfSequence):
+class RingSequence(ShardedSequence):
     """Attends while keys and values pass round a ring."""
 
-    def attended(self, looks: Looks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend_from_local(
+        self, looks: AttentionHooks, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         """Attend to each rank's block in turn."""
         ring = Ring(ranks=self.ranks, looks=looks)
         found: torch.Tensor = RingAttention.apply(query, torch.stack((key, value)), ring)  # type: ignore[no-untyped-call]
         return found
 
 
-SEQUENCES: dict[Exchange, type[PartOfSequence]] = {
-    Exchange.GATHER: Gathered,
-    Exchange.ULYSSES: SharedHeads,
-    Exchange.RING: RoundTrips,
+SEQUENCES: dict[AttentionExchange, type[ShardedSequence]] = {
+    AttentionExchange.GATHER: GatheredSequence,
+    AttentionExchange.ULYSSES: UlyssesSequence,
+    AttentionExchange.RING: RingSequence,
 }

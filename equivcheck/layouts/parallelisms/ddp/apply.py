@@ -37,12 +37,12 @@ class DDPKind(LayoutKind[DDP]):
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
-        from equivcheck.layouts.base.local_tensors import clip_across, is_localized, localized_slots
+        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots
 
         if parallelism.unequal_start:
-            from equivcheck.layouts.base.unequal_start import disturb
+            from equivcheck.layouts.base.unequal_start import make_unequal
 
-            disturb(setup.model, mesh)
+            make_unequal(setup.model, mesh)
         module = DistributedDataParallel(
             setup.module,
             device_mesh=mesh,
@@ -53,14 +53,14 @@ class DDPKind(LayoutKind[DDP]):
         )
         setup.module = module
         setup.loss_scale *= mesh.size()
-        if is_localized(setup.model):
-            setup.find_slots = localized_slots
+        if has_localized_tensors(setup.model):
+            setup.find_slots = local_tensor_slots
             setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         compress(module, parallelism.compression, mesh)
         if parallelism.autocast is not None:
-            setup.around_forward = _autocast(mesh.device_type, parallelism.autocast)
+            setup.forward_context = _autocast(mesh.device_type, parallelism.autocast)
         if parallelism.zero_redundancy:
             from equivcheck.layouts.parallelisms.ddp.zero_redundancy import use_zero_redundancy
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from equivcheck.scenario import AuxiliaryLinear, Model
 from equivcheck.scenario.parallelism import DEFAULT_BUCKET_MB
 from equivcheck.training.layers.parameters import SCALE, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
 
 MEBIBYTE = 2**20
@@ -130,7 +130,7 @@ def unused_parameters(model: Model) -> tuple[str, ...]:
 
 def _ready_names(model: Model, index: int, autocast: bool) -> Iterator[str]:
     layer = model.layers[index]
-    ready = kind_of(layer).ready(layer, model.inputs(index), autocast=autocast)
+    ready = layer_kind(layer).gradient_order(layer, model.in_features(index), autocast=autocast)
     assert ready is not None, "nothing is predicted of a kind that does not know"
     if not layer.frozen:
         yield from (f"layers.{index}.{name}" for name in ready)

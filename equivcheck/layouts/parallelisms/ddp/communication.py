@@ -38,7 +38,7 @@ def ddp_totals(view: RankView, ddp: DDP, axes: str, *, has_buffers: bool = True)
     rebuilt_after = reductions_before_rebuild(ddp)
     reduced_bytes = view.item_bytes if ddp.compression is Compression.NONE else COMPRESSED_BYTES
     # Buffers of one element type are broadcast together.
-    sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.outputs * view.item_bytes)
+    sizes = (training.model.counter * COUNTER_BYTES, training.model.offset * training.model.out_features * view.item_bytes)
     buffers = [num_bytes for num_bytes in sizes if num_bytes]
     for step in range(training.steps):
         for number in range(last + 1):

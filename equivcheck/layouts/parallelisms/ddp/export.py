@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.mesh import keep_local_between_microbatches, mesh_of, take_rows
+from equivcheck.layouts.base.script.mesh import add_no_sync, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
 from equivcheck.scenario import DDP, Compression, PlannedParallelism
@@ -33,7 +33,7 @@ def write(draft: Draft, parallelism: DDP) -> None:
     if draft.scenario.layout.has(PlannedParallelism):
         read_local_shards(draft)
     if parallelism.no_sync:
-        keep_local_between_microbatches(draft)
+        add_no_sync(draft)
     if parallelism.zero_redundancy:
         draft.need("torch.distributed.optim", "ZeroRedundancyOptimizer")
         draft.shared_updates = {"process_group": f"{mesh}.get_group()"} if composed else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equivcheck.layouts.base.dtensor_experts import are_units_of_shards
+from equivcheck.layouts.base.dtensor_experts import has_expert_units
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import ONCE, WhenReduced
 from equivcheck.layouts.parallelisms.expert_parallel.communication import EXPERT_PARALLEL_COMMUNICATION
@@ -38,15 +38,15 @@ class ExpertParallelKind(LayoutKind[ExpertParallel]):
 
     def finish(self, setup: Setup, parallelism: ExpertParallel, mesh: DeviceMesh) -> None:
         """Reduce the final parameters' gradients, and read experts that are plain tensors as shards."""
-        from equivcheck.layouts.base.local_tensors import read_parts
+        from equivcheck.layouts.base.local_tensors import read_plain_shards
         from equivcheck.layouts.parallelisms.expert_parallel import exchange
 
         assert setup.layout is not None, "a layout is applied"
         own, others = exchange.split_parameters(setup.model)
-        divided = [] if are_units_of_shards(setup.layout) else own
+        divided = [] if has_expert_units(setup.layout) else own
         setup.before_update.append(lambda _optimizer, _step: exchange.reduce_gradients(divided, others, mesh))
         if parallelism.storage is ExpertStorage.PLAIN:
-            read_parts(setup, parallelism, mesh)
+            read_plain_shards(setup, parallelism, mesh)
 
     def when_reduced(self, parallelism: ExpertParallel, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - of the base class
         """Once after the last microbatch; data parallelism around expert parallelism decides for itself."""

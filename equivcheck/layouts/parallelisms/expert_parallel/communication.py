@@ -8,11 +8,11 @@ from dataclasses import replace
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.base.expected_calls.shared import clipping_of_parts, dtensor_clipping, sums_of_gradients
-from equivcheck.layouts.base.partition import cut_dim, part_of
+from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping, gradient_reductions, sharded_clipping
+from equivcheck.layouts.base.partition import shard_dim, shard_shape
 from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 FORWARD = 3
 """All-to-alls in a layer's forward: row counts for each expert, rows to experts, and their outputs back."""
@@ -24,21 +24,21 @@ def _all_calls(view: RankView, parallelism: ExpertParallel) -> Totals:
         num_exchanges = sum(_exchanges(view, step, index) for index in range(len(view.training.model.layers)))
         if num_exchanges:
             ledger.note(step, "all_to_all", view.axes(EP), 0, num_exchanges * len(view.training.data.microbatches))
-    whole = [held for held in view.held if cut_dim(parallelism, held.parameter) is None]
-    experts = [held for held in view.held if cut_dim(parallelism, held.parameter) is not None]
-    return ledger.totals | sums_of_gradients(view, EP, whole) | _clipping(view, parallelism, experts)
+    whole = [held for held in view.held if shard_dim(parallelism, held.parameter) is None]
+    experts = [held for held in view.held if shard_dim(parallelism, held.parameter) is not None]
+    return ledger.totals | gradient_reductions(view, EP, whole) | _clipping(view, parallelism, experts)
 
 
 def _clipping(view: RankView, parallelism: ExpertParallel, experts: list[Held]) -> Totals:
     if parallelism.storage is ExpertStorage.PLAIN:
-        return clipping_of_parts(view, EP, experts)
+        return sharded_clipping(view, EP, experts)
     return dtensor_clipping(view, (EP,), experts)
 
 
 def _exchanges(view: RankView, step: int, index: int) -> int:
     """A layer's all-to-alls in one microbatch. Backward returns the gradients that rows and outputs need."""
     layer = view.training.model.layers[index]
-    dispatch = kind_of(layer).dispatch(layer)
+    dispatch = layer_kind(layer).dispatch(layer)
     if dispatch is None:
         return 0
     trains_rows = dispatch.trains_rows or view.differentiates(index - 1, step)
@@ -51,11 +51,11 @@ def _held(view: RankView, parallelism: ExpertParallel) -> Iterator[Held]:
     """Parameters with this rank's expert shards."""
     ranks = view.layout.mesh.size(EP)
     for held in view.held:
-        dim = cut_dim(parallelism, held.parameter)
+        dim = shard_dim(parallelism, held.parameter)
         if dim is None or ranks == 1:
             yield held
         else:
-            yield replace(held, shape=part_of(held.shape, dim, ranks, view.index(EP)), cut=True)
+            yield replace(held, shape=shard_shape(held.shape, dim, ranks, view.index(EP)), cut=True)
 
 
 EXPERT_PARALLEL_COMMUNICATION = CommunicationModel(

@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
-from equivcheck.training.layers.module import DispatchingModule
+from equivcheck.training.layers.module import RoutedModule
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Exchange:
     """One layer's experts over an axis, as one rank sees them."""
 
-    layer: DispatchingModule
+    layer: RoutedModule
     """Layer that holds only this rank's experts."""
     group: ProcessGroup
     """Process group."""
@@ -90,7 +90,7 @@ Keep = Callable[[torch.Tensor, DeviceMesh], torch.Tensor]
 def shard_units(model: nn.Module, mesh: DeviceMesh, keep: Keep) -> None:
     """Keep this rank's experts in each layer that dispatches rows, and let the layer exchange rows with other ranks."""
     for layer in model.modules():
-        if isinstance(layer, DispatchingModule):
+        if isinstance(layer, RoutedModule):
             layer.by_units = Exchange(
                 layer=layer,
                 group=mesh.get_group(),
@@ -120,7 +120,7 @@ def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Para
 
     After forward, `DistributedDataParallel` may have replaced them by local tensors that only the optimizer knows.
     """
-    dispatching = [layer for layer in model.modules() if isinstance(layer, DispatchingModule)]
+    dispatching = [layer for layer in model.modules() if isinstance(layer, RoutedModule)]
     own = [parameter for layer in dispatching for parameter in layer.units().parameters()]
     held = set(own)
     return own, [parameter for parameter in model.parameters() if parameter not in held]

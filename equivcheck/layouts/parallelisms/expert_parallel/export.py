@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from equivcheck.layouts.base import gradients_by_hand
-from equivcheck.layouts.base.dtensor_experts import are_units_of_shards, dtensor_experts
+from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_expert_units
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
@@ -14,7 +14,7 @@ from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import source_of
 from equivcheck.scenario import ExpertParallel, ExpertStorage
 from equivcheck.scenario.mesh import EP
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 
 def write(draft: Draft, parallelism: ExpertParallel) -> None:
@@ -27,7 +27,7 @@ def write(draft: Draft, parallelism: ExpertParallel) -> None:
     _define(draft, keep)
     draft.add(LoopPosition.WRAP, f"ranks = {mesh_of(draft, parallelism)}", f"shard_units(model, ranks, {keep.__name__})")
     draft.add(LoopPosition.AFTER_OPTIMIZER, "own, others = split_parameters(model)")
-    divided = "[]" if are_units_of_shards(layout) else "own"
+    divided = "[]" if has_expert_units(layout) else "own"
     draft.add(LoopPosition.BEFORE_READING, f"reduce_gradients({divided}, others, ranks)")
     if parallelism.storage is ExpertStorage.DTENSOR and keeps_dtensors(layout):
         draft.has_dtensors, draft.mixes_tensors = True, bool(dtensor_experts(draft.scenario.training.model, layout))
@@ -42,8 +42,8 @@ def _require_written(draft: Draft) -> None:
     """Refuse layers whose kind does not say how a script distributes their experts."""
     model = draft.scenario.training.model
     for layer, inputs in zip(model.layers, model.widths, strict=False):
-        script = kind_of(layer).script(layer, inputs) if kind_of(layer).dispatch(layer) is not None else None
-        if script is not None and script.of_units is None:
+        script = layer_kind(layer).script(layer, inputs) if layer_kind(layer).dispatch(layer) is not None else None
+        if script is not None and script.for_expert_parallel is None:
             raise refuse(f"the layer {type(layer).__name__}", "its kind does not say how scripts share out its units")
 
 
@@ -79,8 +79,8 @@ def _source(found: object) -> list[str]:
     """Source without equivcheck's types."""
     text = "\n".join(source_of(found))
     for here, there in (
-        ("isinstance(layer, DispatchingModule)", 'hasattr(layer, "by_units")'),
-        (": DispatchingModule", ": Any"),
+        ("isinstance(layer, RoutedModule)", 'hasattr(layer, "by_units")'),
+        (": RoutedModule", ": Any"),
         (": Keep", ": Callable[[torch.Tensor, DeviceMesh], torch.Tensor]"),
         ("gradients_by_hand.", ""),
         ("  # type: ignore[assignment]", ""),

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
-from equivcheck.layouts.base.limits.execution import uncompiled
+from equivcheck.layouts.base.limits.execution import without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, has_units_of_dtensors, keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import each_layer, only_one, with_loop, with_options
-from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.scenario import (
     ASGD,
     DDP,
@@ -28,21 +28,21 @@ from equivcheck.scenario import (
 )
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import Parameter, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 
 def _cuts(training: Training, layout: Layout) -> Iterator[tuple[Parameter, int]]:
     """Yield each parameter sharded over several ranks, with its number of experts."""
     parallelism = parallelism_of(layout, ExpertParallel)
     for parameter in parameters_of(training.model) if layout.mesh.size(EP) > 1 else ():
-        dim = cut_dim(parallelism, parameter)
+        dim = shard_dim(parallelism, parameter)
         if dim is not None:
             yield parameter, parameter.shape[dim]
 
 
 def _updates_parts(training: Training, layout: Layout) -> bool:
-    of_parts = [*(parameter for parameter, _ in _cuts(training, layout)), *dtensor_experts(training.model, layout)]
-    return not training.optimizer.elementwise and any(parameter.trained for parameter in of_parts)
+    for_context_parallel = [*(parameter for parameter, _ in _cuts(training, layout)), *dtensor_experts(training.model, layout)]
+    return not training.optimizer.elementwise and any(parameter.trained for parameter in for_context_parallel)
 
 
 WHOLE_PARAMETERS = Limit(
@@ -57,14 +57,14 @@ def _with_equal_parts(training: Training, layout: Layout) -> Training:
     """Round experts up, so that each rank gets as many."""
 
     def rounded(_index: int, layer: AnyLayer) -> AnyLayer:
-        return layer if kind_of(layer).dispatch(layer) is None else layer.rounded(layout.mesh.size(EP))
+        return layer if layer_kind(layer).dispatch(layer) is None else layer.rounded_up(layout.mesh.size(EP))
 
     return each_layer(training, rounded)
 
 
 def _shards_nothing(training: Training, layout: Layout) -> bool:
     return has_units_of_dtensors(layout) and any(
-        leaves_nothing(count, layout.mesh.size(EP)) for _, count in _cuts(training, layout)
+        is_last_shard_empty(count, layout.mesh.size(EP)) for _, count in _cuts(training, layout)
     )
 
 
@@ -136,7 +136,7 @@ EAGER = LayoutLimit(
     reason="expert parallelism: torch.compile is not supported: the number of rows that ranks exchange depends on values, and "
     "a graph cannot hold such shapes",
     applies=lambda layout: layout.execution.is_compiled,
-    repair=uncompiled,
+    repair=without_compilation,
 )
 
 LIMITS: tuple[Limit, ...] = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.form import Form
-from equivcheck.layouts.base.script.loop import may_be_none, norm_arguments
-from equivcheck.layouts.base.script.mesh import inner_ranks, keep_local_between_microbatches, mesh_of, take_rows
-from equivcheck.layouts.base.script.shards import define_whole
+from equivcheck.layouts.base.script.loop import may_lack_gradients, norm_arguments
+from equivcheck.layouts.base.script.mesh import add_no_sync, inner_ranks, mesh_of, take_rows
+from equivcheck.layouts.base.script.shards import define_full_tensor
 from equivcheck.layouts.base.script.text import block, call, indented
 from equivcheck.scenario import FSDP1, ClipNorm, Layout, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
@@ -29,7 +29,7 @@ def write(draft: Draft, parallelism: FSDP1) -> None:
         draft.clip_norm = f"module.clip_grad_norm_({norm_arguments(draft.scenario.training.clipping)})"
     _read(draft, parallelism)
     if parallelism.no_sync:
-        keep_local_between_microbatches(draft)
+        add_no_sync(draft)
     take_rows(draft)
 
 
@@ -60,7 +60,7 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
     draft.before_wrap = ["units = [{name: parameter.shape} for name, parameter in model.named_parameters()]"]
     composed = len(layout.parallelisms) > 1
     if composed:
-        define_whole(draft)
+        define_full_tensor(draft)
         draft.need("torch.distributed.tensor", "DTensor")
         draft.definitions.append(list(_LOCAL))
     if composed or not parallelism.use_orig_params:
@@ -99,7 +99,7 @@ def _units(draft: Draft, parallelism: FSDP1, *, local: bool) -> list[str]:
     shape = "local(parameter).shape" if local else "parameter.shape"
     if parallelism.use_orig_params:
         return [f"units = [{{name: {shape}}} for name, parameter in model.named_parameters()]"]
-    if parallelism.wrapping is Wrapping.WHOLE:
+    if parallelism.wrapping is Wrapping.ROOT_ONLY:
         return [f"units = [{{name: {shape} for name, parameter in model.named_parameters()}}]"]
     form = draft.form
     prefix = "layers." if form.stack == "model.layers" else ""
@@ -133,7 +133,7 @@ def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[s
     body = [
         f'"""The tensors of a unit by name{", out of the flat shards that ranks hold of it" * sharded}."""',
         *gather,
-        *(nothing if may_be_none(training) else []),
+        *(nothing if may_lack_gradients(training) else []),
         "flat = torch.cat([shard.detach().flatten() for shard in shards if shard is not None])",
         "sizes = [shape.numel() for shape in unit.values()]",
         "parts = flat[: sum(sizes)].split(sizes)",

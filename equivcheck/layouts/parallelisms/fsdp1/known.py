@@ -14,7 +14,7 @@ from equivcheck.layouts.parallelisms.fsdp1.limits import has_unit_of_nothing, is
 from equivcheck.layouts.parallelisms.pipeline.known import rank_of_stages_without_gradients
 from equivcheck.scenario import FSDP1, Compile, Scenario, ShardingStrategy, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD, TP
-from equivcheck.training.layers.parameters import Parameter, by_layer, parameters_of
+from equivcheck.training.layers.parameters import Parameter, group_by_layer, parameters_of
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 _ROUNDING = 0.01
@@ -90,7 +90,7 @@ def _numels(scenario: Scenario, unit: list[Parameter], part: int) -> list[int]:
 def _units(scenario: Scenario, fsdp: FSDP1) -> list[list[Parameter]]:
     """Parameters in each flat parameter."""
     parameters = parameters_of(scenario.training.model)
-    return [list(parameters)] if fsdp.wrapping is Wrapping.WHOLE else by_layer(parameters)
+    return [list(parameters)] if fsdp.wrapping is Wrapping.ROOT_ONLY else group_by_layer(parameters)
 
 
 @need

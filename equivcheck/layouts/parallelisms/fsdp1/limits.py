@@ -19,7 +19,7 @@ from equivcheck.layouts.base.limits.repairs import (
     without_shares,
     without_ties,
 )
-from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_splits, splits_weights, unfrozen_norms, units_of_nothing
+from equivcheck.layouts.base.plan.rules import UNFREEZES, frozen_shards, has_empty_units, norms_made_trainable, splits_weights
 from equivcheck.scenario import (
     FSDP1,
     ClipNorm,
@@ -69,7 +69,7 @@ def _mixes_frozen(training: Training, layout: Layout) -> bool:
     parameters = parameters_of(training.model)
     if fsdp.wrapping is Wrapping.PER_LAYER:
         own = {parameter.trained for parameter in parameters if parameter.layer is None}
-        return len(own) > 1 or bool(unfrozen_norms(training.model, layout))
+        return len(own) > 1 or bool(norms_made_trainable(training.model, layout))
     return not all(parameter.trained for parameter in parameters)
 
 
@@ -85,7 +85,7 @@ UNFROZEN_LINEARS = Limit(
     reason="FullyShardedDataParallel without use_orig_params: frozen linears under parallelize_module are not supported: they "
     "become trainable (pytorch#171523), and a unit cannot hold both frozen and trained parameters",
     applies=lambda training, layout: (
-        not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_splits(training.model, layout))
+        not parallelism_of(layout, FSDP1).use_orig_params and bool(frozen_shards(training.model, layout))
     ),
     repair=lambda training, _layout: without_frozen(training),
     upstream=True,
@@ -154,7 +154,7 @@ def has_unit_of_nothing(training: Training, layout: Layout) -> bool:
     """Whether tensor parallelism leaves some rank an empty flat parameter."""
     if not layout.has(PlannedParallelism):
         return False
-    of_nothing = units_of_nothing(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))
+    of_nothing = has_empty_units(training.model, parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP))
     return any(of_nothing) if parallelism_of(layout, FSDP1).wrapping is Wrapping.PER_LAYER else all(of_nothing)
 
 

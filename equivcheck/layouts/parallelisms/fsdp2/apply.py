@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from equivcheck.layouts.base.dtensor_experts import expert_units, has_dtensor_experts
+from equivcheck.layouts.base.dtensor_experts import expert_modules, has_dtensor_experts
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import FULLY_SHARD_WITHOUT_GRAD_DTYPE, Rounding, WhenReduced, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.communication import FSDP2_COMMUNICATION
@@ -15,7 +15,7 @@ from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_d
 from equivcheck.layouts.parallelisms.fsdp2.limits import LAYOUT_LIMITS, LIMITS
 from equivcheck.scenario import FSDP2, Layout, MixedPrecision, Muon, Precision, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         from torch.distributed.tensor import Shard
 
         from equivcheck.layouts.base.data_rows import take_rows
-        from equivcheck.worlds.meshes import groups_made
+        from equivcheck.worlds.meshes import new_groups
 
         model, policy, layout = setup.model, parallelism.mixed_precision, setup.layout
         assert layout is not None, "a layout is applied"
@@ -56,9 +56,9 @@ class FSDP2Kind(LayoutKind[FSDP2]):
             options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
         if parallelism.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        with groups_made() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
+        with new_groups() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
             units = _units(model, parallelism)
-            experts = expert_units(model) if has_dtensor_experts(layout) else []
+            experts = expert_modules(model) if has_dtensor_experts(layout) else []
             for unit in experts:
                 fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
             for layers in units:
@@ -81,7 +81,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         setup.loss_scale *= mesh.size()
         setup.gradient_scale = (parallelism.gradient_divide_factor or mesh.size()) / mesh.size()
         setup.accumulation = lambda last: _start_microbatch(model, parallelism, last)
-        if parallelism.muon_owners:
+        if parallelism.distributed_muon:
             _deal_out_matrices(setup, mesh)
         take_rows(setup, mesh)
 
@@ -105,7 +105,7 @@ class FSDP2Kind(LayoutKind[FSDP2]):
             divisor=parallelism.gradient_divide_factor,
             when=self.when_reduced(parallelism, layout),
             accumulates_reduced=True,
-            grad_dtype=not torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE),
+            grad_dtype=not is_torch_in(FULLY_SHARD_WITHOUT_GRAD_DTYPE),
             replicas_once=parallelism.all_reduce_once and REPLICATE in layout.mesh.names,
         )
 
@@ -126,7 +126,7 @@ def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
 
     layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
     count = fsdp.layers_per_unit
-    return [] if fsdp.wrapping is Wrapping.WHOLE else [layers[at : at + count] for at in range(0, len(layers), count)]
+    return [] if fsdp.wrapping is Wrapping.ROOT_ONLY else [layers[at : at + count] for at in range(0, len(layers), count)]
 
 
 def _destroy(groups: Iterable[dist.ProcessGroup]) -> None:

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor_experts, is_dtensor_expert
 from equivcheck.layouts.base.expected_calls.communication import Totals, add, axes_of
-from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
-from equivcheck.layouts.base.expected_calls.shared import axes_of_cuts, dtensor_clipping, keeps_gradient
+from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping, has_kept_gradient, sharding_axes
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
-from equivcheck.layouts.base.limits.optimizers import deals_out_matrices
-from equivcheck.layouts.base.partition import cut_dim, part_of
+from equivcheck.layouts.base.limits.optimizers import is_distributed_muon
+from equivcheck.layouts.base.partition import shard_dim, shard_shape
 from equivcheck.layouts.base.plan.rules import is_outside
 from equivcheck.layouts.base.rounding import ITEM_BYTES, computed_in, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import averages, averaging_ranks, expert_divide_factor, reduce_ops
@@ -31,7 +31,7 @@ from equivcheck.scenario import (
     Training,
     Wrapping,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.stage import Stage
 
 F = TypeVar("F", FSDP1, FSDP2)
@@ -97,7 +97,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
         super().__init__(view, fsdp, fsdp.layers_per_unit)
         self.regathered = self.shard_axis if fsdp.reshard_to is None else self._neighbours(fsdp.reshard_to)
         split = list(split_expert_units(self.units, view.layout))
-        sharded = [[held for held in unit.held if cut_dim(fsdp, held.parameter) is not None] for unit in split]
+        sharded = [[held for held in unit.held if shard_dim(fsdp, held.parameter) is not None] for unit in split]
         self.units = tuple(replace(unit, held=tuple(held)) for unit, held in zip(split, sharded, strict=True) if held)
 
     def _neighbours(self, count: int) -> str:
@@ -148,7 +148,7 @@ class FSDP2Calls(UnitCalls[FSDP2]):
 
     def _part(self, parameters: Iterable[Held]) -> int:
         """Elements in a rank's padded shards of some parameters."""
-        dims = ((held, cut_dim(self.fsdp, held.parameter)) for held in parameters)
+        dims = ((held, shard_dim(self.fsdp, held.parameter)) for held in parameters)
         return sum(held.padded_part(dim, self.parts) for held, dim in dims if dim is not None)
 
     def _reduce(self, unit: Unit, step: int, last: bool) -> None:
@@ -171,7 +171,7 @@ def reduce_op(view: RankView) -> str:
 def units_of(view: RankView, wrapping: Wrapping, count: int = 1) -> tuple[Unit, ...]:
     """Units in the order in which forward ends them. The root is last, and a layer unit has `count` layers."""
     last = len(view.training.model.layers) - 1
-    if wrapping is Wrapping.WHOLE:
+    if wrapping is Wrapping.ROOT_ONLY:
         return (Unit(held=view.held, last_layer=last, is_root=True),)
     held = [view.of_layer(index) for index in range(last + 1)]
     layers = tuple(
@@ -198,7 +198,7 @@ def _all_calls(view: RankView, fsdp: FSDP2) -> Totals:
     for kind in _kinds(view):
         for key, (num_calls, num_bytes) in dtensor_clipping(view, axes, kind).items():
             add(found, key, num_calls, num_bytes)
-    return found | (_owners_totals(view, fsdp) if deals_out_matrices(view.training, view.layout) else {})
+    return found | (_owners_totals(view, fsdp) if is_distributed_muon(view.training, view.layout) else {})
 
 
 def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
@@ -207,8 +207,8 @@ def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
     parts, index = view.layout.mesh.size(axis), view.index(axis)
     owned = list(enumerate(held for held in view.held if held.trained))
     for step in range(view.training.steps) if parts > 1 else ():
-        updated = [(number % parts, held) for number, held in owned if keeps_gradient(view, held, step)]
-        shards = sum(math.prod(part_of(held.shape, _cut(fsdp, held), parts, index)) for _, held in updated)
+        updated = [(number % parts, held) for number, held in owned if has_kept_gradient(view, held, step)]
+        shards = sum(math.prod(shard_shape(held.shape, _cut(fsdp, held), parts, index)) for _, held in updated)
         whole = sum(held.numel for owner, held in updated if owner == index)
         if updated:
             ledger.note(step, "all_to_all", view.axes(axis), (shards + whole) * view.item_bytes, 2)
@@ -216,7 +216,7 @@ def _owners_totals(view: RankView, fsdp: FSDP2) -> Totals:
 
 
 def _cut(fsdp: FSDP2, held: Held) -> int:
-    dim = cut_dim(fsdp, held.parameter)
+    dim = shard_dim(fsdp, held.parameter)
     assert dim is not None, "a matrix that is trained is cut"
     return dim
 
@@ -233,17 +233,17 @@ def _kind(view: RankView, held: Held) -> tuple[str, ...] | bool:
     if has_dtensor_experts(view.layout):
         return is_dtensor_expert(view.layout, held.parameter)
     if view.layout.has(LocalTensorParallel, ExpertParallel):
-        return axes_of_cuts(view, held)
+        return sharding_axes(view, held)
     return any(is_outside(plan, held.parameter) for plan in view.layout.of(TensorParallel))
 
 
 def _recomputes_units(training: Training, layout: Layout) -> bool:
     of_layers = {parameter.layer for parameter in dtensor_experts(training.model, layout)}
     recomputes = any(layer is not None and layout.execution.checkpoints(layer) for layer in of_layers)
-    return recomputes and torch_in(FREED_WHILE_RECOMPUTED)
+    return recomputes and is_torch_in(FREED_WHILE_RECOMPUTED)
 
 
-UNITS_GATHERED_AGAIN = Unmodelled(
+UNITS_GATHERED_AGAIN = Unpredicted(
     reason="fully_shard: gathers of expert units in recomputed layers are not predicted: they depend on which units are freed "
     "at that time",
     applies=_recomputes_units,
@@ -254,11 +254,11 @@ FSDP2_COMMUNICATION = CommunicationModel(
     unmodelled=(
         UNITS_GATHERED_AGAIN,
         replace(
-            MIXED_ELEMENTS,
+            OPTIMIZER_NOT_ELEMENTWISE,
             applies=lambda training, layout: (
-                MIXED_ELEMENTS.applies(training, layout) and not deals_out_matrices(training, layout)
+                OPTIMIZER_NOT_ELEMENTWISE.applies(training, layout) and not is_distributed_muon(training, layout)
             ),
         ),
     ),
-    uneven=lambda fsdp: fsdp.reshard_to is not None or fsdp.muon_owners,
+    uneven=lambda fsdp: fsdp.reshard_to is not None or fsdp.distributed_muon,
 )

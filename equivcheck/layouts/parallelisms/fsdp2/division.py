@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.base.rounding import Division
 from equivcheck.scenario import FSDP2, ElementType, Layout
 from equivcheck.scenario.mesh import DP, EP, REPLICATE, SHARD
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 FACTOR_OF_ALL_RANKS = "<2.10"
 """Versions that average over shards and replicas if the divide factor is the total rank count.
@@ -35,12 +35,12 @@ def division_of(fsdp: FSDP2, layout: Layout, element_type: ElementType) -> Divis
     if fsdp.sum_reductions:
         return Division.LAST
     alone = layout.mesh.size(DP, SHARD) == 1 and fsdp.gradient_divide_factor is not None
-    return Division.BEFORE if alone and not torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
+    return Division.BEFORE if alone and not is_torch_in(FACTOR_OF_ALL_RANKS) else Division.AFTER
 
 
 def backend_divides(factor: float | None, layout: Layout) -> bool:
     """Whether an average, or a plain division, implements the divide factor. Otherwise torch uses a premultiplied sum."""
-    if torch_in(FACTOR_OF_ALL_RANKS):
+    if is_torch_in(FACTOR_OF_ALL_RANKS):
         return factor in (None, averaging_ranks(layout))
     shards = layout.mesh.size(DP, SHARD)
     return shards == 1 or factor in (None, shards)
@@ -50,5 +50,5 @@ def reduce_ops(fsdp: FSDP2, layout: Layout, element_type: ElementType, factor: f
     """Reduction names over shards and over replicas for a unit with the given divide factor."""
     if fsdp.sum_reductions or not averages(element_type) or averaging_ranks(layout) == 1:
         return "sum", "sum"
-    sums_replicas = factor is not None and not torch_in(FACTOR_OF_ALL_RANKS)
+    sums_replicas = factor is not None and not is_torch_in(FACTOR_OF_ALL_RANKS)
     return "avg", "sum" if sums_replicas else "avg"

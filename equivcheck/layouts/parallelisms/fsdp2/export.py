@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.partition import chunk_size, chunk_sizes
-from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_units, refuse, units_of
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, layer_iterable, loop_over_layers, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.text import call, source_of
 from equivcheck.layouts.parallelisms.fsdp2.division import averaging_ranks, expert_divide_factor
@@ -34,7 +34,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
         )
     for line in _divided(parallelism, parallelism.gradient_divide_factor):
         if parallelism.wrapping is Wrapping.PER_LAYER:
-            draft.add(LoopPosition.WRAP, *loop_over_units(draft, f"layer.{line}"))
+            draft.add(LoopPosition.WRAP, *loop_over_layers(draft, f"layer.{line}"))
         draft.add(LoopPosition.WRAP, f"model.{line}")
     if parallelism.explicit_prefetch and parallelism.wrapping is Wrapping.PER_LAYER:
         draft.add(LoopPosition.WRAP, *_prefetches(draft, parallelism.layers_per_unit))
@@ -51,7 +51,7 @@ def write(draft: Draft, parallelism: FSDP2) -> None:
     ):
         if at_last_only:
             reduce_at_last_microbatch(draft, method)
-    if parallelism.muon_owners and isinstance(draft.scenario.training.optimizer, Muon):
+    if parallelism.distributed_muon and isinstance(draft.scenario.training.optimizer, Muon):
         _deal_out_matrices(draft, parallelism)
     take_rows(draft)
 
@@ -100,9 +100,9 @@ def _options(draft: Draft, fsdp: FSDP2) -> dict[str, object]:
 def _wraps(draft: Draft, count: int, options: dict[str, object]) -> list[str]:
     """Loop that shards layers, or lists of `count` layers."""
     if count == 1 or len(draft.form.layers) == 1:
-        return loop_over_units(draft, call("fully_shard", "layer", **options))
+        return loop_over_layers(draft, call("fully_shard", "layer", **options))
     sharded = call("fully_shard", f"layers[first : first + {count}]", **options)
-    return [f"layers = list({units_of(draft)})", f"for first in range(0, len(layers), {count}):", f"    {sharded}"]
+    return [f"layers = list({layer_iterable(draft)})", f"for first in range(0, len(layers), {count}):", f"    {sharded}"]
 
 
 def _prefetches(draft: Draft, count: int) -> list[str]:
@@ -110,7 +110,7 @@ def _prefetches(draft: Draft, count: int) -> list[str]:
     if len(draft.form.layers) == 1:
         return []
     draft.need("itertools", "pairwise")
-    units = units_of(draft) if count == 1 else f"layers[::{count}]"
+    units = layer_iterable(draft) if count == 1 else f"layers[::{count}]"
     return [
         f"for layer, following in pairwise({units}):",
         "    layer.set_modules_to_forward_prefetch([following])",

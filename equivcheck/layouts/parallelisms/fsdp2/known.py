@@ -9,7 +9,7 @@ from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts, is_dten
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_shares
-from equivcheck.layouts.base.partition import chunk_sizes, cut_dim, leaves_nothing
+from equivcheck.layouts.base.partition import chunk_sizes, is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import UNFREEZES
 from equivcheck.layouts.base.rounding import Division, reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import division_of, expert_divide_factor
@@ -27,7 +27,7 @@ from equivcheck.scenario import (
     Wrapping,
 )
 from equivcheck.scenario.mesh import DP, SHARD
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.training.layers.parameters import Parameter, parameters_of
 from equivcheck.worlds.trace.differences import Divergence
 
@@ -40,7 +40,7 @@ _ROUNDING = 0.01
 @need
 def gradient_has_an_empty_shard(scenario: Scenario) -> bool:
     """Some rank has an empty shard in a DTensor gradient."""
-    return any(leaves_nothing(size, ranks) for size, ranks in _cuts(scenario))
+    return any(is_last_shard_empty(size, ranks) for size, ranks in _cuts(scenario))
 
 
 @need
@@ -66,7 +66,7 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
     of_dtensors = [one for one in layout.parallelisms if not isinstance(one, ExpertParallel) or has_dtensor_experts(layout)]
     for parameter in parameters_of(scenario.training.model):
         for parallelism in of_dtensors:
-            dim, ranks = cut_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
+            dim, ranks = shard_dim(parallelism, parameter), layout.mesh.size(layout.axes_of(parallelism)[-1])
             if dim is not None and _has_gradient(parameter, parallelism, layout):
                 is_first = isinstance(parallelism, PlannedParallelism | ExpertParallel)
                 yield parameter.shape[dim] if is_first else _fewest(scenario, parameter, dim), ranks
@@ -74,7 +74,7 @@ def _cuts(scenario: Scenario) -> Iterator[tuple[int, int]]:
 
 def _has_gradient(parameter: Parameter, parallelism: Parallelism, layout: Layout) -> bool:
     """Whether a parallelism finds a gradient. Tensor parallelism and local tensors give gradients to frozen parameters, too."""
-    if any(cut_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and torch_in(UNFREEZES):
+    if any(shard_dim(other, parameter) is not None for other in layout.of(TensorParallel)) and is_torch_in(UNFREEZES):
         return True
     return parameter.trained or (isinstance(parallelism, TensorParallel | ExpertParallel) and not keeps_dtensors(layout))
 
@@ -83,7 +83,7 @@ def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
     """A dim's size on the last rank with elements after tensor or expert parallelism; the full size if neither shards it."""
     layout = scenario.layout
     for parallelism in layout.of(PlannedParallelism, ExpertParallel):
-        if cut_dim(parallelism, parameter) == dim:
+        if shard_dim(parallelism, parameter) == dim:
             ranks = layout.mesh.size(*layout.axes_of(parallelism))
             return [length for length in chunk_sizes(parameter.shape[dim], ranks) if length][-1]
     return parameter.shape[dim]
@@ -125,7 +125,7 @@ def reshards_last_dims(scenario: Scenario) -> bool:
     """`fully_shard` with reshard_to shards a parameter along a dim other than the first."""
     parameters = [parameter for parameter in parameters_of(scenario.training.model) if parameter.trained]
     return any(
-        fsdp.reshard_to is not None and any(cut_dim(fsdp, parameter) for parameter in parameters)
+        fsdp.reshard_to is not None and any(shard_dim(fsdp, parameter) for parameter in parameters)
         for fsdp in scenario.layout.of(FSDP2)
     )
 

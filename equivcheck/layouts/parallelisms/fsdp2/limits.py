@@ -17,8 +17,8 @@ from equivcheck.layouts.base.limits.repairs import (
     without_scale,
     without_shares,
 )
-from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
-from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_cuts
+from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
+from equivcheck.layouts.base.plan.rules import UNFREEZES, cuts, trained_shard_sizes
 from equivcheck.layouts.base.rounding import reduced_in
 from equivcheck.layouts.parallelisms.fsdp2.division import averages, backend_divides, expert_divide_factor
 from equivcheck.scenario import FSDP2, Layout, PlannedParallelism, Precision, TensorParallel, Training, Wrapping
@@ -38,8 +38,8 @@ def _some_rank_reduces_nothing(training: Training, layout: Layout) -> bool:
         return False
     tp, ranks = parallelism_of(layout, PlannedParallelism), layout.mesh.size(TP)
     shards_last = any(fsdp.shard_last_dim for fsdp in layout.of(FSDP2))
-    sizes = (size for _, size in cuts(training.model, tp)) if shards_last else trained_cuts(training.model, tp)
-    return any(leaves_nothing(size, ranks) for size in sizes)
+    sizes = (size for _, size in cuts(training.model, tp)) if shards_last else trained_shard_sizes(training.model, tp)
+    return any(is_last_shard_empty(size, ranks) for size in sizes)
 
 
 NOTHING_TO_REDUCE = Limit(
@@ -56,7 +56,7 @@ def _unfreezes_nothing(training: Training, layout: Layout) -> bool:
     sizes = (
         size for each in layout.of(TensorParallel) for parameter, size in cuts(training.model, each) if not parameter.trained
     )
-    return any(leaves_nothing(size, layout.mesh.size(TP)) for size in sizes)
+    return any(is_last_shard_empty(size, layout.mesh.size(TP)) for size in sizes)
 
 
 NOTHING_UNFROZEN_TO_REDUCE = replace(
@@ -74,14 +74,14 @@ NOTHING_REDUCED = (NOTHING_TO_REDUCE, NOTHING_UNFROZEN_TO_REDUCE)
 def cuts_last_dims_unevenly(training: Training, layout: Layout) -> bool:
     """Whether a dim other than the first is sharded unevenly."""
     fsdp, shards = parallelism_of(layout, FSDP2), layout.mesh.size(DP, SHARD)
-    found = ((parameter, cut_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
+    found = ((parameter, shard_dim(fsdp, parameter)) for parameter in parameters_of(training.model))
     sizes = ((parameter.shape[dim], shards * _tp_parts(layout, parameter, dim)) for parameter, dim in found if dim)
     return fsdp.shard_last_dim and any(size % parts for size, parts in sizes)
 
 
 def _tp_parts(layout: Layout, parameter: Parameter, dim: int) -> int:
     """Number of tensor-parallel shards along a dim."""
-    is_cut = any(cut_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
+    is_cut = any(shard_dim(parallelism, parameter) == dim for parallelism in layout.of(PlannedParallelism))
     return layout.mesh.size(TP) if is_cut else 1
 
 
@@ -158,8 +158,8 @@ ONE_GROUP = LayoutLimit(
 OWNERS_OF_SHARDS = LayoutLimit(
     reason="fully_shard over tensor parallelism: distributed Muon is not supported: the owner of a matrix gathers its shards "
     "along one mesh axis, not along two",
-    applies=lambda layout: parallelism_of(layout, FSDP2).muon_owners and layout.has(TensorParallel),
-    repair=lambda layout: with_options(layout, FSDP2, muon_owners=False),
+    applies=lambda layout: parallelism_of(layout, FSDP2).distributed_muon and layout.has(TensorParallel),
+    repair=lambda layout: with_options(layout, FSDP2, distributed_muon=False),
 )
 
 NO_SCALARS = Limit(

@@ -45,9 +45,9 @@ class LocalTensorParallelKind(LayoutKind[LocalTensorParallel]):
 
     def finish(self, setup: Setup, parallelism: LocalTensorParallel, mesh: DeviceMesh) -> None:
         """Read shards as parts of full parameters, and clip by the norm over all shards."""
-        from equivcheck.layouts.base.local_tensors import read_parts
+        from equivcheck.layouts.base.local_tensors import read_plain_shards
 
-        read_parts(setup, parallelism, mesh)
+        read_plain_shards(setup, parallelism, mesh)
 
     def write_script(self, draft: Draft, parallelism: LocalTensorParallel) -> None:
         """Replace the script's modules by the sharded ones that ranks run here."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 from equivcheck.layouts.base.expected_calls.communication import Totals
 from equivcheck.layouts.base.expected_calls.model import CommunicationModel
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
-from equivcheck.layouts.base.expected_calls.shared import clipping_of_parts
+from equivcheck.layouts.base.expected_calls.shared import sharded_clipping
 from equivcheck.layouts.base.limits.limit import parallelism_of
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
-from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, LinearPlacements, Passage
-from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, Owner, Split
+from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, sharded_held
+from equivcheck.layouts.base.plan.linears import BY_ROWS, ROW, LinearPlacements, LinearPlan
+from equivcheck.scenario import ActivationSharding, Collectives, CrossEntropy, LocalTensorParallel, ParameterOwner, Split
 from equivcheck.scenario.mesh import TP
 
 
 class LocalCalls(PlannedCalls):
     """Counts gradient sums in each microbatch's backward if ranks use a replicated parameter for different rows."""
 
-    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:
+    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:
         """Count gradients for a linear that computes sharded rows, or for a bias that is added to a sharded output."""
         if linear is BY_ROWS:
             self.note(once, "all_reduce.sum", once.width * once.inputs, times=once.trains_weight)
@@ -42,26 +42,26 @@ class LocalCalls(PlannedCalls):
         """Count gradients for norms over sharded rows."""
         times = len(self.view.training.data.microbatches)
         for held in self.view.held:
-            if held.parameter.is_of_norm and self._is_of_own_rows(held) and self._is_differentiated(held, step):
+            if held.parameter.is_norm_parameter and self._is_of_own_rows(held) and self._is_differentiated(held, step):
                 self.ledger.note(step, "all_reduce.sum", self.axes, held.numel * self.view.item_bytes * times, times)
 
     def _is_differentiated(self, held: Held, step: int) -> bool:
-        return held.parameter.takes_part(step) and (held.trained or self.view.differentiates_frozen(held.layer))
+        return held.parameter.is_used_at(step) and (held.trained or self.view.computes_frozen_gradients(held.layer))
 
     def _is_of_own_rows(self, held: Held) -> bool:
-        if held.parameter.owner is Owner.HEAD:
+        if held.parameter.owner is ParameterOwner.HEAD:
             return self.inputs[-1] is ActivationSharding.ROWS
-        is_planned = held.layer is not None and self.plan[held.layer].split is not Split.OUTSIDE
+        is_planned = held.layer is not None and self.plan[held.layer].split is not Split.NOT_IN_PLAN
         return is_planned and self.inputs[held.layer or 0] is ActivationSharding.ROWS
 
 
 def _all_calls(view: RankView, parallelism: LocalTensorParallel) -> Totals:
-    cut = (held for held in cut_held(view, parallelism) if held.cut)
-    return LocalCalls(view, parallelism).totals() | clipping_of_parts(view, TP, cut)
+    cut = (held for held in sharded_held(view, parallelism) if held.cut)
+    return LocalCalls(view, parallelism).totals() | sharded_clipping(view, TP, cut)
 
 
 LOCAL_TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
+    hold=lambda view, parallelism: tuple(sharded_held(view, parallelism)),
     uneven=lambda _plan: True,
 )

@@ -7,7 +7,7 @@ from equivcheck.layouts.base.plan.linears import ActivationPlacement
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import ties
 from equivcheck.layouts.base.script.mesh import mesh_of
-from equivcheck.layouts.base.script.shards import cut_masks, read_local_shards
+from equivcheck.layouts.base.script.shards import read_local_shards, shard_masks
 from equivcheck.layouts.base.script.text import source_of
 from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules import (
     COPY_TO_PARTIAL,
@@ -49,7 +49,7 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
     draft.add(LoopPosition.WRAP, *ties(draft))
     if not rows:
         draft.add(LoopPosition.TAKE, f"ranks.rows = inputs.shape[{training.data.batch_dim}]")
-    cut_masks(draft, parallelism)
+    shard_masks(draft, parallelism)
     read_local_shards(draft)
 
 

@@ -9,12 +9,12 @@ from equivcheck.layouts.base.limits.loss_parallel import CROSS_ENTROPY_ALONE, EN
 from equivcheck.layouts.base.limits.optimizers import elementwise, has_units_of_dtensors
 from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, with_tokens, without_routing
-from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.layouts.base.plan.rules import RULES, cuts
 from equivcheck.scenario import Collectives, Layout, LocalTensorParallel, Split, Training
 from equivcheck.scenario.mesh import TP
 
-_CUT_DIMS = {Split.COLUMN: 0, Split.ROW: 1}
+_CUT_DIMS = {Split.COLWISE: 0, Split.ROWWISE: 1}
 
 
 def _shares_otherwise(training: Training, layout: Layout, index: int) -> bool:
@@ -25,7 +25,7 @@ def _shares_otherwise(training: Training, layout: Layout, index: int) -> bool:
 
 def _with_shares_alike(training: Training, layout: Layout) -> Training:
     return each_layer(
-        training, lambda index, layer: layer.having(shares=None) if _shares_otherwise(training, layout, index) else layer
+        training, lambda index, layer: layer.with_fields(shares=None) if _shares_otherwise(training, layout, index) else layer
     )
 
 
@@ -54,12 +54,12 @@ WHOLE_PARAMETERS = Limit(
 
 def _lacks_tokens(training: Training, layout: Layout) -> bool:
     source = training.model.source
-    by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROW
+    by_tokens = parallelism_of(layout, LocalTensorParallel).source is Split.ROWWISE
     return (
         has_units_of_dtensors(layout)
         and by_tokens
         and source is not None
-        and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+        and is_last_shard_empty(source.vocabulary, layout.mesh.size(TP))
     )
 
 

@@ -17,7 +17,7 @@ from equivcheck.training.setup import Setup
 
 def compute_sharded_loss(setup: Setup, ranks: AxisRanks) -> None:
     """Compute the loss from this rank's logits."""
-    num_classes = setup.training.model.outputs
+    num_classes = setup.training.model.out_features
 
     def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
         assert isinstance(training.loss, CrossEntropy), "a limit leaves no other"

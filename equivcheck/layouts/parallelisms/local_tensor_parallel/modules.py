@@ -39,7 +39,7 @@ class LocalLinear(nn.Module):
         self.ranks, self.enter, self.leave = ranks, enter, leave
         self.weight = ranks.own_parameter(full.weight, dims[0])
         self.bias = None if full.bias is None else ranks.own_parameter(full.bias, dims[1])
-        whole, output = ActivationPlacement.WHOLE, leave.target
+        whole, output = ActivationPlacement.REPLICATED, leave.target
         self.cut_bias = Redistribution(
             source=whole, target=output, gradient_source=output, gradient_target=whole, features=full.out_features
         )
@@ -50,9 +50,9 @@ class LocalLinear(nn.Module):
         weight: torch.Tensor = self.weight
         bias: torch.Tensor | None = self.bias
         if self.enter.target is ActivationPlacement.ROWS:
-            weight = self.ranks.used_by_all(weight)
-            bias = None if bias is None else self.ranks.used_by_all(bias)
-        if bias is None or self.leave.source is not ActivationPlacement.PENDING:
+            weight = self.ranks.copy_to_region(weight)
+            bias = None if bias is None else self.ranks.copy_to_region(bias)
+        if bias is None or self.leave.source is not ActivationPlacement.PARTIAL:
             return self.ranks.move(functional.linear(entered, weight, bias), self.leave)
         # Added to addends, it would be added once for each rank.
         return self.ranks.move(functional.linear(entered, weight), self.leave) + self.bias_of_output(bias)
@@ -60,7 +60,7 @@ class LocalLinear(nn.Module):
     def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
         """This rank's part of a replicated bias, as it is added to the output."""
         if self.leave.target is ActivationPlacement.ROWS:
-            return self.ranks.used_by_all(bias)
+            return self.ranks.copy_to_region(bias)
         return self.ranks.move(bias, self.cut_bias)
 
 
@@ -75,10 +75,10 @@ class LocalNorm(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Normalize this rank's rows."""
-        weight = self.ranks.used_by_all(self.weight)
+        weight = self.ranks.copy_to_region(self.weight)
         if not self.is_centred:
             return functional.rms_norm(inputs, self.shape, weight, self.eps)
-        bias = None if self.bias is None else self.ranks.used_by_all(self.bias)
+        bias = None if self.bias is None else self.ranks.copy_to_region(self.bias)
         assert self.eps is not None, "a layer norm has one"
         return functional.layer_norm(inputs, self.shape, weight, bias, self.eps)
 
@@ -113,21 +113,21 @@ class LocalRegion(Region):
     def __init__(self, ranks: AxisRanks, enter: Redistribution, use: Redistribution, leave: Redistribution) -> None:
         self.ranks, self.enter, self.use, self.leave = ranks, enter, use, leave
 
-    def entered(self, values: torch.Tensor) -> torch.Tensor:
+    def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Redistribute the region's input."""
         return self.ranks.move(values, self.enter)
 
-    def used(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def copy_to_ranks(self, values: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Let gradients for values and routing weights be summed over ranks."""
         return self.ranks.move(values, self.use), self.ranks.move(weights, self.use)
 
-    def left(self, addend: torch.Tensor) -> torch.Tensor:
+    def reduce_output(self, addend: torch.Tensor) -> torch.Tensor:
         """Reduce the partial sums."""
         return self.ranks.move(addend, self.leave)
 
-    def added_once(self, bias: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, bias: torch.Tensor) -> torch.Tensor:
         """Add the bias on the first rank only."""
-        return self.ranks.added_once(bias)
+        return self.ranks.bias_on_first_rank(bias)
 
 
 def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
@@ -150,7 +150,7 @@ def replace_modules(setup: Setup, parallelism: LocalTensorParallel, mesh: Device
         moves = LocalRegion(ranks, region.enter, COPY_TO_PARTIAL, region.leave)
         shard_region(setup.model.get_submodule(f"layers.{region.layer}"), moves, dict(region.dims))
     share_weights(setup.model, model)
-    if model.head is not None and model.head.tied and parallelism.head is not Split.OUTSIDE:
+    if model.head is not None and model.head.tied and parallelism.head is not Split.NOT_IN_PLAN:
         tie_head(setup.model)
     return ranks
 

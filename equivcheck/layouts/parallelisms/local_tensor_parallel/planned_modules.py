@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from equivcheck.layouts.base.partition import cut_dim
+from equivcheck.layouts.base.partition import shard_dim
 from equivcheck.layouts.base.plan.linears import (
     BY_ROWS,
     COLUMN,
@@ -16,17 +16,17 @@ from equivcheck.layouts.base.plan.linears import (
     WHOLE,
     ActivationPlacement,
     LinearPlacements,
-    Passage,
-    head_passage,
-    passage,
+    LinearPlan,
+    head_plan,
+    linear_plan,
 )
-from equivcheck.layouts.base.plan.rules import inputs_of, weights_of_addends
+from equivcheck.layouts.base.plan.rules import inputs_of, num_routing_weights
 from equivcheck.scenario import ActivationSharding, AnyLayer, LocalTensorParallel, Model, Split
 from equivcheck.training.layers.parameters import KEPT_MODELS, parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS
 
-_LINEARS = {Split.COLUMN: COLUMN, Split.ROW: ROW}
+_LINEARS = {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +51,24 @@ class Redistribution:
 
 
 REDUCE_PARTIAL = Redistribution(
-    source=ActivationPlacement.PENDING,
-    target=ActivationPlacement.WHOLE,
-    gradient_source=ActivationPlacement.WHOLE,
-    gradient_target=ActivationPlacement.WHOLE,
+    source=ActivationPlacement.PARTIAL,
+    target=ActivationPlacement.REPLICATED,
+    gradient_source=ActivationPlacement.REPLICATED,
+    gradient_target=ActivationPlacement.REPLICATED,
     features=0,
 )
 """Partial sums to replicated values."""
 COPY_TO_PARTIAL = Redistribution(
-    source=ActivationPlacement.WHOLE,
-    target=ActivationPlacement.WHOLE,
-    gradient_source=ActivationPlacement.PENDING,
-    gradient_target=ActivationPlacement.WHOLE,
+    source=ActivationPlacement.REPLICATED,
+    target=ActivationPlacement.REPLICATED,
+    gradient_source=ActivationPlacement.PARTIAL,
+    gradient_target=ActivationPlacement.REPLICATED,
     features=0,
 )
 """Replicated values from which each rank computes a partial sum, so backward sums their gradients."""
 
 
-def linear_input(plan: Passage, features: int) -> Redistribution:
+def linear_input(plan: LinearPlan, features: int) -> Redistribution:
     """Redistribution before a linear."""
     linear, before = _linear(plan), OF_SHARDING[plan.input]
     return Redistribution(
@@ -80,20 +80,20 @@ def linear_input(plan: Passage, features: int) -> Redistribution:
     )
 
 
-def linear_output(plan: Passage, features: int) -> Redistribution:
+def linear_output(plan: LinearPlan, features: int) -> Redistribution:
     """Redistribution after a linear."""
     return _leaving(_linear(plan).made, plan.output, features)
 
 
 def region_input(input: ActivationSharding, features: int) -> Redistribution:
     """Redistribution that replicates a layer's input, with which all ranks then compute the same."""
-    whole, before = ActivationPlacement.WHOLE, OF_SHARDING[input]
+    whole, before = ActivationPlacement.REPLICATED, OF_SHARDING[input]
     return Redistribution(source=before, target=whole, gradient_source=whole, gradient_target=before, features=features)
 
 
 def region_output(output: ActivationSharding, features: int) -> Redistribution:
     """Reduction for a layer's partial sums."""
-    return _leaving(ActivationPlacement.PENDING, output, features)
+    return _leaving(ActivationPlacement.PARTIAL, output, features)
 
 
 def embedding_output(split: Split, output: ActivationSharding, features: int) -> Redistribution:
@@ -103,11 +103,11 @@ def embedding_output(split: Split, output: ActivationSharding, features: int) ->
 
 def _leaving(made: ActivationPlacement, output: ActivationSharding, features: int) -> Redistribution:
     after = OF_SHARDING[output]
-    back = ActivationPlacement.WHOLE if made is ActivationPlacement.PENDING else made
+    back = ActivationPlacement.REPLICATED if made is ActivationPlacement.PARTIAL else made
     return Redistribution(source=made, target=after, gradient_source=after, gradient_target=back, features=features)
 
 
-def _linear(plan: Passage) -> LinearPlacements:
+def _linear(plan: LinearPlan) -> LinearPlacements:
     return BY_ROWS if plan.is_by_rows else _LINEARS.get(plan.split, WHOLE)
 
 
@@ -146,7 +146,7 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
     layers = (
         planning.layer(index, layer)
         for index, layer in enumerate(model.layers)
-        if parallelism.plan[index].split is not Split.OUTSIDE
+        if parallelism.plan[index].split is not Split.NOT_IN_PLAN
     )
     return (*planning.source(), *chain.from_iterable(layers), *planning.head())
 
@@ -155,16 +155,16 @@ def planned_modules(model: Model, parallelism: LocalTensorParallel) -> tuple[Pla
 def planned_regions(model: Model, parallelism: LocalTensorParallel) -> tuple[PlannedRegion, ...]:
     """All layers that compute partial sums, in the model's order."""
     inputs, found = inputs_of(model, parallelism), parameters_of(model)
-    cut = [(each, cut_dim(parallelism, each)) for each in found]
+    cut = [(each, shard_dim(parallelism, each)) for each in found]
     return tuple(
         PlannedRegion(
             layer=index,
-            enter=region_input(inputs[index], model.inputs(index)),
-            leave=region_output(parallelism.plan[index].output, model.inputs(index + 1)),
+            enter=region_input(inputs[index], model.in_features(index)),
+            leave=region_output(parallelism.plan[index].output, model.in_features(index + 1)),
             dims=tuple((each.name, dim) for each, dim in cut if each.layer == index and dim is not None),
         )
         for index in range(len(model.layers))
-        if weights_of_addends(model.layers[index], parallelism.plan[index].split) is not None
+        if num_routing_weights(model.layers[index], parallelism.plan[index].split) is not None
     )
 
 
@@ -172,12 +172,12 @@ class _Planning:
     def __init__(self, model: Model, parallelism: LocalTensorParallel) -> None:
         self.model, self.parallelism, self.inputs = model, parallelism, inputs_of(model, parallelism)
         found = parameters_of(model)
-        self.dims = {parameter.full_name: cut_dim(parallelism, parameter) for parameter in found}
+        self.dims = {parameter.full_name: shard_dim(parallelism, parameter) for parameter in found}
         self.shapes = {parameter.full_name: parameter.shape for parameter in found}
 
     def source(self) -> Iterator[PlannedModule]:
         source, split, output = self.model.source, self.parallelism.source, self.parallelism.source_output
-        if source is None or split is Split.OUTSIDE:
+        if source is None or split is Split.NOT_IN_PLAN:
             return
         leave = embedding_output(split, output, self.model.features)
         yield PlannedModule(name=_module_of(EMBEDDING), leave=leave, dims=(self.dims[EMBEDDING], None))
@@ -188,22 +188,22 @@ class _Planning:
         owner, lies = f"layers.{index}", self.inputs[index]
         if layer.norm is not None and lies is ActivationSharding.ROWS:
             yield PlannedModule(name=f"{owner}.norm")
-        is_region = weights_of_addends(layer, self.parallelism.plan[index].split) is not None
-        for part in () if is_region else kind_of(layer).parts(layer):
+        is_region = num_routing_weights(layer, self.parallelism.plan[index].split) is not None
+        for part in () if is_region else layer_kind(layer).linears(layer):
             name = f"{owner}.{part.name}"
             owned = name if f"{name}.weight" in self.shapes else f"layers.{layer.shares}.{part.name}"
-            yield self._linear(name, passage(self.model, part, self.parallelism.plan[index], lies), owned)
+            yield self._linear(name, linear_plan(self.model, part, self.parallelism.plan[index], lies), owned)
 
     def head(self) -> Iterator[PlannedModule]:
         head = self.model.head
-        if head is None or self.parallelism.head is Split.OUTSIDE:
+        if head is None or self.parallelism.head is Split.NOT_IN_PLAN:
             return
         if head.norm is not None and self.inputs[-1] is ActivationSharding.ROWS:
             yield PlannedModule(name="head.norm")
         owned = _module_of(EMBEDDING) if head.tied else "head.linear"
-        yield self._linear("head.linear", head_passage(self.model, self.parallelism), owned)
+        yield self._linear("head.linear", head_plan(self.model, self.parallelism), owned)
 
-    def _linear(self, name: str, plan: Passage, owned: str) -> PlannedModule:
+    def _linear(self, name: str, plan: LinearPlan, owned: str) -> PlannedModule:
         shape = self.shapes[f"{owned}.weight"]
         dims = self.dims[f"{owned}.weight"], self.dims.get(f"{name}.bias")
         return PlannedModule(name=name, enter=linear_input(plan, shape[1]), leave=linear_output(plan, shape[0]), dims=dims)

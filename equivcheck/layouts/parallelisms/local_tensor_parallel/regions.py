@@ -40,14 +40,14 @@ class AxisRanks:
         moved: torch.Tensor = Redistribute.apply(values, self, route)  # type: ignore[no-untyped-call]
         return moved
 
-    def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
+    def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
         """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
         if self.size == 1:
             return parameter
         used: torch.Tensor = CopyToRegion.apply(parameter, self)  # type: ignore[no-untyped-call]
         return used
 
-    def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
         """Make a replicated parameter a partial sum that counts once: zero on all ranks but the first.
 
         All ranks already have the sum's gradient, so backward communicates nothing.
@@ -79,13 +79,13 @@ class AxisRanks:
         """Redistribute values without a derivative. `extents` are the row and feature counts over all ranks."""
         if source is target:
             return values
-        if source is ActivationPlacement.PENDING:
-            if target is ActivationPlacement.WHOLE:
+        if source is ActivationPlacement.PARTIAL:
+            if target is ActivationPlacement.REPLICATED:
                 return self.sum(values)
             return self._sum_of_part(values, dim_of(target))
-        if source is not ActivationPlacement.WHOLE:
+        if source is not ActivationPlacement.REPLICATED:
             values = self._gathered(values, dim_of(source), extents[dim_of(source)])
-        return values if target is ActivationPlacement.WHOLE else self.own_part(values, dim_of(target))
+        return values if target is ActivationPlacement.REPLICATED else self.own_part(values, dim_of(target))
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
         """Sum over ranks."""

@@ -28,20 +28,20 @@ class TypedRanks(AxisRanks):
         if self.size == 1 or not route.moves:
             return values
         source, target = route.source, route.target
-        if source is ActivationPlacement.PENDING:
+        if source is ActivationPlacement.PARTIAL:
             return self._summed(values, target)
-        if source is ActivationPlacement.WHOLE:
+        if source is ActivationPlacement.REPLICATED:
             return self._copied(values) if target is source else self._cut(values, dim_of(target))
         extent = (self.rows, route.features)[dim_of(source)]
-        is_addend = route.gradient_source is ActivationPlacement.PENDING
+        is_addend = route.gradient_source is ActivationPlacement.PARTIAL
         whole = self._whole(values, dim_of(source), extent, spmd.R if is_addend else spmd.I)
-        return whole if target is ActivationPlacement.WHOLE else self._cut(whole, dim_of(target))
+        return whole if target is ActivationPlacement.REPLICATED else self._cut(whole, dim_of(target))
 
-    def used_by_all(self, parameter: torch.Tensor) -> torch.Tensor:
+    def copy_to_region(self, parameter: torch.Tensor) -> torch.Tensor:
         """Use a replicated parameter for this rank's values, so that its gradient is the sum over ranks."""
         return parameter if self.size == 1 else self._copied(parameter)
 
-    def added_once(self, parameter: torch.Tensor) -> torch.Tensor:
+    def bias_on_first_rank(self, parameter: torch.Tensor) -> torch.Tensor:
         """Make a replicated parameter a partial sum that counts once."""
         return (
             parameter
@@ -57,7 +57,7 @@ class TypedRanks(AxisRanks):
         return _tensor(WithContiguousGradient.apply(spmd.convert(whole, self.group, src=spmd.I, dst=spmd.R)))  # type: ignore[no-untyped-call]
 
     def _summed(self, addend: torch.Tensor, target: ActivationPlacement) -> torch.Tensor:
-        if target is ActivationPlacement.WHOLE:
+        if target is ActivationPlacement.REPLICATED:
             return _tensor(spmd.all_reduce(addend.contiguous(), self.group, src=spmd.P, dst=spmd.I))
         dim = dim_of(target)
         rows = self._padded(addend.movedim(dim, 0))

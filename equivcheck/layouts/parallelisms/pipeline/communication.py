@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from equivcheck.layouts.base.expected_calls.communication import Totals, axes_of
-from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.model import CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.base.expected_calls.shared import one_norm
 from equivcheck.layouts.parallelisms.pipeline.stages import rank_of_stages, weights_of_several_ranks
 from equivcheck.scenario import Pipeline
 from equivcheck.scenario.mesh import PP
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 CONNECTS_AT_ONCE = ">=2.15"
 """Versions whose schedules, in their first run, agree on shape inference and connect neighbouring stages."""
@@ -21,7 +21,7 @@ _FLAG_BYTES = 4
 
 def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:
     ledger = Ledger()
-    if view.layout.mesh.size(PP) > 1 and torch_in(CONNECTS_AT_ONCE):
+    if view.layout.mesh.size(PP) > 1 and is_torch_in(CONNECTS_AT_ONCE):
         _note_connections(ledger, view, pipeline)
     _note_exchanges(ledger, view, pipeline)
     return ledger.totals | one_norm(view, view.axes(PP), view.item_bytes)
@@ -63,7 +63,7 @@ PIPELINE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
     uneven=lambda _pipeline: True,
     unmodelled=(
-        Unmodelled(
+        Unpredicted(
             reason="pipeline: sends and receives of stages are not predicted: they depend on the schedule; collectives are "
             "predicted",
             applies=lambda _training, _layout: True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.loop import has_several, loss_of, order_of
+from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
 from equivcheck.layouts.base.script.text import block, call, indented
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
@@ -162,9 +162,9 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     trained, embeds = trained_layers(model), model.source is not None and not model.source.frozen
     learns = embeds or any(trained) or model.scale or model.head is not None
     fed = None if model.source is not None else model.features
-    between = [(model.inputs(span.start), embeds or any(trained[: span.start])) for span in spans[1:]]
+    between = [(model.in_features(span.start), embeds or any(trained[: span.start])) for span in spans[1:]]
     words = "features" if model.source is None else "features, none of tokens"
-    shapes = [(fed, False), *between, (model.outputs, learns)]
+    shapes = [(fed, False), *between, (model.out_features, learns)]
     draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether gradients come back"])
     positions = "" if model.length is None else f"{model.length}, "
     tokens = block("if features is None:", [f"return torch.zeros(rows, {positions}dtype=torch.int64)"])
@@ -211,7 +211,7 @@ def _compute(draft: Draft, parallelism: Pipeline, ranks: int) -> list[str]:
         *(["loss_fn.step = step"] if isinstance(draft.scenario.training.loss, CrossEntropy) else []),
         *(["Stage.step = step"] if "step" in draft.form.extras else []),
         call(f"{pipe}.step", first, f"target={target}", "losses=losses", *masks),
-        f"total = total + {total}" if has_several(draft) else f"total = {total}",
+        f"total = total + {total}" if has_several_microbatches(draft) else f"total = {total}",
     ]
 
 

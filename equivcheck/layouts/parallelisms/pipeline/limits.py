@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.limits.execution import uncompiled
+from equivcheck.layouts.base.limits.execution import without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.repairs import (
     all_multiples,
@@ -96,7 +96,7 @@ NO_LOSS_OF_LAYERS = Limit(
     "each expert, but the backward of its first chunk may run before the forward of its last, and the last stage, which "
     "computes the loss, has no layers of other stages",
     applies=lambda training, _layout: training.model.balances,
-    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.having(balance=0.0)),
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer.with_fields(balance=0.0)),
 )
 
 ONE_MICROBATCH_SCALED = Limit(
@@ -164,7 +164,7 @@ NO_NEIGHBOURS_ON_ONE_RANK = LayoutLimit(
 NOTHING_COMPILED = LayoutLimit(
     reason="pipeline: torch.compile is not supported: it compiles the model's forward, but a schedule calls stages",
     applies=lambda layout: layout.execution.is_compiled,
-    repair=uncompiled,
+    repair=without_compilation,
 )
 
 LIMITS: tuple[Limit, ...] = (

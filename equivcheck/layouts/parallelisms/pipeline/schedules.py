@@ -21,7 +21,7 @@ from equivcheck.layouts.parallelisms.pipeline.stages import (
     weights_of_several_ranks,
 )
 from equivcheck.scenario import ClipNorm, NormType, Pipeline, PipelineSchedule
-from equivcheck.training.accumulate import scalar, scaled
+from equivcheck.training.accumulate import scalar_value, scale_loss
 from equivcheck.training.material import Batch
 from equivcheck.training.model import MLP
 from equivcheck.training.setup import Setup
@@ -123,7 +123,7 @@ class Pipe:
         self.exchange()
         setup.announce(Stage.READING, index)
         scale = self.parallelism.num_chunks if self.parallelism.scale_grads else 1
-        return sum(map(scalar, losses)) / scale if self.num_stages - 1 in self.modules else None
+        return sum(map(scalar_value, losses)) / scale if self.num_stages - 1 in self.modules else None
 
     def exchange(self) -> None:
         """Sum gradients over shared weights' copies."""
@@ -161,7 +161,7 @@ class Pipe:
     def loss_of_chunk(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """Function that computes a chunk's share in the step's loss, for microbatches with `rows` rows."""
         counted = rows if self.parallelism.scale_grads else rows // self.parallelism.num_chunks
-        return lambda outputs, targets: scaled(self.setup, self.loss(outputs, targets), counted)
+        return lambda outputs, targets: scale_loss(self.setup, self.loss(outputs, targets), counted)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Loss for outputs and targets."""
@@ -187,8 +187,8 @@ class Pipe:
 
         is_fed = module.embed is not None
         return {
-            "input_args": part.inputs[:rows] if is_fed else chunk(model.inputs(first), embeds or any(trained[:first])),
-            "output_args": chunk(model.outputs if is_last else model.inputs(last + 1), learns),
+            "input_args": part.inputs[:rows] if is_fed else chunk(model.in_features(first), embeds or any(trained[:first])),
+            "output_args": chunk(model.out_features if is_last else model.in_features(last + 1), learns),
         }
 
 

@@ -30,14 +30,14 @@ class ReplicateKind(LayoutKind[Replicate]):
     def apply(self, setup: Setup, parallelism: Replicate, mesh: DeviceMesh) -> None:
         """Replicate the model in place."""
         from equivcheck.layouts.base.data_rows import take_rows
-        from equivcheck.layouts.base.local_tensors import clip_across, is_localized, localized_slots
+        from equivcheck.layouts.base.local_tensors import clip_across, has_localized_tensors, local_tensor_slots
         from equivcheck.layouts.parallelisms.replicate.torch_private import replicate_model, synchronises_only
 
         model = setup.model
         replicate_model(model, parallelism, mesh)
         setup.loss_scale *= mesh.size()
-        if is_localized(model):
-            setup.find_slots = localized_slots
+        if has_localized_tensors(model):
+            setup.find_slots = local_tensor_slots
             setup.clip_norm = clip_across
         if parallelism.no_sync:
             setup.accumulation = lambda last: synchronises_only(model, last)

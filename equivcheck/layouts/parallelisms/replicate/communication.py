@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
-from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Ledger, RankView
 from equivcheck.layouts.parallelisms.ddp.communication import ddp_totals
 from equivcheck.layouts.parallelisms.fsdp2.communication import reduce_op, units_of
@@ -32,10 +32,10 @@ def _fsdp_totals(view: RankView, replicate: Replicate) -> Totals:
 
 def _mixes_elements(training: Training, layout: Layout) -> bool:
     has_dtensors = any(one.implementation is Replicator.FSDP for one in layout.of(Replicate))
-    return has_dtensors and MIXED_ELEMENTS.applies(training, layout)
+    return has_dtensors and OPTIMIZER_NOT_ELEMENTWISE.applies(training, layout)
 
 
 REPLICATE_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    unmodelled=(Unmodelled(reason=MIXED_ELEMENTS.reason, applies=_mixes_elements),),
+    unmodelled=(Unpredicted(reason=OPTIMIZER_NOT_ELEMENTWISE.reason, applies=_mixes_elements),),
 )

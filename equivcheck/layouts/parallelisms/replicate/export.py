@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
-from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_units, refuse
+from equivcheck.layouts.base.script.draft import ROUNDS, Draft, LoopPosition, loop_over_layers, refuse
 from equivcheck.layouts.base.script.mesh import mesh_of, reduce_at_last_microbatch, take_rows
 from equivcheck.layouts.base.script.shards import read_local_shards
 from equivcheck.layouts.base.script.text import call
@@ -42,5 +42,5 @@ def _with_fsdp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     draft.need("torch.distributed._composable.replicate_with_fsdp", "replicate")
     draft.has_dtensors = True
     if parallelism.wrapping is Wrapping.PER_LAYER:
-        draft.add(LoopPosition.WRAP, *loop_over_units(draft, call("replicate", "layer", mesh=mesh)))
+        draft.add(LoopPosition.WRAP, *loop_over_layers(draft, call("replicate", "layer", mesh=mesh)))
     draft.add(LoopPosition.WRAP, call("replicate", "model", mesh=mesh))

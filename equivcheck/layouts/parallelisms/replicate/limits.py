@@ -73,7 +73,7 @@ NOT_YET_BY_FSDP = LayoutLimit(
     reason="replicate_with_fsdp: this version of torch is not supported: the function takes a mesh of two axes, and has no "
     "argument for the mesh",
     applies=lambda layout: parallelism_of(layout, Replicate).implementation is Replicator.FSDP,
-    repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP, wrapping=Wrapping.WHOLE),
+    repair=lambda layout: with_options(layout, Replicate, implementation=Replicator.DDP, wrapping=Wrapping.ROOT_ONLY),
     torch="<2.10",
 )
 

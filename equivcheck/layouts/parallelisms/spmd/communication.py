@@ -7,7 +7,7 @@ by rows, so the last layers' biases get their gradients without communication.
 from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
-from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Held, Ledger, RankView
 from equivcheck.scenario import SPMD, Activation, Distribution, Layout, Training
 
@@ -39,29 +39,29 @@ def _is_sharded(_training: Training, layout: Layout) -> bool:
     return any(spmd.distribution is Distribution.FULLY_SHARD for spmd in layout.of(SPMD))
 
 
-LEFT_TO_PROPAGATION = Unmodelled(
+LEFT_TO_PROPAGATION = Unpredicted(
     reason="SPMD: gathers of sharded parameters are not predicted: DTensor's propagation chooses them for each operation, by "
     "sizes",
     applies=_is_sharded,
 )
 
-PENDING_GRADIENTS = Unmodelled(
+PENDING_GRADIENTS = Unpredicted(
     reason="SPMD: reductions of partial gradients are not predicted: any operation on them may ask for one",
     applies=lambda _training, layout: any(not spmd.redistribute_gradients for spmd in layout.of(SPMD)),
 )
 
-UNKNOWN_BIASES = Unmodelled(
+UNKNOWN_BIASES = Unpredicted(
     reason="SPMD: reductions of the gradients of a linear loss are not predicted: it is known only for linear layers over rows "
     "which gradients are replicated",
     applies=lambda training, _layout: training.loss.is_linear and training.model.length is not None,
 )
 
-ROWS_BEHIND_POSITIONS = Unmodelled(
+ROWS_BEHIND_POSITIONS = Unpredicted(
     reason="SPMD: gathers for a view of rows along dim 1 together with positions are not predicted: propagation decides them",
     applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
 )
 
-COUNTED_UNITS = Unmodelled(
+COUNTED_UNITS = Unpredicted(
     reason="SPMD: reductions of expert counts are not predicted: the counts are partial over ranks, and any operation on them "
     "may ask for one",
     applies=lambda training, _layout: training.model.balances,
@@ -69,5 +69,12 @@ COUNTED_UNITS = Unmodelled(
 
 SPMD_COMMUNICATION = CommunicationModel(
     calls=replicated_totals,
-    unmodelled=(LEFT_TO_PROPAGATION, PENDING_GRADIENTS, MIXED_ELEMENTS, UNKNOWN_BIASES, ROWS_BEHIND_POSITIONS, COUNTED_UNITS),
+    unmodelled=(
+        LEFT_TO_PROPAGATION,
+        PENDING_GRADIENTS,
+        OPTIMIZER_NOT_ELEMENTWISE,
+        UNKNOWN_BIASES,
+        ROWS_BEHIND_POSITIONS,
+        COUNTED_UNITS,
+    ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.partition import chunk_sizes
 from equivcheck.scenario import SPMD, AuxiliaryLinear, Distribution, Loss, Scenario, ShapeOp, ZeroGrad
-from equivcheck.system.torch_version import torch_in
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.system.torch_version import is_torch_in
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.differences import Divergence
 
 CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
@@ -66,8 +66,8 @@ def rows_and_features_flattened(scenario: Scenario) -> bool:
 @need
 def several_heads(scenario: Scenario) -> bool:
     """Attention has several heads, whose products flatten them together with rows."""
-    lookings = (kind_of(layer).looking(layer) for layer in scenario.training.model.layers)
-    return any(looking is not None and looking.heads > 1 for looking in lookings)
+    attention_shapes = (layer_kind(layer).attention_shape(layer) for layer in scenario.training.model.layers)
+    return any(attention_shape is not None and attention_shape.num_heads > 1 for attention_shape in attention_shapes)
 
 
 @need
@@ -92,8 +92,8 @@ def one_row_or_feature_on_one_rank(scenario: Scenario) -> bool:
 def outputs_cut_unevenly(scenario: Scenario) -> bool:
     """Propagation may shard outputs by features from parameters sharded along dim 0, into unequal shards."""
     training = scenario.training
-    uneven = training.model.outputs % scenario.layout.num_data_ranks != 0
-    may_be_cut = training.data.batch_dim == 1 or torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
+    uneven = training.model.out_features % scenario.layout.num_data_ranks != 0
+    may_be_cut = training.data.batch_dim == 1 or is_torch_in(CUTS_OUTPUTS_OF_FEW_ROWS)
     return uneven and may_be_cut and sharded_by_rows(scenario)
 
 
@@ -106,7 +106,7 @@ def traced_steps(scenario: Scenario) -> bool:
 @show
 def mean_of_uneven_means(scenario: Scenario, divergence: Divergence) -> bool:
     """The loss averages the ranks' means and weighs unequal shards equally."""
-    outputs, ranks = scenario.training.model.outputs, scenario.layout.num_data_ranks
+    outputs, ranks = scenario.training.model.out_features, scenario.layout.num_data_ranks
     sizes = chunk_sizes(outputs, ranks)
     if not all(sizes):
         return False

@@ -11,10 +11,10 @@ from equivcheck.layouts.base.limits.limit import Limit, parallelism_of
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS
 from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_rows, with_tables, without_routing
-from equivcheck.layouts.base.partition import leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty
 from equivcheck.scenario import SPMD, Distribution, Layout, Loss, Model, Norm, Training
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import embedding_parameters
 
 
@@ -62,7 +62,7 @@ def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
         model = training.model
         first = Norm.RMS if model.source is None else None
         layers = (
-            layer.having(norm=None if index else first) if layer.norm is norm else layer
+            layer.with_fields(norm=None if index else first) if layer.norm is norm else layer
             for index, layer in enumerate(model.layers)
         )
         head = model.head and replace(model.head, norm=None if model.head.norm is norm else model.head.norm)
@@ -94,8 +94,10 @@ UNFUSED_ATTENTION = Limit(
     reason="SPMD: fused attention on CPU and shapes that depend on values, such as the number of positions routed to an "
     "expert, are not supported: DTensor refuses causal attention, takes seconds for each shape of other attention, and does not "
     "propagate such shapes",
-    applies=lambda training, _layout: any(kind_of(layer).propagated(layer) != layer for layer in training.model.layers),
-    repair=lambda training, _layout: each_layer(training, lambda _index, layer: kind_of(layer).propagated(layer)),
+    applies=lambda training, _layout: any(
+        layer_kind(layer).with_dtensor_strategies(layer) != layer for layer in training.model.layers
+    ),
+    repair=lambda training, _layout: each_layer(training, lambda _index, layer: layer_kind(layer).with_dtensor_strategies(layer)),
 )
 
 NO_SELECTED_EXPERTS = Limit(
@@ -109,7 +111,7 @@ NO_SELECTED_EXPERTS = Limit(
 
 def _has_uneven_units(training: Training, layout: Layout) -> bool:
     ranks = layout.num_data_ranks
-    uneven = any(kind_of(layer).with_even_units(layer, ranks) != layer for layer in training.model.layers)
+    uneven = any(layer_kind(layer).with_divisible_units(layer, ranks) != layer for layer in training.model.layers)
     return _is_sharded(layout) and uneven
 
 
@@ -118,7 +120,7 @@ EVEN_UNITS = Limit(
     "viewed as unequal numbers of units ('Cannot unflatten unevenly sharded tensor')",
     applies=_has_uneven_units,
     repair=lambda training, layout: each_layer(
-        training, lambda _index, layer: kind_of(layer).with_even_units(layer, layout.num_data_ranks)
+        training, lambda _index, layer: layer_kind(layer).with_divisible_units(layer, layout.num_data_ranks)
     ),
     upstream=True,
 )
@@ -126,7 +128,7 @@ EVEN_UNITS = Limit(
 
 def _has_tables_of_nothing(training: Training, layout: Layout) -> bool:
     tables = embedding_parameters(training.model)
-    return _is_sharded(layout) and any(leaves_nothing(table.shape[0], layout.num_data_ranks) for table in tables)
+    return _is_sharded(layout) and any(is_last_shard_empty(table.shape[0], layout.num_data_ranks) for table in tables)
 
 
 TABLES_OF_NOTHING = Limit(

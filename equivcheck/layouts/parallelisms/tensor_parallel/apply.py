@@ -35,21 +35,26 @@ class TensorParallelKind(LayoutKind[TensorParallel]):
 
         from equivcheck.layouts.base.data_rows import local_masks
         from equivcheck.layouts.base.distribute import redistribute_gradients
-        from equivcheck.layouts.parallelisms.tensor_parallel.styles import head_styles, layer_styles, source_styles, tie_again
+        from equivcheck.layouts.parallelisms.tensor_parallel.styles import (
+            head_styles,
+            layer_styles,
+            source_styles,
+            tie_head_again,
+        )
 
         model = setup.training.model
         styles: dict[str, ParallelStyle] = {}
-        if model.source is not None and parallelism.source is not Split.OUTSIDE:
+        if model.source is not None and parallelism.source is not Split.NOT_IN_PLAN:
             styles |= source_styles(model, parallelism)
         inputs = inputs_of(model, parallelism)
         for index, (layer, plan) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
             styles |= {f"layers.{index}.{name}": style for name, style in layer_styles(model, layer, plan, inputs[index])}
-        if model.head is not None and parallelism.head is not Split.OUTSIDE:
+        if model.head is not None and parallelism.head is not Split.NOT_IN_PLAN:
             styles |= head_styles(model, parallelism)
         if styles:
             parallelize_module(setup.model, mesh, styles)
         if model.head is not None and model.head.tied:
-            tie_again(setup.model)
+            tie_head_again(setup.model)
         if parallelism.redistribute_gradients:
             redistribute_gradients(setup.model.parameters())
         if parallelism.loss_parallel:
@@ -72,15 +77,15 @@ def _shard_logits(setup: Setup) -> None:
     """Compute loss and backward under `loss_parallel`. Logits are DTensors; every rank has all labels."""
     from torch.distributed.tensor.parallel import loss_parallel
 
-    from equivcheck.training.layers.module import beside
+    from equivcheck.training.layers.module import replicated_like
 
     inner = setup.loss
 
     def loss(training: Training, logits: torch.Tensor, labels: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
-        return inner(training, logits, beside(logits, labels), divisor)
+        return inner(training, logits, replicated_like(logits, labels), divisor)
 
     @contextmanager
-    def around_compute() -> Iterator[None]:
+    def compute_context() -> Iterator[None]:
         # After an error, loss_parallel keeps its handlers unless it is left as if there had been none.
         entered = loss_parallel()
         entered.__enter__()
@@ -89,4 +94,4 @@ def _shard_logits(setup: Setup) -> None:
         finally:
             entered.__exit__(None, None, None)
 
-    setup.loss, setup.around_compute = loss, around_compute
+    setup.loss, setup.compute_context = loss, compute_context

@@ -7,37 +7,37 @@ are summed if each rank has seen only some rows.
 from __future__ import annotations
 
 from equivcheck.layouts.base.expected_calls.communication import Totals
-from equivcheck.layouts.base.expected_calls.model import MIXED_ELEMENTS, CommunicationModel, Unmodelled
+from equivcheck.layouts.base.expected_calls.model import OPTIMIZER_NOT_ELEMENTWISE, CommunicationModel, Unpredicted
 from equivcheck.layouts.base.expected_calls.rank_view import Held, RankView
 from equivcheck.layouts.base.expected_calls.shared import dtensor_clipping
 from equivcheck.layouts.base.expected_calls.torch_versions import WEIGHT_GATHERED_FOR_INPUT_GRADIENT
 from equivcheck.layouts.base.partition import chunk_size
-from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, cut_held
-from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, Passage
-from equivcheck.layouts.base.plan.rules import computes_rows_apart, has_pending_gradients, is_outside
+from equivcheck.layouts.base.plan.expected_calls import Pass, PlannedCalls, sharded_held
+from equivcheck.layouts.base.plan.linears import NARROW_COLUMN, NARROW_ROW, ActivationPlacement, LinearPlacements, LinearPlan
+from equivcheck.layouts.base.plan.rules import computes_own_rows, has_partial_gradients, is_outside
 from equivcheck.scenario import (
     FSDP2,
     ActivationSharding,
     CrossEntropy,
     Layout,
-    Owner,
+    ParameterOwner,
     Replicate,
     Replicator,
     Split,
     TensorParallel,
 )
 from equivcheck.scenario.mesh import TP
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 
 class TensorParallelCalls(PlannedCalls):
     """Counts DTensor's calls. DTensor never computes a linear with empty shards, and sums replicated gradients at the end."""
 
-    def computes_as(self, plan: Passage, once: Pass) -> LinearPlacements:
+    def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
         """Computation by the plan, unless a linear has fewer features than ranks."""
-        if plan.split is Split.COLUMN and once.width < self.parts:
+        if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
-        if plan.split is Split.ROW and once.inputs < self.parts:
+        if plan.split is Split.ROWWISE and once.inputs < self.parts:
             return NARROW_ROW
         return super().computes_as(plan, once)
 
@@ -45,9 +45,9 @@ class TensorParallelCalls(PlannedCalls):
         """Features to gather, padded if they are sharded next."""
         return chunk_size(features, self.parts) * self.parts if target is ActivationPlacement.FEATURES else features
 
-    def after_linear(self, once: Pass, plan: Passage, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
+    def after_linear(self, once: Pass, plan: LinearPlan, linear: LinearPlacements) -> None:  # noqa: ARG002 - of the base class
         """Count all-gathers for a linear with fewer features than ranks."""
-        again = once.completed + once.differentiates if torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
+        again = once.completed + once.differentiates if is_torch_in(WEIGHT_GATHERED_FOR_INPUT_GRADIENT) else once.recomputed
         if linear is NARROW_COLUMN:
             self.note(once, "all_gather", chunk_size(once.width, self.parts) * once.inputs, times=1 + again)
             self.note(once, "all_gather", chunk_size(once.width, self.parts), times=once.bias * (1 + once.completed))
@@ -65,7 +65,7 @@ class TensorParallelCalls(PlannedCalls):
             self.ledger.note(step, op, self.axes, rows * self.view.item_bytes)
         training = self.view.training
         if isinstance(training.loss, CrossEntropy) and training.loss.z_loss and self.parts > 1:
-            part = rows * chunk_size(training.model.outputs, self.parts)
+            part = rows * chunk_size(training.model.out_features, self.parts)
             self.ledger.note(step, "all_gather", self.axes, part * self.view.item_bytes)
 
     def after_backward(self, step: int) -> None:
@@ -78,12 +78,12 @@ class TensorParallelCalls(PlannedCalls):
 
     def _sees_own_rows(self, held: Held) -> bool:
         owner, model = held.parameter.owner, self.view.training.model
-        if owner is Owner.HEAD:
-            return held.parameter.is_of_norm and self.inputs[-1] is ActivationSharding.ROWS
+        if owner is ParameterOwner.HEAD:
+            return held.parameter.is_norm_parameter and self.inputs[-1] is ActivationSharding.ROWS
         if held.layer is None or self.inputs[held.layer] is not ActivationSharding.ROWS:
             return False
-        by_rows = self.plan[held.layer].split is Split.REPLICATED and computes_rows_apart(model)
-        return held.parameter.is_of_norm or by_rows
+        by_rows = self.plan[held.layer].split is Split.REPLICATED and computes_own_rows(model)
+        return held.parameter.is_norm_parameter or by_rows
 
 
 def reduces_at_last_microbatch(layout: Layout) -> bool:
@@ -95,7 +95,7 @@ def reduces_at_last_microbatch(layout: Layout) -> bool:
 
 
 def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
-    kind = [held for held in cut_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
+    kind = [held for held in sharded_held(view, parallelism) if not is_outside(parallelism, held.parameter)]
     is_cut = any(held.cut and held.trained and not _has_whole_gradient(view, parallelism, held) for held in kind)
     return TensorParallelCalls(view, parallelism).totals() | dtensor_clipping(view, (TP,) if is_cut else (), kind)
 
@@ -103,22 +103,22 @@ def _all_calls(view: RankView, parallelism: TensorParallel) -> Totals:
 def _has_whole_gradient(view: RankView, parallelism: TensorParallel, held: Held) -> bool:
     """Whether each rank has a sharded parameter's full gradient, as DTensor keeps it for an untied embedding split by tokens."""
     head = view.training.model.head
-    is_by_tokens = held.parameter.owner is Owner.SOURCE and parallelism.source is Split.ROW
+    is_by_tokens = held.parameter.owner is ParameterOwner.SOURCE and parallelism.source is Split.ROWWISE
     return is_by_tokens and not parallelism.redistribute_gradients and not (head is not None and head.tied)
 
 
-PENDING_GRADIENTS = Unmodelled(
+PENDING_GRADIENTS = Unpredicted(
     reason="TensorParallel(redistribute_gradients=False): reductions of partial gradients are not predicted: any operation on "
     "them may ask for one",
     applies=lambda training, layout: any(
-        not parallelism.redistribute_gradients and has_pending_gradients(training.model, parallelism)
+        not parallelism.redistribute_gradients and has_partial_gradients(training.model, parallelism)
         for parallelism in layout.of(TensorParallel)
     ),
 )
 
 TENSOR_PARALLEL_COMMUNICATION = CommunicationModel(
     calls=_all_calls,
-    hold=lambda view, parallelism: tuple(cut_held(view, parallelism)),
-    unmodelled=(MIXED_ELEMENTS, PENDING_GRADIENTS),
+    hold=lambda view, parallelism: tuple(sharded_held(view, parallelism)),
+    unmodelled=(OPTIMIZER_NOT_ELEMENTWISE, PENDING_GRADIENTS),
     uneven=lambda _plan: True,
 )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.linears import LinearPlan, head_plan, linear_plan
 from equivcheck.layouts.base.plan.rules import cuts, inputs_of, is_outside, rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.mesh import mesh_of
-from equivcheck.layouts.base.script.shards import cut_masks
+from equivcheck.layouts.base.script.shards import shard_masks
 from equivcheck.layouts.base.script.text import call
 from equivcheck.layouts.parallelisms.spmd.export import define_beside, redistribute_gradients
 from equivcheck.scenario import ActivationSharding, Model, PlannedParallelism, Split, TensorParallel
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 
 _REPLICATED = (
     "def replicated(module: nn.Module, mesh: DeviceMesh, lies: Placement, runs: Placement, output: Placement):",
@@ -45,10 +45,10 @@ def write(draft: Draft, parallelism: TensorParallel) -> None:
     has_hooks = parallelism.redistribute_gradients and len(draft.scenario.layout.parallelisms) == 1
     uneven = any(size % draft.scenario.layout.mesh.size(TP) for _, size in cuts(draft.scenario.training.model, parallelism))
     by_rows = any("SequenceParallel" in style for style in styles)
-    if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROW):
+    if has_hooks and (by_hand or uneven or by_rows or parallelism.source is Split.ROWWISE):
         # Only of whole layers cut evenly does each gradient lie as its parameter does, whatever propagation chooses.
         redistribute_gradients(draft)
-    cut_masks(draft, parallelism)
+    shard_masks(draft, parallelism)
     if parallelism.loss_parallel:
         _keep_logits_apart(draft, mesh)
 
@@ -79,7 +79,7 @@ def _styles(draft: Draft, parallelism: TensorParallel, mesh: str) -> tuple[list[
 
 def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
     """Tie the head to the embedding again, because `parallelize_module` gave each its own parameter."""
-    if model.head is not None and model.head.tied and parallelism.source is not Split.OUTSIDE:
+    if model.head is not None and model.head.tied and parallelism.source is not Split.NOT_IN_PLAN:
         yield 'model.get_submodule("head.linear").weight = model.get_submodule("embedding").weight  # tied again'
 
 
@@ -90,30 +90,30 @@ _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:
     model = draft.scenario.training.model
     inputs = inputs_of(model, parallelism)
-    if model.source is not None and parallelism.source is not Split.OUTSIDE:
-        whole, lies = _placement(draft, ActivationSharding.WHOLE), _placement(draft, inputs[0])
+    if model.source is not None and parallelism.source is not Split.NOT_IN_PLAN:
+        whole, lies = _placement(draft, ActivationSharding.REPLICATED), _placement(draft, inputs[0])
         yield "embedding", _embedding_style(draft, parallelism), (whole, whole, lies)
         if model.source.learned_positions:
-            yield "positions", "", (whole, whole, whole if inputs[0] is ActivationSharding.WHOLE else "Shard(0)")
+            yield "positions", "", (whole, whole, whole if inputs[0] is ActivationSharding.REPLICATED else "Shard(0)")
     for index, (layer, entry) in enumerate(zip(model.layers, parallelism.plan, strict=True)):
-        parts = kind_of(layer).parts(layer) if entry.split is not Split.OUTSIDE else ()
+        parts = layer_kind(layer).linears(layer) if entry.split is not Split.NOT_IN_PLAN else ()
         if parts and layer.norm is not None:
             yield draft.form.paths[f"layers.{index}.norm"], *_norm(draft, inputs[index])
         for part in parts:
-            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, passage(model, part, entry, inputs[index]))
-    if model.head is not None and parallelism.head is not Split.OUTSIDE:
+            yield draft.form.paths[f"layers.{index}.{part.name}"], *_linear(draft, linear_plan(model, part, entry, inputs[index]))
+    if model.head is not None and parallelism.head is not Split.NOT_IN_PLAN:
         if model.head.norm is not None:
             yield "head.norm", *_norm(draft, inputs[-1])
-        yield "head.linear", *_linear(draft, head_passage(model, parallelism))
+        yield "head.linear", *_linear(draft, head_plan(model, parallelism))
 
 
 def _embedding_style(draft: Draft, parallelism: TensorParallel) -> str:
     if parallelism.source is Split.REPLICATED:
         return ""
-    inputs = _placement(draft, ActivationSharding.WHOLE) if parallelism.source is Split.ROW else None
+    inputs = _placement(draft, ActivationSharding.REPLICATED) if parallelism.source is Split.ROWWISE else None
     output = _placement(draft, parallelism.source_output)
-    if parallelism.source is Split.ROW:
-        outputs = None if parallelism.source_output is ActivationSharding.WHOLE else output
+    if parallelism.source is Split.ROWWISE:
+        outputs = None if parallelism.source_output is ActivationSharding.REPLICATED else output
         return _named(draft, "RowwiseParallel", input_layouts=inputs, output_layouts=outputs)
     return _named(draft, "ColwiseParallel", output_layouts=output)
 
@@ -123,17 +123,17 @@ def _norm(draft: Draft, sharding: ActivationSharding) -> tuple[str, tuple[str, s
     if sharding is ActivationSharding.ROWS:
         dim = str(rows_dim(draft.scenario.training.model))
         style = _named(draft, "SequenceParallel", sequence_dim=dim, use_local_output="True")
-    return style, (lies, _placement(draft, ActivationSharding.WHOLE), lies)
+    return style, (lies, _placement(draft, ActivationSharding.REPLICATED), lies)
 
 
-def _linear(draft: Draft, plan: Passage) -> tuple[str, tuple[str, str, str]]:
+def _linear(draft: Draft, plan: LinearPlan) -> tuple[str, tuple[str, str, str]]:
     lies, output = _placement(draft, plan.input), _placement(draft, plan.output)
-    runs = lies if plan.is_by_rows else _placement(draft, ActivationSharding.WHOLE)
+    runs = lies if plan.is_by_rows else _placement(draft, ActivationSharding.REPLICATED)
     if plan.split is Split.REPLICATED:
         return "", (lies, runs, output)
-    name, usual = ("ColwiseParallel", (ActivationSharding.WHOLE, ActivationSharding.FEATURES))
-    if plan.split is Split.ROW:
-        name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.WHOLE)
+    name, usual = ("ColwiseParallel", (ActivationSharding.REPLICATED, ActivationSharding.FEATURES))
+    if plan.split is Split.ROWWISE:
+        name, usual = "RowwiseParallel", (ActivationSharding.FEATURES, ActivationSharding.REPLICATED)
     inputs, outputs = (None if plan.input is usual[0] else lies), (None if plan.output is usual[1] else output)
     local = "False" if plan.leaves_dtensor else None
     style = _named(draft, name, input_layouts=inputs, output_layouts=outputs, use_local_output=local)
@@ -148,7 +148,7 @@ def _named(draft: Draft, style: str, **keywords: str | None) -> str:
 def _placement(draft: Draft, sharding: ActivationSharding) -> str:
     rows = f"Shard({rows_dim(draft.scenario.training.model)})"
     placements = {
-        ActivationSharding.WHOLE: "Replicate()",
+        ActivationSharding.REPLICATED: "Replicate()",
         ActivationSharding.ROWS: rows,
         ActivationSharding.FEATURES: "Shard(-1)",
     }

@@ -9,15 +9,15 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts
 from equivcheck.layouts.base.known_predicates import need, show
 from equivcheck.layouts.base.limits.optimizers import keeps_dtensors
 from equivcheck.layouts.base.limits.repairs import has_frozen, without_shares
-from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import (
     LayerSite,
     cuts,
-    frozen_splits,
-    has_pending_gradients,
+    frozen_shards,
+    has_partial_gradients,
+    norms_made_trainable,
     places,
     splits_weights,
-    unfrozen_norms,
 )
 from equivcheck.scenario import (
     FSDP2,
@@ -25,7 +25,7 @@ from equivcheck.scenario import (
     ActivationSharding,
     ClipNorm,
     CrossEntropy,
-    Ignored,
+    IgnoredLabels,
     LayerPlan,
     Parallelism,
     PlannedParallelism,
@@ -64,14 +64,14 @@ def fully_shard_manages_no_column(scenario: Scenario) -> bool:
 @need
 def embedding_by_tokens(scenario: Scenario) -> bool:
     """Tensor parallelism shards an embedding by tokens."""
-    return any(plan.source is Split.ROW for plan in scenario.layout.of(TensorParallel))
+    return any(plan.source is Split.ROWWISE for plan in scenario.layout.of(TensorParallel))
 
 
 @need
 def weighs_ignored_labels_in_parts(scenario: Scenario) -> bool:
     """`loss_parallel` has class weights, and some labels may be ignored."""
     loss = scenario.training.loss
-    weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not Ignored.NONE
+    weighs = isinstance(loss, CrossEntropy) and loss.class_weights and loss.ignored is not IgnoredLabels.NONE
     return weighs and any(plan.loss_parallel for plan in scenario.layout.of(TensorParallel))
 
 
@@ -87,7 +87,7 @@ def smooths_labels_in_parts(scenario: Scenario) -> bool:
 def fully_shard_cuts_columns_of_no_row(scenario: Scenario) -> bool:
     """Tensor parallelism leaves some rank no row, and `fully_shard` shards the weight's columns."""
     return any(
-        (cut_dim(fsdp, parameter) or 0) > dim
+        (shard_dim(fsdp, parameter) or 0) > dim
         for dim, parameter in _cut_to_nothing(scenario)
         for fsdp in scenario.layout.of(FSDP2)
     )
@@ -98,14 +98,14 @@ def _cut_to_nothing(scenario: Scenario) -> Iterator[tuple[int, Parameter]]:
     model = without_shares(scenario.training).model
     for plan in scenario.layout.of(PlannedParallelism):
         for parameter in parameters_of(model):
-            dim = cut_dim(plan, parameter)
-            if dim is not None and leaves_nothing(parameter.shape[dim], scenario.layout.mesh.size(TP)):
+            dim = shard_dim(plan, parameter)
+            if dim is not None and is_last_shard_empty(parameter.shape[dim], scenario.layout.mesh.size(TP)):
                 yield dim, parameter
 
 
 def _fully_shards(parallelism: Parallelism, parameter: Parameter) -> bool:
     """Whether `fully_shard` manages a parameter; it does not shard ignored ones."""
-    return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and cut_dim(parallelism, parameter) is not None)
+    return _replicates_by_fsdp(parallelism) or (isinstance(parallelism, FSDP2) and shard_dim(parallelism, parameter) is not None)
 
 
 @need
@@ -113,7 +113,7 @@ def clips_norm_of_pending_gradients(scenario: Scenario) -> bool:
     """Gradients keep partial placements over several ranks, and they are clipped by norm."""
     layout, model = scenario.layout, scenario.training.model
     pends = any(
-        not parallelism.redistribute_gradients and has_pending_gradients(model, parallelism)
+        not parallelism.redistribute_gradients and has_partial_gradients(model, parallelism)
         for parallelism in layout.of(TensorParallel)
     )
     pends = pends or any(not spmd.redistribute_gradients for spmd in layout.of(SPMD))
@@ -129,7 +129,7 @@ def columns_cut_again_unevenly(scenario: Scenario) -> bool:
         size
         for parallelism in layout.of(TensorParallel)
         for parameter, size in cuts(model, parallelism)
-        if cut_dim(parallelism, parameter) == 0
+        if shard_dim(parallelism, parameter) == 0
     ]
     rows += [parameter.shape[0] for parameter in dtensor_experts(model, layout)]
     return layout.has(FSDP2) and any(size % parts for size in rows)
@@ -150,13 +150,13 @@ def plan_splits_weights(scenario: Scenario) -> bool:
 @need
 def frozen_sequence_parallel_norm(scenario: Scenario) -> bool:
     """Tensor parallelism has a frozen norm with sharded rows."""
-    return bool(unfrozen_norms(scenario.training.model, scenario.layout))
+    return bool(norms_made_trainable(scenario.training.model, scenario.layout))
 
 
 @need
 def frozen_linear_is_split(scenario: Scenario) -> bool:
     """Tensor parallelism shards a frozen linear by columns or rows."""
-    return bool(frozen_splits(scenario.training.model, scenario.layout))
+    return bool(frozen_shards(scenario.training.model, scenario.layout))
 
 
 def _replicates_by_fsdp(parallelism: object) -> bool:
@@ -180,7 +180,7 @@ def frozen_columns_leave_nothing(scenario: Scenario) -> bool:
     """Tensor parallelism leaves some rank no column in a frozen layer."""
     model, ranks = scenario.training.model, scenario.layout.mesh.size(TP)
     return any(
-        not parameter.trained and (cut_dim(parallelism, parameter) or 0) > 0 and leaves_nothing(size, ranks)
+        not parameter.trained and (shard_dim(parallelism, parameter) or 0) > 0 and is_last_shard_empty(size, ranks)
         for parallelism in scenario.layout.of(TensorParallel)
         for parameter, size in cuts(model, parallelism)
     )
@@ -228,13 +228,13 @@ def _is_uneven(place: LayerSite, plan: LayerPlan) -> bool:
 def on_frozen_sequence_parallel_norm(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter in a frozen norm with sharded rows."""
     match = re.fullmatch(r"layers\.(\d+)\.norm\.(weight|bias)", divergence.tensor)
-    return match is not None and int(match[1]) in unfrozen_norms(scenario.training.model, scenario.layout)
+    return match is not None and int(match[1]) in norms_made_trainable(scenario.training.model, scenario.layout)
 
 
 @show
 def of_a_frozen_split_linear(scenario: Scenario, divergence: Divergence) -> bool:
     """The tensor is a parameter in a frozen linear that is sharded by columns or rows."""
-    return divergence.tensor in frozen_splits(scenario.training.model, scenario.layout)
+    return divergence.tensor in frozen_shards(scenario.training.model, scenario.layout)
 
 
 @show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, uncompiled
+from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
 from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
@@ -13,24 +13,24 @@ from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propag
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
     is_tied,
-    untied,
     with_options,
     with_tokens,
     with_widths,
     without_shares,
+    without_tied_head,
 )
-from equivcheck.layouts.base.partition import cut_dim, leaves_nothing
+from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.layouts.base.plan.rules import (
     RULES,
     UNFREEZES,
     cuts,
     fits,
-    frozen_splits,
-    has_pending_gradients,
+    frozen_shards,
+    has_partial_gradients,
     is_outside,
-    trained_cuts,
+    trained_shard_sizes,
 )
-from equivcheck.scenario import ASGD, Adafactor, Compile, Implementation, Layout, Owner, Split, TensorParallel, Training
+from equivcheck.scenario import ASGD, Adafactor, Compile, Implementation, Layout, ParameterOwner, Split, TensorParallel, Training
 from equivcheck.scenario.mesh import TP
 from equivcheck.training.layers.parameters import parameters_of
 
@@ -46,7 +46,7 @@ NO_SHARED_WEIGHTS = Limit(
 def _mixes_tensors_in_one_call(training: Training, layout: Layout) -> bool:
     tp = parallelism_of(layout, TensorParallel)
     # A parameter of the model itself has no dims, which DTensors take for replicated.
-    outside = {is_outside(tp, found) for found in parameters_of(training.model) if found.owner is not Owner.MODEL}
+    outside = {is_outside(tp, found) for found in parameters_of(training.model) if found.owner is not ParameterOwner.MODEL}
     if len(outside) == 1 or not keeps_dtensors(layout) or training.optimizer.implementation is Implementation.FOR_LOOP:
         return False
     # With others around they are all DTensors, of two meshes: only ASGD combines tensors of several parameters then.
@@ -70,12 +70,12 @@ def _leaves_gradients(layout: Layout) -> bool:
 
 def _cuts_short(training: Training, layout: Layout) -> bool:
     tp, ranks = parallelism_of(layout, TensorParallel), layout.mesh.size(TP)
-    return _leaves_gradients(layout) and any(size < ranks for size in trained_cuts(training.model, tp))
+    return _leaves_gradients(layout) and any(size < ranks for size in trained_shard_sizes(training.model, tp))
 
 
 def _leaves_pending(training: Training, layout: Layout) -> bool:
     tp = parallelism_of(layout, TensorParallel)
-    return _leaves_gradients(layout) and fits(training.model, tp.plan) and has_pending_gradients(training.model, tp)
+    return _leaves_gradients(layout) and fits(training.model, tp.plan) and has_partial_gradients(training.model, tp)
 
 
 GRADIENTS_AS_PROPAGATED = limits_of_propagated_gradients(
@@ -95,7 +95,7 @@ HOOKS_ON_OWN_PARAMETERS = LayoutLimit(
 
 
 def _compiles_after_pending_sum(layout: Layout) -> bool:
-    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROWWISE
     compiles_layers = layout.execution.compile is not Compile.NONE and layout.execution.per_layer
     return by_tokens and compiles_layers and layout.mesh.size(TP) > 1
 
@@ -105,7 +105,7 @@ NO_PENDING_SUM_BEFORE_COMPILED_LAYERS = LayoutLimit(
     "returns an asynchronous tensor, and a compiled layer takes the tensor out of it without its graph; the embedding then has "
     "no gradient, or backward raises (pytorch#179849)",
     applies=_compiles_after_pending_sum,
-    repair=uncompiled,
+    repair=without_compilation,
 )
 
 LAYOUT_LIMITS: tuple[LayoutLimit, ...] = (APPLIED_FIRST, HOOKS_ON_OWN_PARAMETERS, NO_PENDING_SUM_BEFORE_COMPILED_LAYERS)
@@ -114,7 +114,7 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     reason="parallelize_module: Adafactor with frozen linears is not supported: they become trainable (pytorch#171523), and "
     "Adafactor squares norms in place, which DTensor refuses while they are partial",
     applies=lambda training, layout: (
-        isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_splits(training.model, layout))
+        isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_shards(training.model, layout))
     ),
     repair=elementwise,
     upstream=True,
@@ -123,7 +123,7 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
 
 
 def _ties_local_tensors(training: Training, layout: Layout) -> bool:
-    is_shared_out = parallelism_of(layout, TensorParallel).source is not Split.OUTSIDE
+    is_shared_out = parallelism_of(layout, TensorParallel).source is not Split.NOT_IN_PLAN
     return is_tied(training.model) and is_shared_out and not keeps_dtensors(layout)
 
 
@@ -132,7 +132,7 @@ NO_TIES_OF_LOCAL_TENSORS = Limit(
     "embedding is not supported: local tensors replace DTensors in only one of the two modules, which unties them; FSDP1 then "
     "leaves out the gradients of one of them, and the others raise",
     applies=_ties_local_tensors,
-    repair=lambda training, _layout: untied(training),
+    repair=lambda training, _layout: without_tied_head(training),
 )
 
 
@@ -144,7 +144,7 @@ def _cuts_sequences_short(training: Training, layout: Layout) -> bool:
     """
     model, tp = training.model, parallelism_of(layout, TensorParallel)
     found = [*cuts(model, tp)]
-    is_one = model.length == 1 and any(size == 1 and cut_dim(tp, parameter) == 1 for parameter, size in found)
+    is_one = model.length == 1 and any(size == 1 and shard_dim(tp, parameter) == 1 for parameter, size in found)
     return model.length is not None and (is_one or any(size < layout.mesh.size(TP) for _, size in found))
 
 
@@ -159,8 +159,8 @@ NO_SHORT_CUTS_OF_SEQUENCES = Limit(
 
 def _lacks_tokens(training: Training, layout: Layout) -> bool:
     source = training.model.source
-    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROW
-    return by_tokens and source is not None and leaves_nothing(source.vocabulary, layout.mesh.size(TP))
+    by_tokens = parallelism_of(layout, TensorParallel).source is Split.ROWWISE
+    return by_tokens and source is not None and is_last_shard_empty(source.vocabulary, layout.mesh.size(TP))
 
 
 EVERY_RANK_HAS_TOKENS = Limit(

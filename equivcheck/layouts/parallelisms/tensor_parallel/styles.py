@@ -15,16 +15,16 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from equivcheck.layouts.base.plan.linears import Passage, head_passage, passage
+from equivcheck.layouts.base.plan.linears import LinearPlan, head_plan, linear_plan
 from equivcheck.layouts.base.plan.rules import rows_dim
 from equivcheck.scenario import ActivationSharding, AnyLayer, LayerPlan, Model, Split, TensorParallel
-from equivcheck.training.layers.registry import kind_of
+from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.model import tie_head
 
 
 def placement(model: Model, sharding: ActivationSharding) -> Placement:
     """DTensor placement for an activation with shape (rows, features) or (rows, length, features)."""
-    if sharding is ActivationSharding.WHOLE:
+    if sharding is ActivationSharding.REPLICATED:
         return Replicate()
     return Shard(rows_dim(model)) if sharding is ActivationSharding.ROWS else Shard(-1)
 
@@ -59,17 +59,17 @@ def layer_styles(
     model: Model, layer: AnyLayer, plan: LayerPlan, sharding: ActivationSharding
 ) -> Iterator[tuple[str, ParallelStyle]]:
     """Style for each module with parameters in a layer. `sharding` is the layer's input placement."""
-    if plan.split is Split.OUTSIDE:
+    if plan.split is Split.NOT_IN_PLAN:
         return
     if layer.norm is not None:
         yield "norm", _norm_style(model, sharding)
-    for part in kind_of(layer).parts(layer):
-        yield part.name, _linear_style(model, passage(model, part, plan, sharding))
+    for part in layer_kind(layer).linears(layer):
+        yield part.name, _linear_style(model, linear_plan(model, part, plan, sharding))
 
 
 def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
     """Style for each module in the head."""
-    plan = head_passage(model, parallelism)
+    plan = head_plan(model, parallelism)
     if model.head is not None and model.head.norm is not None:
         yield "head.norm", _norm_style(model, plan.input)
     yield "head.linear", _linear_style(model, plan)
@@ -78,9 +78,9 @@ def head_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str
 def source_styles(model: Model, parallelism: TensorParallel) -> Iterator[tuple[str, ParallelStyle]]:
     """Styles for the token embedding and for learned positions, which are replicated."""
     output = placement(model, parallelism.source_output)
-    if parallelism.source is Split.ROW:
+    if parallelism.source is Split.ROWWISE:
         yield "embedding", RowwiseParallel(input_layouts=Replicate(), output_layouts=output)
-    elif parallelism.source is Split.COLUMN:
+    elif parallelism.source is Split.COLWISE:
         yield "embedding", ColwiseParallel(output_layouts=output)
     else:
         yield "embedding", Replicated(input=Replicate(), computes=Replicate(), output=output)
@@ -96,15 +96,15 @@ def _norm_style(model: Model, sharding: ActivationSharding) -> ParallelStyle:
     return Replicated(input=lies, computes=Replicate(), output=lies)
 
 
-def _linear_style(model: Model, passage: Passage) -> ParallelStyle:
-    lies, output = placement(model, passage.input), placement(model, passage.output)
-    if passage.split is Split.COLUMN:
-        return ColwiseParallel(input_layouts=lies, output_layouts=output, use_local_output=not passage.leaves_dtensor)
-    if passage.split is Split.ROW:
+def _linear_style(model: Model, linear_plan: LinearPlan) -> ParallelStyle:
+    lies, output = placement(model, linear_plan.input), placement(model, linear_plan.output)
+    if linear_plan.split is Split.COLWISE:
+        return ColwiseParallel(input_layouts=lies, output_layouts=output, use_local_output=not linear_plan.leaves_dtensor)
+    if linear_plan.split is Split.ROWWISE:
         return RowwiseParallel(input_layouts=lies, output_layouts=output)
-    return Replicated(input=lies, computes=lies if passage.is_by_rows else Replicate(), output=output)
+    return Replicated(input=lies, computes=lies if linear_plan.is_by_rows else Replicate(), output=output)
 
 
-def tie_again(model: nn.Module) -> None:
+def tie_head_again(model: nn.Module) -> None:
     """Tie the head to the embedding again, because `parallelize_module` gave each its own parameter."""
     tie_head(model)

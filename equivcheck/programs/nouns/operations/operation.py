@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equivcheck.system.choice import Choice
+from equivcheck.system.choice import PrintableEnum
 
 Shape = tuple[int, ...]
 
@@ -20,7 +20,7 @@ ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
 """First arguments for most operations."""
 
 
-class ArgumentKind(Choice):
+class ArgumentKind(PrintableEnum):
     """How a program creates an additional argument."""
 
     LEAF = "leaf"

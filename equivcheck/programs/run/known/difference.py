@@ -10,7 +10,7 @@ from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.run.facts import facts_of
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Phase
 
@@ -51,7 +51,7 @@ class KnownDifference:
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has the operations and facts needed by the error, on the installed torch."""
         names = {each.name if isinstance(each, Operation) else each.tag for each in program.statements}
-        if (self.operations and names.isdisjoint(self.operations)) or not torch_in(self.torch):
+        if (self.operations and names.isdisjoint(self.operations)) or not is_torch_in(self.torch):
             return False
         found = facts_of(program)
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))

@@ -17,7 +17,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
 from equivcheck.programs.run.values import chunk
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 SUM_HAS_DERIVATIVE = ">=2.11"
 """Versions whose functional `all_reduce` has a derivative. Earlier versions pass the gradient unchanged."""
@@ -91,7 +91,7 @@ class Collectives:
 
     def sum(self, partial: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks."""
-        if torch_in(SUM_HAS_DERIVATIVE):
+        if is_torch_in(SUM_HAS_DERIVATIVE):
             return sum_over_group(partial, self.group)
         found: torch.Tensor = Sum.apply(partial, self.group)  # type: ignore[no-untyped-call]
         return found

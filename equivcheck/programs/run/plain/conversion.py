@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import REPLICATE, reduction_of, sharded_dim
 from equivcheck.programs.run.plain.collectives import Collectives, lengths
 
 Placements = tuple[str, ...]
@@ -32,8 +32,8 @@ def converted(
 def _between(current: Placements, wanted: Placements) -> Placements:
     """Placements on the way: `wanted` if one axis changes, else replicated on every axis that changes."""
     changed = [number for number, (old, new) in enumerate(zip(current, wanted, strict=True)) if old != new]
-    dims = {dim for number in changed for each in (current[number], wanted[number]) if (dim := cut_dim(each)) is not None}
-    undone = {number for number, each in enumerate(current) if number in changed or cut_dim(each) in dims}
+    dims = {dim for number in changed for each in (current[number], wanted[number]) if (dim := sharded_dim(each)) is not None}
+    undone = {number for number, each in enumerate(current) if number in changed or sharded_dim(each) in dims}
     if len(undone) <= 1:
         return wanted
     return tuple(REPLICATE if number in undone else each for number, each in enumerate(current))
@@ -43,7 +43,7 @@ def _extents(shape: Sequence[int], placements: Sequence[str], axes: Sequence[Col
     """Shape shared by the ranks along an axis. Outer axes have sharded it already; inner axes shard other dims."""
     found = list(shape)
     for each, axis in zip(placements[:number], axes, strict=False):
-        dim = cut_dim(each)
+        dim = sharded_dim(each)
         if dim is not None:
             found[dim] = lengths(found[dim], axis.size)[axis.index]
     return found
@@ -54,7 +54,7 @@ def _along(local: torch.Tensor, extents: Sequence[int], current: str, wanted: st
     if current == wanted:
         return local
     local = _sum(local, current, axis)
-    source, target = cut_dim(current), cut_dim(wanted)
+    source, target = sharded_dim(current), sharded_dim(wanted)
     if reduction_of(current):
         local = (
             local if reduction_of(wanted) else axis.all_reduce(local) if target is None else axis.reduce_scatter(local, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equivcheck.programs.nouns.operations.registry import FAMILIES
-from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, shard
+from equivcheck.programs.nouns.placement import REPLICATE, partial, shard, sharded_dim
 from equivcheck.programs.nouns.statements import Operation
 
 Shape = tuple[int, ...]
@@ -39,7 +39,7 @@ def _rule(statement: Operation, current: Sequence[str], shapes: Sequence[Shape])
         return _product_rule(current, shapes, transposed=PRODUCTS[statement.name])
     if statement.name in ELEMENTWISE:
         return _elementwise_rule(current, shapes)
-    dim = cut_dim(current[0])
+    dim = sharded_dim(current[0])
     return None if dim is None or len(current) > 1 else _shard_rule(statement, dim, len(shapes[0]))
 
 
@@ -76,7 +76,7 @@ def _elementwise_rule(current: Sequence[str], shapes: Sequence[Shape]) -> Needs 
     """Shard the first sharded dim, unless another argument is longer there. Arguments that broadcast along it are replicated."""
     num_dims = max(map(len, shapes))
     for each, shape in zip(current, shapes, strict=True):
-        dim = cut_dim(each)
+        dim = sharded_dim(each)
         if dim is None:
             continue
         from_end = dim - len(shape)

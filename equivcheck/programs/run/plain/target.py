@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from equivcheck.programs.nouns.placement import REPLICATE, cut_dim, partial, reduction_of
+from equivcheck.programs.nouns.placement import REPLICATE, partial, reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.run.calls import results_of
@@ -111,7 +111,7 @@ class PlainTarget(DTensorTarget):
         return _with_placements(value.clone(), self.replicated, value.shape)
 
     def _full_shape(self, shape: Any, placements: Placements, statement: Operation, arguments: list[Any]) -> tuple[int, ...]:
-        cut = [dim for each in placements if (dim := cut_dim(each)) is not None]
+        cut = [dim for each in placements if (dim := sharded_dim(each)) is not None]
         if not cut:
             return tuple(shape)
         wholes = [torch.empty(tuple(each.full_shape), dtype=each.dtype, device="meta") for each in arguments]

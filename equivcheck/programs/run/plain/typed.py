@@ -14,7 +14,7 @@ import spmd_types as spmd
 import torch
 from spmd_types.checker import typecheck
 
-from equivcheck.programs.nouns.placement import cut_dim, reduction_of
+from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
 from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.run.one_device import Outputs, ProgramPlan
 from equivcheck.programs.run.plain.collectives import Collectives
@@ -121,7 +121,7 @@ def _under_types(run: Callable[[], Any]) -> Any:
 
 
 def _type_of(placement: str) -> Any:
-    if cut_dim(placement) is not None:
+    if sharded_dim(placement) is not None:
         return spmd.V
     return spmd.R if reduction_of(placement) is None else spmd.P
 

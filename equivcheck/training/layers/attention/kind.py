@@ -8,10 +8,10 @@ from equivcheck.scenario import AnyLayer, Attention, Split
 from equivcheck.scenario.token_layers import MAX_HEADS
 from equivcheck.training.layers.attention.script import attention_script
 from equivcheck.training.layers.facts import (
-    Looking,
-    ParameterOf,
-    Part,
-    ShardingChoice,
+    AttentionShape,
+    LayerLinear,
+    LayerParameter,
+    LayerSharding,
     norm_parameters,
     part_parameters,
     ready_linears,
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from equivcheck.training.layers.module import LayerModule
 
 
-_READING = tuple(Part(name=name, reads_input=True) for name in ("query", "key", "value"))
-_OUTPUT = Part(name="output", gives_output=True)
+_READING = tuple(LayerLinear(name=name, reads_input=True) for name in ("query", "key", "value"))
+_OUTPUT = LayerLinear(name="output", gives_output=True)
 
 
 class AttentionKind(LayerKind):
     """Query, key, value and output linears; the features of a head are contiguous."""
 
-    noun: ClassVar[type[AnyLayer]] = Attention
+    layer_class: ClassVar[type[AnyLayer]] = Attention
 
-    def parameters(self, layer: Attention, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Attention, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters in the norm and the four linears."""
-        wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
+        wide, narrow = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         sizes = ((in_features, wide), (in_features, narrow), (in_features, narrow), (wide, in_features))
-        linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.parts(layer), sizes, strict=True))
+        linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(self.linears(layer), sizes, strict=True))
         return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
-    def parts(self, layer: Attention) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
+    def linears(self, layer: Attention) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - of the base class
         """Query, key and value linears, then the output linear."""
         return (*_READING, _OUTPUT)
 
-    def choices(self, layer: Attention) -> tuple[ShardingChoice, ...]:
+    def shardings(self, layer: Attention) -> tuple[LayerSharding, ...]:
         """Sharding by key and value heads, together with the query heads that use them."""
-        return (ShardingChoice(split=Split.WITHIN, units=layer.kv_heads, words="heads of key and value"),)
+        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.num_kv_heads, words="heads of key and value"),)
 
-    def looking(self, layer: Attention) -> Looking:
+    def attention_shape(self, layer: Attention) -> AttentionShape:
         """Head counts and head size."""
-        return Looking(heads=layer.heads, kv_heads=layer.kv_heads, width=layer.head_width)
+        return AttentionShape(num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads, width=layer.head_dim)
 
     def build(self, layer: Attention, in_features: int) -> LayerModule:
         """Build an `AttentionModule`."""
@@ -57,7 +57,7 @@ class AttentionKind(LayerKind):
 
         return AttentionModule(layer, in_features)
 
-    def ready(self, layer: Attention, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def gradient_order(self, layer: Attention, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Linears in reverse order, bias first, then the norm."""
         return ready_linears(self.parameters(layer, in_features), ("output", "value", "key", "query"), autocast=autocast)
 
@@ -65,14 +65,14 @@ class AttentionKind(LayerKind):
         """Export it with the module's structure."""
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
-    def propagated(self, layer: Attention) -> AnyLayer:
+    def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
         """Attention without the fused kernel, because DTensor lacks a strategy for it."""
-        return layer.having(fused=False)
+        return layer.with_fields(fused=False)
 
-    def with_even_units(self, layer: Attention, multiple: int) -> AnyLayer:
+    def with_divisible_units(self, layer: Attention, multiple: int) -> AnyLayer:
         """Round the number of key and value heads up to a multiple, and the number of query heads to at least that."""
-        kv_heads, heads = (_even(count, multiple) for count in (layer.kv_heads, layer.heads))
-        return layer.having(heads=heads, kv_heads=kv_heads if heads % kv_heads == 0 else heads)
+        num_kv_heads, heads = (_even(count, multiple) for count in (layer.num_kv_heads, layer.num_heads))
+        return layer.with_fields(num_heads=heads, num_kv_heads=num_kv_heads if heads % num_kv_heads == 0 else heads)
 
 
 def _even(count: int, multiple: int) -> int:

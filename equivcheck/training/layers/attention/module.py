@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from equivcheck.scenario import Attention
 from equivcheck.scenario.token_layers import ROTARY_BASE
-from equivcheck.training.layers.module import LayerModule, Linear, beside, norm_of
+from equivcheck.training.layers.module import LayerModule, UninitializedLinear, norm_of, replicated_like
 
 
 class AttentionModule(LayerModule):
@@ -19,31 +19,31 @@ class AttentionModule(LayerModule):
 
     def __init__(self, layer: Attention, in_features: int) -> None:
         super().__init__(layer)
-        wide, narrow = layer.heads * layer.head_width, layer.kv_heads * layer.head_width
+        wide, narrow = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
         self.norm = norm_of(layer.norm, in_features)
-        self.query = Linear(in_features, wide, bias=layer.bias)
-        self.key = Linear(in_features, narrow, bias=layer.bias)
-        self.value = Linear(in_features, narrow, bias=layer.bias)
-        self.output = Linear(wide, in_features, bias=layer.bias)
+        self.query = UninitializedLinear(in_features, wide, bias=layer.bias)
+        self.key = UninitializedLinear(in_features, narrow, bias=layer.bias)
+        self.value = UninitializedLinear(in_features, narrow, bias=layer.bias)
+        self.output = UninitializedLinear(wide, in_features, bias=layer.bias)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, length, features) to the same shape."""
         layer = self.layer
         normed = inputs if self.norm is None else self.norm(inputs)
-        query = _heads(self.query(normed), layer.head_width)
-        key, value = (_heads(linear(normed), layer.head_width) for linear in (self.key, self.value))
+        query = _heads(self.query(normed), layer.head_dim)
+        key, value = (_heads(linear(normed), layer.head_dim) for linear in (self.key, self.value))
         if layer.rotary:
-            query, key = self.placed(query), self.placed(key)
-        attended = self.sequence.attended(self, query, key, value)
-        return self.ended(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
+            query, key = self.with_rotary(query), self.with_rotary(key)
+        attended = self.sequence.attend_from_local(self, query, key, value)
+        return self.finish(self.output(attended.transpose(-2, -3).flatten(-2)), mask, inputs)
 
-    def placed(self, values: torch.Tensor) -> torch.Tensor:
+    def with_rotary(self, values: torch.Tensor) -> torch.Tensor:
         """Apply rotary embeddings to query or key, (rows, heads, length, head_dim), at this rank's positions."""
-        return turned(values, self.sequence.positions(values.shape[-2], values.device))
+        return rotate(values, self.sequence.positions(values.shape[-2], values.device))
 
-    def grouped(self, values: torch.Tensor) -> torch.Tensor:
+    def repeat_kv_heads(self, values: torch.Tensor) -> torch.Tensor:
         """Repeat key or value heads, (rows, heads, length, head_dim), so that each query head has one."""
-        groups = self.layer.heads // self.layer.kv_heads
+        groups = self.layer.num_heads // self.layer.num_kv_heads
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
@@ -83,15 +83,15 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, unsee
     """
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     if unseen is not None:
-        scores = scores.masked_fill(beside(scores, unseen), -torch.inf)
+        scores = scores.masked_fill(replicated_like(scores, unseen), -torch.inf)
     return scores.softmax(-1) @ value
 
 
-def turned(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rotate(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Rotate feature pairs, half a head apart, by their position: (rows, heads, length, head_dim)."""
     half = values.shape[-1] // 2
     rates = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float64, device=values.device) / half)
     angles = torch.outer(positions.to(torch.float64), rates).to(values.dtype)
-    cosine, sine = beside(values, angles.cos()), beside(values, angles.sin())
+    cosine, sine = replicated_like(values, angles.cos()), replicated_like(values, angles.sin())
     first, second = values[..., :half], values[..., half:]
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.scenario import Attention
 from equivcheck.scenario.token_layers import ROTARY_BASE
-from equivcheck.training.layers.facts import ParameterOf
+from equivcheck.training.layers.facts import LayerParameter
 from equivcheck.training.layers.script import LayerScript, linear_lines, norm_line
 
 _TURNED = (
@@ -30,11 +30,11 @@ _TURNED_BY = (
 _ENDED = "values = self.output(attended.transpose(-2, -3).flatten(-2))"
 
 
-def attention_script(layer: Attention, in_features: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+def attention_script(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...]) -> LayerScript:
     """Class for an attention layer with this many input features."""
     lines = _linears(layer)
     lines += ["query, key = turned(query), turned(key)"] * layer.rotary
-    groups = layer.heads // layer.kv_heads
+    groups = layer.num_heads // layer.num_kv_heads
     lines += [f"{name} = {name}.repeat_interleave({groups}, -3)" for name in ("key", "value") if groups > 1]
     lines += _fused(layer) if layer.fused else _explicit(layer)
     lines.append(_ENDED)
@@ -45,7 +45,7 @@ def attention_script(layer: Attention, in_features: int, parameters: tuple[Param
         compute=tuple(lines),
         functions=(_TURNED,) if layer.rotary else (),
         imports=(("torch.nn", "functional"),) if layer.fused else (),
-        of_parts=_script_of_parts(layer, in_features, parameters),
+        for_context_parallel=_script_of_parts(layer, in_features, parameters),
     )
 
 
@@ -53,12 +53,12 @@ def _linears(layer: Attention) -> list[str]:
     lines = [f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}"]
     # How many heads there are follows from the values: a rank may have some of them.
     return lines + [
-        f"{name} = self.{name}(normed).unflatten(-1, (-1, {layer.head_width})).transpose(-2, -3)"
+        f"{name} = self.{name}(normed).unflatten(-1, (-1, {layer.head_dim})).transpose(-2, -3)"
         for name in ("query", "key", "value")
     ]
 
 
-def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[ParameterOf, ...]) -> LayerScript:
+def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[LayerParameter, ...]) -> LayerScript:
     placed = "positions = self.sequence.positions(query.shape[-2], query.device)"
     return LayerScript(
         name="Attention",
@@ -67,7 +67,7 @@ def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[Param
         compute=(
             *_linears(layer),
             *(placed, "query, key = turned(query, positions), turned(key, positions)") * layer.rotary,
-            "attended = self.sequence.attended(self, query, key, value)",
+            "attended = self.sequence.attend_from_local(self, query, key, value)",
             _ENDED,
         ),
         functions=(_TURNED_BY,) if layer.rotary else (),
@@ -78,12 +78,12 @@ def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[Param
 
 def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
     """Methods for context parallelism, with the names in `AttentionModule`."""
-    groups = layer.heads // layer.kv_heads
+    groups = layer.num_heads // layer.num_kv_heads
     if layer.fused:
         mask = "attn_mask = None if unseen is None else ~unseen"
         found = [mask, "return functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)"]
     else:
-        found = [f"scores = query @ key.transpose(-1, -2) / {layer.head_width} ** 0.5"]
+        found = [f"scores = query @ key.transpose(-1, -2) / {layer.head_dim} ** 0.5"]
         found += ["scores = scores if unseen is None else scores.masked_fill(unseen, -torch.inf)"]
         found += ["return scores.softmax(-1) @ value"]
     whole = ["positions = torch.arange(query.shape[-2])"]
@@ -91,7 +91,10 @@ def _methods(layer: Attention) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (f"def {head}:", *(f"    {line}" for line in lines))
         for head, lines in (
-            ("grouped(self, values)", [f"return values.repeat_interleave({groups}, -3)" if groups > 1 else "return values"]),
+            (
+                "repeat_kv_heads(self, values)",
+                [f"return values.repeat_interleave({groups}, -3)" if groups > 1 else "return values"],
+            ),
             ("unseen(self, queries, keys)", [f"return {'keys > queries[:, None]' if layer.causal else 'None'}"]),
             ("attend(self, query, key, value)", whole),
             ("attend_from(self, query, key, value, unseen)", found),
@@ -105,7 +108,7 @@ def _fused(layer: Attention) -> list[str]:
 
 
 def _explicit(layer: Attention) -> list[str]:
-    lines = [f"scores = query @ key.transpose(-1, -2) / {layer.head_width} ** 0.5"]
+    lines = [f"scores = query @ key.transpose(-1, -2) / {layer.head_dim} ** 0.5"]
     if layer.causal:
         lines.append("later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)")
         lines.append("scores = scores.masked_fill(later, -torch.inf)")

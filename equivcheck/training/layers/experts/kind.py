@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.scenario import AnyLayer, Experts, Split
 from equivcheck.training.layers.experts.script import experts_script
-from equivcheck.training.layers.facts import Dispatch, Initial, ParameterOf, ShardingChoice, norm_parameters
+from equivcheck.training.layers.facts import Dispatch, Initialization, LayerParameter, LayerSharding, norm_parameters
 from equivcheck.training.layers.kind import LayerKind
 from equivcheck.training.layers.script import LayerScript
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class ExpertsKind(LayerKind):
     """Router, stacked experts, and an optional shared expert."""
 
-    noun: ClassVar[type[AnyLayer]] = Experts
+    layer_class: ClassVar[type[AnyLayer]] = Experts
 
-    def parameters(self, layer: Experts, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Experts, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters in norm, router, stacked experts (experts along dim 0) and shared expert."""
-        router = ParameterOf(name="router.weight", shape=(layer.num_experts, in_features), initial=Initial.WEIGHT)
+        router = LayerParameter(name="router.weight", shape=(layer.num_experts, in_features), initial=Initialization.WEIGHT)
         routed = _gated_parameters("experts", layer, in_features, (layer.num_experts,))
         shared = _gated_parameters("shared", layer, in_features) if layer.shared else ()
         return (*norm_parameters(layer.norm, in_features), router, *routed, *shared)
@@ -41,12 +41,12 @@ class ExpertsKind(LayerKind):
         """Linears in the router and in all experts."""
         return 1 + 3 * (layer.num_experts + layer.shared)
 
-    def choices(self, layer: Experts) -> tuple[ShardingChoice, ...]:
+    def shardings(self, layer: Experts) -> tuple[LayerSharding, ...]:
         """Sharding by the hidden features in each expert, the shared one included; the router is replicated."""
         words = "features within each expert"
-        return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words=words, weights=layer.num_experts),)
+        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words=words, weights=layer.num_experts),)
 
-    def ready(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
+    def gradient_order(self, layer: Experts, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:  # noqa: ARG002 - never under it
         """Shared expert, then routed experts, from the last linear to the first, bias first; then router and norm."""
         names = [parameter.name for parameter in self.parameters(layer, in_features)]
         linears = [name for name in names if name.startswith(("experts.", "shared."))]
@@ -56,16 +56,16 @@ class ExpertsKind(LayerKind):
         """Export it with the module's structure."""
         return experts_script(layer, in_features)
 
-    def propagated(self, layer: Experts) -> AnyLayer:
+    def with_dtensor_strategies(self, layer: Experts) -> AnyLayer:
         """Same as `with_known_shapes`."""
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
         """Every expert computes every position, because the number of dispatched rows depends on values."""
-        return layer.having(dispatched=False)
+        return layer.with_fields(dispatched=False)
 
 
-def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[ParameterOf, ...]:
+def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tuple[int, ...] = ()) -> tuple[LayerParameter, ...]:
     """Parameters in one gated MLP, or of several stacked along a first dim."""
     found, expert_dim = [], 0 if stacked else None
     for name, outputs, features, dim in (
@@ -75,16 +75,18 @@ def _gated_parameters(owner: str, layer: Experts, in_features: int, stacked: tup
     ):
         shape, within = (*stacked, outputs, features), len(stacked) + dim
         found.append(
-            ParameterOf(name=f"{owner}.{name}", shape=shape, initial=Initial.WEIGHT, expert_dim=expert_dim, within_dim=within)
+            LayerParameter(
+                name=f"{owner}.{name}", shape=shape, initial=Initialization.WEIGHT, expert_dim=expert_dim, unit_dim=within
+            )
         )
         if layer.bias:
             found.append(
-                ParameterOf(
+                LayerParameter(
                     name=f"{owner}.{name}_bias",
                     shape=shape[:-1],
-                    initial=Initial.OFFSET,
+                    initial=Initialization.OFFSET,
                     expert_dim=expert_dim,
-                    within_dim=None if dim else within,
+                    unit_dim=None if dim else within,
                 )
             )
     return tuple(found)

@@ -6,37 +6,45 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from equivcheck.scenario import Experts, Scores
-from equivcheck.training.layers.module import ACTIVATIONS, DispatchingModule, Linear, Load, beside, norm_of, part_beside
-from equivcheck.training.layers.region import UNCUT, Region
+from equivcheck.scenario import Experts, ScoreFunction
+from equivcheck.training.layers.module import (
+    ACTIVATIONS,
+    RoutedModule,
+    RoutingLoad,
+    UninitializedLinear,
+    local_like,
+    norm_of,
+    replicated_like,
+)
+from equivcheck.training.layers.region import UNSHARDED, Region
 
 Own = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 """Weight and bias for each linear, for one expert or for this rank's experts."""
 
 
-class Router(Linear):
+class Router(UninitializedLinear):
     """Linear router: selects experts for each position and computes their weights."""
 
     def __init__(self, layer: Experts, in_features: int) -> None:
         super().__init__(in_features, layer.num_experts, bias=False)
         self.layer = layer
-        self.load: Load | None = None
+        self.load: RoutingLoad | None = None
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         """Map (..., features) to two (..., experts) tensors: whether each expert is selected, and its weight or zero."""
         logits = super().forward(inputs)
-        scores = logits.softmax(-1) if self.layer.scores is Scores.SOFTMAX else logits.sigmoid()
+        scores = logits.softmax(-1) if self.layer.scores is ScoreFunction.SOFTMAX else logits.sigmoid()
         chosen = self.chosen(scores.detach())
         if self.layer.balance:
             self.load = self.load_of(scores, chosen)
         weights = scores * chosen
         return chosen, weights / weights.sum(-1, keepdim=True) if self.layer.normalised else weights
 
-    def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> Load:
+    def load_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> RoutingLoad:
         """Inputs for the load-balancing loss from scores and selection, both (..., experts)."""
         positions = tuple(range(scores.ndim - 1))
-        shares = scores if self.layer.scores is Scores.SOFTMAX else scores / scores.sum(-1, keepdim=True)
-        return Load(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
+        shares = scores if self.layer.scores is ScoreFunction.SOFTMAX else scores / scores.sum(-1, keepdim=True)
+        return RoutingLoad(self.layer.balance, chosen.to(scores.dtype).sum(positions), shares.sum(positions))
 
     def chosen(self, scores: torch.Tensor) -> torch.Tensor:
         """Whether each score, (..., experts), is among the `top_k` highest.
@@ -44,7 +52,7 @@ class Router(Linear):
         A stable sort breaks ties, because `topk` may pick any.
         """
         order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., : self.layer.top_k]
-        experts = beside(scores, torch.arange(self.layer.num_experts, device=scores.device))
+        experts = replicated_like(scores, torch.arange(self.layer.num_experts, device=scores.device))
         return (order.unsqueeze(-1) == experts).any(-2)
 
 
@@ -54,7 +62,7 @@ class GatedExperts(nn.Module):
     def __init__(self, layer: Experts, in_features: int, *stacked: int) -> None:
         super().__init__()
         self.activation = ACTIVATIONS.get(layer.activation)
-        self.region: Region = UNCUT
+        self.region: Region = UNSHARDED
         for name, outputs, features in (
             ("gate", layer.hidden, in_features),
             ("up", layer.hidden, in_features),
@@ -82,8 +90,7 @@ class GatedExperts(nn.Module):
         """
         names = ((name, getattr(self, name), getattr(self, f"{name}_bias")) for name in ("gate", "up", "down"))
         return {
-            name: (part_beside(inputs, weight), None if bias is None else part_beside(inputs, bias))
-            for name, weight, bias in names
+            name: (local_like(inputs, weight), None if bias is None else local_like(inputs, bias)) for name, weight, bias in names
         }
 
     def _computed(self, own: Own, inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
@@ -91,11 +98,11 @@ class GatedExperts(nn.Module):
         if self.activation is not None:
             gate = self.activation(gate)
         values, (weight, bias) = gate * _linear(own["up"], inputs, expert), own["down"]
-        if bias is None or self.region is UNCUT:
+        if bias is None or self.region is UNSHARDED:
             return _linear((weight, bias), values, expert)
         # Added last, so that backward has its gradient first, as that of every bias.
         addend = _linear((weight, None), values, expert)
-        return addend + self.region.added_once(bias if expert is None else bias[expert])
+        return addend + self.region.bias_on_first_rank(bias if expert is None else bias[expert])
 
 
 def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, expert: int | None) -> torch.Tensor:
@@ -105,7 +112,7 @@ def _linear(of: tuple[torch.Tensor, torch.Tensor | None], inputs: torch.Tensor, 
     return functional.linear(inputs, weight, bias)
 
 
-class ExpertsModule(DispatchingModule):
+class ExpertsModule(RoutedModule):
     """Router, routed experts and an optional shared expert."""
 
     layer: Experts
@@ -122,7 +129,7 @@ class ExpertsModule(DispatchingModule):
         """This layer's router."""
         return self.router
 
-    def load(self) -> Load | None:
+    def load(self) -> RoutingLoad | None:
         """Load that the router recorded in the last forward."""
         return self.router.load
 
@@ -132,14 +139,14 @@ class ExpertsModule(DispatchingModule):
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, features) or (rows, length, features) to the same shape."""
-        normed = self.region.entered(inputs if self.norm is None else self.norm(inputs))
+        normed = self.region.gather_input(inputs if self.norm is None else self.norm(inputs))
         chosen, weights = self.router(normed)
-        normed, weights = self.region.used(normed, weights)
+        normed, weights = self.region.copy_to_ranks(normed, weights)
         sends = self.layer.dispatched or self.by_units is not None
         outputs = (self.dispatched if sends else self.routed)(normed, chosen, weights)
         if self.shared is not None:
             outputs = outputs + self.shared(normed)
-        return self.ended(self.region.left(outputs), mask, inputs)
+        return self.finish(self.region.reduce_output(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Compute every expert on every position, (..., features), and mask out those not selected."""

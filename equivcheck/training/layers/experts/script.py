@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from equivcheck.scenario import Experts, Scores
+from equivcheck.scenario import Experts, ScoreFunction
 from equivcheck.training.layers.script import ACTIVATIONS, LayerScript, norm_line
 
 _CHOSEN = (
@@ -44,15 +44,15 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
         functions=(_chosen(), _gated(layer)),
         imports=(("torch.nn", "functional"),),
     )
-    of_units = replace(
+    for_expert_parallel = replace(
         found,
         init=(*_init(layer, in_features, experts="Units()"), f"self.num_units, self.by_units = {layer.num_experts}, None"),
-        compute=tuple(_lines(layer, shared_out=True)),
+        compute=tuple(_lines(layer, with_shardable_layer=True)),
         functions=(_chosen(), _gated(layer, has_parts=True), _UNITS),
         imports=(*found.imports, ("torch.distributed.tensor", "DTensor")),
         methods=_METHODS,
     )
-    of_region = replace(
+    for_tensor_parallel = replace(
         found,
         init=(
             *found.init,
@@ -61,7 +61,7 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
         compute=tuple(_lines(layer, in_region=True)),
         functions=(_chosen(), _gated(layer, in_region=True)),
     )
-    return replace(found, of_units=of_units, of_region=of_region)
+    return replace(found, for_expert_parallel=for_expert_parallel, for_tensor_parallel=for_tensor_parallel)
 
 
 def _init(layer: Experts, in_features: int, experts: str = "nn.Module()") -> list[str]:
@@ -97,7 +97,7 @@ def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) 
     parts = [f"    own = [each.to_local() if isinstance(each, DTensor) else each for each in {own}]"] if has_parts else []
     linears = {name: f"{name}, {name}_bias" if layer.bias else name for name in ("gate", "up", "down")}
     if layer.bias and in_region:
-        linears["down"] = "down, owner.region.added_once(down_bias)"
+        linears["down"] = "down, owner.region.bias_on_first_rank(down_bias)"
     gate = f"functional.linear(values, {linears['gate']})"
     return (
         "def gated(owner, values, expert=None):",
@@ -109,26 +109,26 @@ def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) 
     )
 
 
-def _lines(layer: Experts, *, shared_out: bool = False, in_region: bool = False) -> list[str]:
+def _lines(layer: Experts, *, with_shardable_layer: bool = False, in_region: bool = False) -> list[str]:
     normed = "self.norm(inputs)" if layer.norm else "inputs"
-    lines = [f"normed = {f'self.region.entered({normed})' if in_region else normed}"]
-    lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is Scores.SOFTMAX else 'sigmoid()'}")
+    lines = [f"normed = {f'self.region.gather_input({normed})' if in_region else normed}"]
+    lines.append(f"scores = self.router(normed).{'softmax(-1)' if layer.scores is ScoreFunction.SOFTMAX else 'sigmoid()'}")
     lines.append(f"chosen = chosen_by(scores.detach(), {layer.top_k})")
     lines += _load(layer) if layer.balance else []
     lines.append("weights = scores * chosen")
     lines += ["weights = weights / weights.sum(-1, keepdim=True)"] * layer.normalised
-    lines += ["normed, weights = self.region.used(normed, weights)"] * in_region
-    if shared_out:
+    lines += ["normed, weights = self.region.copy_to_ranks(normed, weights)"] * in_region
+    if with_shardable_layer:
         lines += _by_units(layer)
     else:
         lines += _dispatched(layer) if layer.dispatched else _routed(layer)
     lines += ["values = values + gated(self.shared, normed)"] * layer.shared
-    return lines + ["values = self.region.left(values)"] * in_region
+    return lines + ["values = self.region.reduce_output(values)"] * in_region
 
 
 def _load(layer: Experts) -> list[str]:
     """Lines that record the load for the load-balancing loss: selections and score shares, summed over positions."""
-    shares = "scores" if layer.scores is Scores.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
+    shares = "scores" if layer.scores is ScoreFunction.SOFTMAX else "(scores / scores.sum(-1, keepdim=True))"
     counts = "chosen.to(scores.dtype).sum(positions)"
     return ["positions = tuple(range(scores.ndim - 1))", f"self.load = {layer.balance}, {counts}, {shares}.sum(positions)"]
 

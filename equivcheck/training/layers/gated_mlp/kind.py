@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.scenario import AnyLayer, GatedMLP, Split
-from equivcheck.training.layers.facts import ParameterOf, Part, ShardingChoice, norm_parameters, part_parameters, ready_linears
+from equivcheck.training.layers.facts import (
+    LayerLinear,
+    LayerParameter,
+    LayerSharding,
+    norm_parameters,
+    part_parameters,
+    ready_linears,
+)
 from equivcheck.training.layers.kind import LayerKind
 from equivcheck.training.layers.script import ACTIVATIONS, LayerScript, linear_lines, norm_line
 
@@ -13,27 +20,31 @@ if TYPE_CHECKING:
     from equivcheck.training.layers.module import LayerModule
 
 
-_PARTS = (Part(name="gate", reads_input=True), Part(name="up", reads_input=True), Part(name="down", gives_output=True))
+_PARTS = (
+    LayerLinear(name="gate", reads_input=True),
+    LayerLinear(name="up", reads_input=True),
+    LayerLinear(name="down", gives_output=True),
+)
 
 
 class GatedMLPKind(LayerKind):
     """Gate and up projection, multiplied, and a down projection."""
 
-    noun: ClassVar[type[AnyLayer]] = GatedMLP
+    layer_class: ClassVar[type[AnyLayer]] = GatedMLP
 
-    def parameters(self, layer: GatedMLP, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: GatedMLP, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters in the norm and the three linears."""
         sizes = ((in_features, layer.hidden), (in_features, layer.hidden), (layer.hidden, in_features))
         linears = (part_parameters(part, *size, bias=layer.bias) for part, size in zip(_PARTS, sizes, strict=True))
         return (*norm_parameters(layer.norm, in_features), *(parameter for linear in linears for parameter in linear))
 
-    def parts(self, layer: GatedMLP) -> tuple[Part, ...]:  # noqa: ARG002 - of the base class
+    def linears(self, layer: GatedMLP) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - of the base class
         """Gate, up and down projections."""
         return _PARTS
 
-    def choices(self, layer: GatedMLP) -> tuple[ShardingChoice, ...]:
+    def shardings(self, layer: GatedMLP) -> tuple[LayerSharding, ...]:
         """Sharding by hidden features."""
-        return (ShardingChoice(split=Split.WITHIN, units=layer.hidden, words="features within"),)
+        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.hidden, words="features within"),)
 
     def build(self, layer: GatedMLP, in_features: int) -> LayerModule:
         """Build a `GatedMLPModule`."""
@@ -41,7 +52,7 @@ class GatedMLPKind(LayerKind):
 
         return GatedMLPModule(layer, in_features)
 
-    def ready(self, layer: GatedMLP, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def gradient_order(self, layer: GatedMLP, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Linears in reverse order, bias first, then the norm."""
         return ready_linears(self.parameters(layer, in_features), ("down", "up", "gate"), autocast=autocast)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from equivcheck.scenario import GatedMLP
-from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, Linear, norm_of
+from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, UninitializedLinear, norm_of
 
 
 class GatedMLPModule(LayerModule):
@@ -16,13 +16,13 @@ class GatedMLPModule(LayerModule):
     def __init__(self, layer: GatedMLP, in_features: int) -> None:
         super().__init__(layer)
         self.norm = norm_of(layer.norm, in_features)
-        self.gate = Linear(in_features, layer.hidden, bias=layer.bias)
-        self.up = Linear(in_features, layer.hidden, bias=layer.bias)
-        self.down = Linear(layer.hidden, in_features, bias=layer.bias)
+        self.gate = UninitializedLinear(in_features, layer.hidden, bias=layer.bias)
+        self.up = UninitializedLinear(in_features, layer.hidden, bias=layer.bias)
+        self.down = UninitializedLinear(layer.hidden, in_features, bias=layer.bias)
         self.activation = ACTIVATIONS.get(layer.activation)
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:  # noqa: ARG002 - of the base
         """Map (rows, features) or (rows, length, features) to the same shape."""
         normed = inputs if self.norm is None else self.norm(inputs)
         gate = self.gate(normed) if self.activation is None else self.activation(self.gate(normed))
-        return self.ended(self.down(gate * self.up(normed)), mask, inputs)
+        return self.finish(self.down(gate * self.up(normed)), mask, inputs)

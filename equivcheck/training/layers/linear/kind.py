@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from equivcheck.scenario import Activation, AnyLayer, AuxiliaryLinear, Layer, Split
-from equivcheck.training.layers.facts import Initial, ParameterOf, Part, ShardingChoice, norm_parameters
+from equivcheck.training.layers.facts import Initialization, LayerLinear, LayerParameter, LayerSharding, norm_parameters
 from equivcheck.training.layers.kind import LayerKind
 
 if TYPE_CHECKING:
@@ -16,15 +16,22 @@ if TYPE_CHECKING:
 class LinearKind(LayerKind):
     """Linear with norm, activation, dropout, residual and an auxiliary linear."""
 
-    noun: ClassVar[type[AnyLayer]] = Layer
+    layer_class: ClassVar[type[AnyLayer]] = Layer
 
-    def parameters(self, layer: Layer, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: Layer, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters in norm, linear and auxiliary linear."""
         matrix, vector = (layer.width, in_features), (layer.width,)
-        weight = ParameterOf(name="linear.weight", shape=matrix, initial=Initial.UNIT_WEIGHT, column_dim=0, row_dim=1)
-        bias = ParameterOf(name="linear.bias", shape=vector, initial=Initial.UNIT_OFFSET, column_dim=0)
-        auxiliary = ParameterOf(
-            name="auxiliary.weight", shape=matrix, initial=Initial.WEIGHT, column_dim=0, row_dim=1, runs=layer.auxiliary
+        weight = LayerParameter(
+            name="linear.weight", shape=matrix, initial=Initialization.UNIT_WEIGHT, colwise_dim=0, rowwise_dim=1
+        )
+        bias = LayerParameter(name="linear.bias", shape=vector, initial=Initialization.UNIT_OFFSET, colwise_dim=0)
+        auxiliary = LayerParameter(
+            name="auxiliary.weight",
+            shape=matrix,
+            initial=Initialization.WEIGHT,
+            colwise_dim=0,
+            rowwise_dim=1,
+            runs=layer.auxiliary,
         )
         return (
             *norm_parameters(layer.norm, in_features),
@@ -39,17 +46,17 @@ class LinearKind(LayerKind):
 
         return Block(layer, in_features)
 
-    def parts(self, layer: Layer) -> tuple[Part, ...]:
+    def linears(self, layer: Layer) -> tuple[LayerLinear, ...]:
         """The linear and the auxiliary one."""
         activated = layer.activation is not Activation.IDENTITY
-        linear = Part(name="linear", reads_input=True, gives_output=True, activated=activated)
+        linear = LayerLinear(name="linear", reads_input=True, gives_output=True, activated=activated)
         return (linear,) if layer.auxiliary is None else (linear, replace(linear, name="auxiliary", runs=layer.auxiliary))
 
-    def choices(self, layer: Layer) -> tuple[ShardingChoice, ...]:  # noqa: ARG002 - of the base class
+    def shardings(self, layer: Layer) -> tuple[LayerSharding, ...]:  # noqa: ARG002 - of the base class
         """Colwise and rowwise sharding."""
-        return (ShardingChoice(split=Split.COLUMN), ShardingChoice(split=Split.ROW))
+        return (LayerSharding(split=Split.COLWISE), LayerSharding(split=Split.ROWWISE))
 
-    def ready(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Reverse order of computation. The gradient of a shared weight is complete in the layer that used it first."""
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.scenario import AuxiliaryLinear, Layer
 from equivcheck.training.layers.linear.shape_ops import SHAPE_OPS
-from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule, Linear, norm_of
+from equivcheck.training.layers.module import ACTIVATIONS, Function, LayerModule, UninitializedLinear, norm_of
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -46,8 +46,8 @@ class Block(LayerModule):
     def __init__(self, layer: Layer, in_features: int) -> None:
         super().__init__(layer)
         self.norm = norm_of(layer.norm, in_features)
-        self.linear = Linear(in_features, layer.width, bias=layer.bias)
-        self.auxiliary = None if layer.auxiliary is None else Linear(in_features, layer.width, bias=False)
+        self.linear = UninitializedLinear(in_features, layer.width, bias=layer.bias)
+        self.auxiliary = None if layer.auxiliary is None else UninitializedLinear(in_features, layer.width, bias=False)
         self.activation = ACTIVATIONS.get(layer.activation)
         self.shape_op = None if layer.shape_op is None else SHAPE_OPS[layer.shape_op]
 

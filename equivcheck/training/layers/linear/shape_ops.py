@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.scenario import ShapeOp
 from equivcheck.scenario.model import ARANGE_STEP
-from equivcheck.training.layers.module import beside
+from equivcheck.training.layers.module import replicated_like
 
 
 def _flatten(values: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def _repeat(values: torch.Tensor) -> torch.Tensor:
 
 def _arange(values: torch.Tensor) -> torch.Tensor:
     made = ARANGE_STEP * torch.arange(values.shape[1], dtype=values.dtype, device=values.device)
-    return values + beside(values, made).repeat(values.shape[0], 1)
+    return values + replicated_like(values, made).repeat(values.shape[0], 1)
 
 
 def _ones(values: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ SHAPE_OPS: dict[ShapeOp, Callable[[torch.Tensor], torch.Tensor]] = {
 """Functions from (rows, width) to (rows, width). For a DTensor `rows` is the global number."""
 
 
-def added(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
+def added_constant(shape_op: ShapeOp | None, width: int, dtype: torch.dtype) -> torch.Tensor | None:
     """Constant that a shape operation adds to every row, shape (width,); None if it adds nothing."""
     if shape_op is ShapeOp.ARANGE:
         return ARANGE_STEP * torch.arange(width, dtype=dtype)

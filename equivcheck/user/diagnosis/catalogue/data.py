@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from equivcheck.diagnosis.words import number_of
+from equivcheck.diagnosis.words import count_description
 from equivcheck.oracle.verdict.cause import Cause
-from equivcheck.training.accumulate import scalar
+from equivcheck.training.accumulate import scalar_value
 from equivcheck.user.batches import convert_batch, microbatches, tensors_of
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -103,7 +103,7 @@ def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mista
     if any(found.phase is not Phase.LOSS for found in diverged.divergences):
         return
     for factor in (factor for size in diverged.counts for factor in (float(size), 1 / size) if factor != 1.0):
-        words = f"{RIGHT} {factor:g} times the loss{number_of(diverged, factor)}"
+        words = f"{RIGHT} {factor:g} times the loss{count_description(diverged, factor)}"
         yield Mistake(Cause.SCALED, words, partial(_multiply, factor=factor))
     for index in range(facts.num_backward if facts.num_backward > 1 else 0):
         words = f"{RIGHT} from microbatch {index} only"
@@ -117,7 +117,7 @@ def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mista
 
 def _multiply(ranks: EmulatedUserRanks, *, factor: float) -> None:
     def returned(_rank: int, value: Any) -> float | None:
-        number = scalar(value) if isinstance(value, torch.Tensor) else value
+        number = scalar_value(value) if isinstance(value, torch.Tensor) else value
         return None if number is None else float(number) * factor
 
     ranks.returns = returned
@@ -133,7 +133,7 @@ def _of_microbatch(ranks: EmulatedUserRanks, *, index: int, divisor: int) -> Non
     def watching(rank: int, loss: Loss) -> Loss:
         def watched(outputs: Any, targets: Any) -> torch.Tensor:
             value = loss(outputs, targets)
-            seen.setdefault(rank, []).append(scalar(value))
+            seen.setdefault(rank, []).append(scalar_value(value))
             return value
 
         return watched

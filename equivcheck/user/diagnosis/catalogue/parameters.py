@@ -16,7 +16,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.ranks import build_model
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import fill, part_of, parts_of
+from equivcheck.worlds.trace.pieces import fill, select_piece, values_by_piece
 
 
 def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:
@@ -25,9 +25,9 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
     wrong = [
         (piece.name, rank)
         for rank, initial in enumerate(diverged.initial)
-        for piece, values in parts_of(initial)
+        for piece, values in values_by_piece(initial)
         if values is not None and piece.name in right and right[piece.name].shape == piece.shape
-        if not np.array_equal(values, part_of(right[piece.name], piece))
+        if not np.array_equal(values, select_piece(right[piece.name], piece))
     ]
     if wrong:
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
@@ -43,7 +43,7 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
 def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bool:
     found = np.full(right.shape, np.nan)
     for initial in reversed(diverged.initial):
-        for piece, values in parts_of(initial):
+        for piece, values in values_by_piece(initial):
             if piece.name == name and values is not None:
                 fill(found, piece, values)
     return not np.array_equal(found, right) and np.array_equal(np.sort(found, axis=None), np.sort(right, axis=None))
@@ -51,7 +51,7 @@ def _is_permuted(diverged: DivergedTraining, name: str, right: np.ndarray) -> bo
 
 def _start_there(diverged: DivergedTraining, ranks: EmulatedUserRanks) -> None:
     for own, initial in zip(ranks.parameters, diverged.initial, strict=True):
-        for piece, values in parts_of(initial):
+        for piece, values in values_by_piece(initial):
             if values is not None and piece.name in own and tuple(own[piece.name].shape) == piece.shape:
                 full = own[piece.name].detach().double().numpy().copy()
                 fill(full, piece, values)

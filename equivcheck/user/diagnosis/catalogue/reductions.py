@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.words import gradients, number_of, rows_of_tensor
+from equivcheck.diagnosis.words import count_description, gradients, rows_of_tensor
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, axis_subsets, suspects
@@ -133,7 +133,7 @@ def _factors(diverged: DivergedTraining) -> Iterator[tuple[Cause, str, float]]:
     ratio = diverged.ratio(names, Phase.GRADIENT) if names else None
     if ratio is not None and ratio not in known:
         is_scaler = abs(ratio) >= LEAST_SCALE and math.log2(abs(ratio)).is_integer()
-        why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else number_of(diverged, ratio)
+        why = ", as if the loss had been scaled and gradients never unscaled" if is_scaler else count_description(diverged, ratio)
         cause = Cause.NOT_UNSCALED if is_scaler else Cause.SCALED
         yield cause, f"{ratio:g} times as large as on one device{why}", ratio
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from equivcheck.diagnosis.words import number_of, tensors
+from equivcheck.diagnosis.words import count_description, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Optimizer
@@ -38,7 +38,7 @@ def wrong_settings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mi
     for key in ("lr", "weight_decay"):
         for factor in dict.fromkeys(each for size in diverged.counts for each in (float(size), 1 / size)):
             if factor != 1.0:
-                words = f"the optimizer runs with {factor:g} times the {key}{number_of(diverged, factor)}"
+                words = f"the optimizer runs with {factor:g} times the {key}{count_description(diverged, factor)}"
                 yield Mistake(Cause.HYPERPARAMETER, words, _on_groups(_multiply, key=key, factor=factor))
     for cause, words, key, factor in (
         (Cause.HYPERPARAMETER, "weight decay is not applied", "weight_decay", 0.0),
@@ -74,7 +74,7 @@ def _describe_settings(diverged: DivergedTraining, others: list[Others]) -> str:
     near = next(
         (each for size in diverged.counts for each in (float(size), 1 / size) if isclose(each, ratio, rel_tol=1e-9)), ratio
     )
-    times = f" ({near:g} times{number_of(diverged, near)})" if near else ""
+    times = f" ({near:g} times{count_description(diverged, near)})" if near else ""
     names = tuple(each for each, found in others[rank].items() if key in found)
     whose = "" if len(names) == len(diverged.single.settings) else f" for {tensors(names)}"
     where = "" if all(others) else f" on rank {rank}"

@@ -15,7 +15,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.worlds.trace.differences import Phase
-from equivcheck.worlds.trace.pieces import parts_of
+from equivcheck.worlds.trace.pieces import values_by_piece
 
 MAX_TENSORS = 24
 """Largest number of parameters to try one by one."""
@@ -136,7 +136,7 @@ def _left_behind(diverged: DivergedTraining) -> list[dict[str, torch.Tensor]]:
 
 
 def _values(snapshot: object) -> Iterator[tuple[str, np.ndarray]]:
-    for piece, values in parts_of(snapshot):  # type: ignore[arg-type]
+    for piece, values in values_by_piece(snapshot):  # type: ignore[arg-type]
         if values is not None and values.size == int(np.prod(piece.shape, dtype=int)):
             yield piece.name, values.reshape(piece.shape)
 

@@ -7,12 +7,12 @@ import sys
 
 from equivcheck.campaign.cluster.bridge import Connected, Joined
 from equivcheck.campaign.crew import Node
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int) -> None:
     """Its task says whether it reaches a node before its end."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     link.send(Connected())
     if link.task:
         link.send(Joined(nodes=(Node(name="a", num_workers=1),)))

@@ -9,12 +9,12 @@ from equivcheck.campaign.cluster.bridge import Answer, Connected, Joined, NoClus
 from equivcheck.campaign.cluster.node import NodeServer
 from equivcheck.campaign.crew import Node
 from equivcheck.campaign.messages import NodeLost, Progress
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int) -> None:
     """Its task has the nodes, and after how many checks each is lost; where it has none, there is no cluster."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     losses: Mapping[str, float] = link.task
     if not losses:
         link.send(NoCluster(why="nobody is there"))

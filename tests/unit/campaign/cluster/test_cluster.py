@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from equivcheck.campaign.cluster import crew as cluster_crew
-from equivcheck.campaign.cluster.crew import ClusterCrew, ClusterFailed, connect_ray
+from equivcheck.campaign.cluster.crew import ClusterFailed, ClusterWorkers, connect_ray
 from equivcheck.campaign.events import Event, Ticked
 from equivcheck.campaign.findings.store import FindingStore
 from equivcheck.campaign.messages import NodeLost
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.usefixtures("workers_are_forked")
 NEVER = math.inf
 
 
-def crew(**losses: float) -> ClusterCrew:
+def crew(**losses: float) -> ClusterWorkers:
     """Nodes with a worker each, which are lost after so many checks."""
-    return ClusterCrew(WorkerProcess("unit.campaign.cluster.fake_bridge", losses), "nowhere")
+    return ClusterWorkers(WorkerProcess("unit.campaign.cluster.fake_bridge", losses), "nowhere")
 
 
 def plan(check: Check = fakes.fine, **changes: object) -> Plan:
@@ -102,7 +102,7 @@ def test_a_campaign_ends_when_the_last_node_is_lost(store: FindingStore) -> None
 def test_a_bridge_that_dies_ends_the_campaign(store: FindingStore) -> None:
     """What it printed last says why."""
     bridge = WorkerProcess("unit.campaign.cluster.dying_bridge", True)
-    summary = fuzz(replace(plan(), num_workers=1), store, crew=ClusterCrew(bridge, "nowhere"))
+    summary = fuzz(replace(plan(), num_workers=1), store, crew=ClusterWorkers(bridge, "nowhere"))
     assert summary.broken == "all cluster nodes are lost; the last was a: the head of the cluster is gone"
 
 
@@ -116,7 +116,7 @@ def test_a_bridge_that_dies_ends_the_campaign(store: FindingStore) -> None:
 def test_no_cluster_is_an_error_in_a_line(module: str, task: object, why: str) -> None:
     """Whether the bridge says so or dies of it."""
     with pytest.raises(ClusterFailed, match=f"^{re.escape(why)}$"):
-        ClusterCrew(WorkerProcess(module, task), "nowhere")
+        ClusterWorkers(WorkerProcess(module, task), "nowhere")
 
 
 def fuzz_on(address: str, tmp_path: Path) -> Result:

@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import HealthCheck, Phase, given, settings
 
 from equivcheck.campaign.coverage.features import features
-from equivcheck.campaign.coverage.pairs import ModelFamily, by_families, legal_pairs, pairs_of, table_of
+from equivcheck.campaign.coverage.pairs import ModelFamily, by_families, format_pairs, legal_pairs, pairs_of
 from equivcheck.campaign.coverage.reach import Reach, by_parts
 from equivcheck.scenario import Attention, CrossEntropy, Data, Head, Layer, Model, Scenario, Tokens, Training
 from equivcheck.strategies import executions, scenarios
@@ -62,7 +62,7 @@ def test_the_table_is_read_as_it_is_written() -> None:
     pairs = pairs_of(few, combinations(few[:3], 2))
     assert pairs.count == 3
     assert list(pairs.of(3)) == []
-    assert few[0].noun in table_of(pairs)
+    assert few[0].noun in format_pairs(pairs)
 
 
 def test_the_table_of_legal_pairs_fits_the_nouns() -> None:

@@ -11,7 +11,7 @@ import pytest
 from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.run import FailOn, Mode
-from equivcheck.campaign.history.standing import Record, Standing, accept, can_fail, fails, records, withdraw
+from equivcheck.campaign.history.standing import Record, Standing, accept, can_make_run_fail, fails, records, withdraw
 from equivcheck.errors import UsageError
 from unit.campaign import fakes
 from unit.campaign.history.runs import MARK, nights, run
@@ -94,9 +94,9 @@ def test_a_run_that_fails_on_trainings_passes_findings_in_tensor_programs() -> N
     nightly = run(0)
     only_trainings = replace(nightly, fail_on=FailOn.TRAININGS)
     names = (fakes.program().name, fakes.scenario().name)
-    assert [can_fail(nightly, name) for name in names] == [True, True]
-    assert [can_fail(only_trainings, name) for name in names] == [False, True]
-    assert [can_fail(run(0, mode=Mode.EXPLORE), name) for name in names] == [False, False]
+    assert [can_make_run_fail(nightly, name) for name in names] == [True, True]
+    assert [can_make_run_fail(only_trainings, name) for name in names] == [False, True]
+    assert [can_make_run_fail(run(0, mode=Mode.EXPLORE), name) for name in names] == [False, False]
 
 
 def test_an_acceptance_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

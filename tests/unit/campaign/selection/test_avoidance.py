@@ -23,7 +23,7 @@ from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.scenario import Scenario
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 from unit.campaign import fakes
 
 HEALTHY = fakes.scenario()
@@ -121,7 +121,7 @@ def test_what_shrinks_a_scenario_that_avoids_issues_avoids_them(monkeypatch: pyt
     monkeypatch.setattr(worker, "run_batch", run_batch)
     plan = Plan(num_checks=1000, seed=0, confirm=False, check=check)
     recorder = Recorder.create()
-    worker.Worker(plan, (0, 0), cast(Link, link), recorder).fuzz(1e9, 1000)
+    worker.Worker(plan, (0, 0), cast(SupervisorLink, link), recorder).fuzz(1e9, 1000)
     recorder.close()
     assert checked[0] == BROKEN
     proposed = [avoiding_all(fakes.static_graph(width=width)) for width in (5, 4, 3)]

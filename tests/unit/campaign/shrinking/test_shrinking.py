@@ -59,7 +59,7 @@ def test_single_changes_lead_to_the_plainest_scenario(scenario: Scenario) -> Non
 def test_what_is_cut_within_a_layer_shrinks_to_a_linear_that_is_cut() -> None:
     """A fault of cut layers needs no gated perceptron: its plan is changed with it."""
     layers = (GatedMLP(hidden=4), Layer(width=2))
-    mesh, plan = Mesh(axes=(Axis(name="tp", size=2),)), (LayerPlan(split=Split.WITHIN), LayerPlan())
+    mesh, plan = Mesh(axes=(Axis(name="tp", size=2),)), (LayerPlan(split=Split.HEADS_OR_HIDDEN), LayerPlan())
     start = Scenario(
         training=Training(model=Model(features=2, layers=layers), data=Data(microbatches=(2,))),
         layout=Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan),)),

@@ -18,7 +18,7 @@ from equivcheck.scenario import (
     Training,
 )
 
-PLAN = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+PLAN = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
 
 
 def fsdp2_over_tensor_parallel(dp: int = 2, tp: int = 2) -> Scenario:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from equivcheck.layouts.composition.fitting import fitted, fitted_training, row_multiple, with_scaled_rows
+from equivcheck.layouts.composition.fitting import fit_scenario, fit_training, multiply_rows, row_multiple
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.scenario import (
     ASGD,
@@ -41,7 +41,7 @@ def layout(*parallelisms: Parallelism) -> Layout:
 @pytest.mark.parametrize(("rows", "scaled"), [((4, 2), (4, 2)), ((2, 1), (4, 2)), ((3, 60), (6, 64))])
 def test_rows_are_scaled_together(rows: tuple[int, ...], scaled: tuple[int, ...]) -> None:
     """Rows grow by one factor in all microbatches, up to the largest multiple that is generated; multiples stay."""
-    assert with_scaled_rows(replace(PLAIN, data=Data(microbatches=rows)), 2).data.microbatches == scaled
+    assert multiply_rows(replace(PLAIN, data=Data(microbatches=rows)), 2).data.microbatches == scaled
 
 
 def test_rows_are_a_multiple_of_data_ranks_times_chunks() -> None:
@@ -59,27 +59,27 @@ def test_widths_are_fitted_to_two_layouts_that_cut_them_by_different_numbers() -
 
     training = replace(PLAIN, model=Model(features=31, layers=(Layer(width=32),)), data=Data(microbatches=(12,)))
     for first, second in ((3, 4), (4, 3), (7, 4)):
-        found = fitted_training(training, by_columns(first), by_columns(second))
-        assert {found.model.features, found.model.outputs} == {first * second}
+        found = fit_training(training, by_columns(first), by_columns(second))
+        assert {found.model.features, found.model.out_features} == {first * second}
 
 
 def test_a_scenario_is_fitted_to_all_of_its_layouts() -> None:
     """Options, rows and features that a checkpoint does not support are repaired together; a supported scenario stays."""
     resume = Resume(layout=layout(DDP()), flatten_optimizer_state_dict=True)
     training = replace(PLAIN, optimizer=ASGD(), data=Data(microbatches=(3,)))
-    found = fitted(Scenario(training=training, layout=layout(DDP(compression=Compression.BF16)), resume=None))
+    found = fit_scenario(Scenario(training=training, layout=layout(DDP(compression=Compression.BF16)), resume=None))
     assert found is not None
     assert found.layout == layout(DDP(compression=Compression.FP16))
     assert found.training == replace(training, data=Data(microbatches=(4,)))
 
-    resumed = fitted(Scenario(training=training, layout=layout(DDP()), resume=resume))
+    resumed = fit_scenario(Scenario(training=training, layout=layout(DDP()), resume=resume))
     assert resumed is not None
     assert resumed.training == replace(found.training, precision=Precision.FLOAT32)
     assert why_unsupported(resumed) is None
-    assert fitted(resumed) == resumed
+    assert fit_scenario(resumed) == resumed
 
 
 def test_a_layout_that_cannot_be_resumed_under_is_fitted_to_nothing() -> None:
     """The first layout is never changed, so a scenario whose first layout cannot save a checkpoint is given up."""
     first = layout(DDP(compression=Compression.FP16))
-    assert fitted(Scenario(training=PLAIN, layout=layout(DDP()), resume=Resume(layout=first))) is None
+    assert fit_scenario(Scenario(training=PLAIN, layout=layout(DDP()), resume=Resume(layout=first))) is None

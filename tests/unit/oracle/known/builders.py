@@ -15,6 +15,7 @@ from equivcheck.scenario import (
     Attention,
     AuxiliaryLinear,
     Axis,
+    Checkpointing,
     ClipNorm,
     Compile,
     CrossEntropy,
@@ -39,7 +40,6 @@ from equivcheck.scenario import (
     Pipeline,
     PipelineSchedule,
     Precision,
-    Recompute,
     Replicate,
     Replicator,
     Resume,
@@ -57,7 +57,7 @@ FULLY_SHARD = SPMD(distribution=Distribution.FULLY_SHARD)
 AS_PROPAGATED = SPMD(redistribute_gradients=False)
 HYBRID = FSDP1(strategy=ShardingStrategy.HYBRID_SHARD)
 ONE_WEIGHT = Layer(width=1, bias=False)
-COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLUMN),))
+COLUMN = TensorParallel(plan=(LayerPlan(split=Split.COLWISE),))
 REPLICATED = Replicate(implementation=Replicator.FSDP)
 PER_LAYER = FSDP1(wrapping=Wrapping.PER_LAYER)
 FROZEN = Layer(width=1, bias=False, frozen=True)
@@ -65,7 +65,7 @@ TWO_OUTPUTS = Layer(width=2)
 ROWS = TensorParallel(plan=(LayerPlan(output=ActivationSharding.ROWS), LayerPlan()))
 WHOLE = TensorParallel(plan=(LayerPlan(), LayerPlan()))
 WHOLE_LAYER = TensorParallel(plan=(LayerPlan(),))
-COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLUMN), LayerPlan()))
+COLUMN_FIRST = TensorParallel(plan=(LayerPlan(split=Split.COLWISE), LayerPlan()))
 
 
 def scenario(
@@ -105,7 +105,7 @@ def compiled_layers(scenario: Scenario) -> Scenario:
     return replace(scenario, layout=replace(scenario.layout, execution=Execution(compile=Compile.AOT_EAGER, per_layer=True)))
 
 
-def with_checkpoints(scenario: Scenario, recompute: Recompute = Recompute.EVERY_LAYER) -> Scenario:
+def with_checkpoints(scenario: Scenario, recompute: Checkpointing = Checkpointing.EVERY_LAYER) -> Scenario:
     """Recompute some layers in backward."""
     layout = scenario.layout
     return replace(scenario, layout=replace(layout, execution=replace(layout.execution, checkpointing=recompute)))
@@ -130,7 +130,7 @@ def of_experts(
 
 
 def planned(
-    fsdp: FSDP1, *layers: AnyLayer, splits: tuple[Split, ...] = (Split.COLUMN, Split.ROW), tp: int = 2, **changes
+    fsdp: FSDP1, *layers: AnyLayer, splits: tuple[Split, ...] = (Split.COLWISE, Split.ROWWISE), tp: int = 2, **changes
 ) -> Scenario:
     """One data rank and `tp` tensor-parallel ranks, with a split per layer."""
     fields = {"data": Data(microbatches=(4,)), "features": 4} | changes
@@ -158,7 +158,7 @@ def with_head(scenario: Scenario) -> Scenario:
     """Put the layers between an embedding outside the plan and a head that is sharded by its weight's columns."""
     training, (plan, *others) = scenario.training, scenario.layout.parallelisms
     model = replace(training.model, length=2, source=Tokens(vocabulary=4), head=Head())
-    parallelisms = (replace(plan, source=Split.OUTSIDE, head=Split.ROW), *others)
+    parallelisms = (replace(plan, source=Split.NOT_IN_PLAN, head=Split.ROWWISE), *others)
     return replace(
         scenario,
         training=replace(training, model=model, loss=CrossEntropy()),
@@ -170,17 +170,17 @@ def around_plan(scenario: Scenario) -> Scenario:
     """Leave the first layer out of the tensor-parallel plan."""
     parallel, *others = scenario.layout.parallelisms
     assert isinstance(parallel, TensorParallel)
-    plan = (LayerPlan(split=Split.OUTSIDE), *parallel.plan[1:])
+    plan = (LayerPlan(split=Split.NOT_IN_PLAN), *parallel.plan[1:])
     return replace(scenario, layout=replace(scenario.layout, parallelisms=(replace(parallel, plan=plan), *others)))
 
 
 def first_cut(
-    layer: Layer, *around: Parallelism, split: Split = Split.COLUMN, second: Layer = TWO_OUTPUTS, **changes: object
+    layer: Layer, *around: Parallelism, split: Split = Split.COLWISE, second: Layer = TWO_OUTPUTS, **changes: object
 ) -> Scenario:
     """Two tensor-parallel ranks that shard the first of two layers."""
     names = ("dp", "tp") if around else ("tp",)
     mesh = Mesh(axes=tuple(Axis(name=name, size=1 + (name == "tp")) for name in names))
-    plan = TensorParallel(plan=(LayerPlan(split=split), LayerPlan(split=Split.OUTSIDE)))
+    plan = TensorParallel(plan=(LayerPlan(split=split), LayerPlan(split=Split.NOT_IN_PLAN)))
     training = Training(model=Model(features=1, layers=(layer, second)), data=Data(microbatches=(1,)), **changes)
     return Scenario(training=training, layout=Layout(mesh=mesh, parallelisms=(plan, *around)))
 
@@ -194,12 +194,12 @@ def added_up(*rows: int, distribution: Distribution = Distribution.FULLY_SHARD, 
 def in_columns(dp: int) -> Layout:
     """Two tensor-parallel ranks per data rank: both parallelisms shard a weight's rows."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=2)))
-    return Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLUMN),)), FSDP2()))
+    return Layout(mesh=mesh, parallelisms=(TensorParallel(plan=(LayerPlan(split=Split.COLWISE),)), FSDP2()))
 
 
 def over_columns(rows: int, *, tp: int, seed: int = 0) -> Scenario:
     """Two FSDP2 ranks and `tp` column-parallel ranks both shard a weight's rows."""
-    return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLUMN, loss=Loss.LINEAR_SUM, seed=seed)
+    return over_tp(FSDP2(), Layer(width=rows), tp=tp, split=Split.COLWISE, loss=Loss.LINEAR_SUM, seed=seed)
 
 
 ASKING = 4
@@ -222,7 +222,7 @@ def of_sequences(parallelism: Parallelism, layer: AnyLayer = ONE_WEIGHT, length:
     return replace(alone, training=replace(alone.training, model=model))
 
 
-def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scenario:
+def embedded(fsdp: FSDP1, *, source: Split = Split.COLWISE, tp: int = 1) -> Scenario:
     """Token and position embeddings before a replicated layer, on one data rank."""
     alone = over_tp(fsdp, Layer(width=2), tp=tp, sizes=(1,), data=Data(microbatches=(2,)))
     model = Model(features=2, length=3, source=Tokens(vocabulary=2, learned_positions=True), layers=(Layer(width=8),))
@@ -231,7 +231,12 @@ def embedded(fsdp: FSDP1, *, source: Split = Split.COLUMN, tp: int = 1) -> Scena
 
 
 def over_heads(
-    fsdp: Parallelism, *layers: Attention, ranks: int = 1, tp: int = 2, split: Split = Split.WITHIN, rows: tuple[int, ...] = (2,)
+    fsdp: Parallelism,
+    *layers: Attention,
+    ranks: int = 1,
+    tp: int = 2,
+    split: Split = Split.HEADS_OR_HIDDEN,
+    rows: tuple[int, ...] = (2,),
 ) -> Scenario:
     """Attention layers over two positions, with one split over tensor-parallel ranks and the given data ranks."""
     alone = over_tp(fsdp, *(ONE_WEIGHT,) * len(layers), tp=tp, split=split, sizes=(ranks,), data=Data(microbatches=rows))
@@ -263,7 +268,9 @@ SKIPPED = replace(ONE_WEIGHT, auxiliary=AuxiliaryLinear.NEVER)
 TIED = (Layer(width=2, bias=False), Layer(width=2, bias=False, shares=0))
 UNTIED = (Layer(width=2, bias=False), Layer(width=2, bias=False))
 AROUND = (Layer(width=2, bias=False), Layer(width=2, bias=False, norm=Norm.LAYER, shares=2))
-FEATURES = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
+FEATURES = TensorParallel(
+    plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
+)
 CROSSED = (Layer(width=3), Layer(width=8))
 """Sharded by rows on two ranks, the second weight's gradient comes back as a transposed product."""
 FUSED = {"optimizer": AdamW(implementation=Implementation.FUSED), "loss": Loss.LINEAR_SUM}
@@ -272,7 +279,7 @@ VIEWED = replace(ONE_WEIGHT, shape_op=ShapeOp.VIEW)
 ZB = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 DUAL = Pipeline(schedule=PipelineSchedule.DUAL_PIPE_V, stages_per_rank=2, num_chunks=4)
 FOUR_ROWS = Data(microbatches=(4,))
-TWO_HEADS = Attention(heads=2, kv_heads=1, head_width=2, bias=True)
+TWO_HEADS = Attention(num_heads=2, num_kv_heads=1, head_dim=2, bias=True)
 FOUR_SEQUENCES = {"features": 2, "data": Data(microbatches=(4,)), "loss": Loss.LINEAR_SUM}
 FLAT = Layer(width=3, shape_op=ShapeOp.FLATTEN)
 SEVERAL = {"features": 2, "data": Data(microbatches=(6,)), "loss": Loss.LINEAR_SUM}
@@ -285,10 +292,10 @@ THAWED = Layer(width=1, frozen=True)
 """Over two ranks, the second holds no element. Data parallelism makes the parameter trainable."""
 UNFLATTENED = FSDP1(use_orig_params=False)
 THREE = (Layer(width=4), Layer(width=4), Layer(width=4))
-BY_ROWS = (Split.OUTSIDE, Split.ROW, Split.ROW)
-BY_ROWS_ALONE = (Split.ROW, Split.ROW)
+BY_ROWS = (Split.NOT_IN_PLAN, Split.ROWWISE, Split.ROWWISE)
+BY_ROWS_ALONE = (Split.ROWWISE, Split.ROWWISE)
 WHOLE_FLAT = FSDP1(strategy=ShardingStrategy.NO_SHARD, use_orig_params=False)
-COLUMNS = {"features": 4, "tp": 2, "split": Split.COLUMN}
+COLUMNS = {"features": 4, "tp": 2, "split": Split.COLWISE}
 LIKE = (Layer(width=4), Layer(width=3))
 DIFFERENT = (Layer(width=4), Layer(width=2))
 BESIDE = Layer(width=4, auxiliary=AuxiliaryLinear.EVEN_STEPS)
@@ -303,7 +310,7 @@ NO_OUTPUT = Layer(width=4)
 
 DIVIDED = FSDP2(gradient_divide_factor=4.0, sum_reductions=True)
 
-ROW_UNDER_MUON = {"split": Split.ROW, "second": ONE_WEIGHT, "optimizer": Muon()}
+ROW_UNDER_MUON = {"split": Split.ROWWISE, "second": ONE_WEIGHT, "optimizer": Muon()}
 RESHARDED = FSDP2(reshard_to=2, shard_last_dim=True)
 
 TIED_UNITS = FSDP2(wrapping=Wrapping.PER_LAYER)
@@ -318,8 +325,8 @@ TWO_SIZES = {"features": 2, "data": Data(microbatches=(4, 8)), "loss": Loss.LINE
 
 UNITS_OF_REPLICAS = Replicate(implementation=Replicator.FSDP, wrapping=Wrapping.PER_LAYER)
 
-WIDE = Attention(heads=2, kv_heads=2, head_width=4, fused=True)
-NARROW = replace(WIDE, head_width=1)
-BY_PRODUCTS = (replace(WIDE, head_width=2, fused=False), replace(WIDE, fused=False))
+WIDE = Attention(num_heads=2, num_kv_heads=2, head_dim=4, fused=True)
+NARROW = replace(WIDE, head_dim=1)
+BY_PRODUCTS = (replace(WIDE, head_dim=2, fused=False), replace(WIDE, fused=False))
 MULTIPLIED = {"rows": (2, 4)}
 """The second microbatch recompiles the first layer."""

@@ -128,7 +128,7 @@ SHOWN = {
         of_sequences(FULLY_SHARD, TWO_HEADS, **FOUR_SEQUENCES),
         [
             of_sequences(SPMD(), TWO_HEADS, **FOUR_SEQUENCES),
-            of_sequences(FULLY_SHARD, replace(TWO_HEADS, heads=1), **FOUR_SEQUENCES),
+            of_sequences(FULLY_SHARD, replace(TWO_HEADS, num_heads=1), **FOUR_SEQUENCES),
             of_sequences(FULLY_SHARD, Layer(width=2), **FOUR_SEQUENCES),
             of_sequences(DDP(), TWO_HEADS, **FOUR_SEQUENCES),
         ],
@@ -207,10 +207,10 @@ SHOWN = {
         ],
     ),
     "fully_shard_shape_of_nothing": (
-        first_cut(FROZEN, FSDP2(), split=Split.ROW, seed=ASKING),
+        first_cut(FROZEN, FSDP2(), split=Split.ROWWISE, seed=ASKING),
         [
-            first_cut(FROZEN, FSDP2(), split=Split.ROW),
-            first_cut(FROZEN, FSDP2(ignore_frozen=True), split=Split.ROW, seed=ASKING),
+            first_cut(FROZEN, FSDP2(), split=Split.ROWWISE),
+            first_cut(FROZEN, FSDP2(ignore_frozen=True), split=Split.ROWWISE, seed=ASKING),
             first_cut(FROZEN, FSDP2(), seed=ASKING),
         ],
     ),

@@ -14,6 +14,7 @@ from equivcheck.scenario import (
     Adafactor,
     Attention,
     AuxiliaryLinear,
+    Checkpointing,
     ClipValue,
     Compression,
     Data,
@@ -24,14 +25,13 @@ from equivcheck.scenario import (
     Norm,
     Pipeline,
     PipelineSchedule,
-    Recompute,
     Replicate,
     Split,
     TensorParallel,
     Wrapping,
     ZeroGrad,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from unit.oracle.known.builders import (
     ALIKE,
     ALTERNATING,
@@ -84,30 +84,30 @@ from unit.oracle.known.builders import (
 )
 
 ONE_BIAS = (Layer(width=2), Layer(width=2, frozen=True), Layer(width=2, shares=1))
-ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLUMN))
+ONE_COLUMN = (LayerPlan(), LayerPlan(), LayerPlan(split=Split.COLWISE))
 """The only sharded trained parameter is a bias."""
-UNTIED_OR_OF_SHARD = "tensor_parallel_unties" if torch_in(UNFREEZES) else "adafactor_norm_of_shard"
+UNTIED_OR_OF_SHARD = "tensor_parallel_unties" if is_torch_in(UNFREEZES) else "adafactor_norm_of_shard"
 """Tensor parallelism unfreezes a weight and leaves a copy of it, which is trained."""
 FLAT_UNITS = replace(WHOLE_FLAT, wrapping=Wrapping.PER_LAYER)
 NARROWED = (Layer(width=4), Layer(width=2))
 
-PRODUCT_OR_STRIDES = "dtensor_symbolic_product" if torch_in("<2.14") else "dtensor_symbolic_strides_of_heads"
+PRODUCT_OR_STRIDES = "dtensor_symbolic_product" if is_torch_in("<2.14") else "dtensor_symbolic_strides_of_heads"
 """First error that sharded heads run into."""
-GROUPED = Attention(heads=4, kv_heads=2, head_width=4)
+GROUPED = Attention(num_heads=4, num_kv_heads=2, head_dim=4)
 
 ALSO_SHOWN = [
     ("loss_backward_strides", traced(of_sequences(WHOLE_LAYER, **TURNED))),
     ("dtensor_symbolic_strides", compiled(over_tp(PER_LAYER, *ALIKE, **TURNED_ROWS))),
-    ("dtensor_symbolic_strides", compiled(over_tp(UNITS_OF_REPLICAS, *ALIKE, tp=2, split=Split.ROW, **TURNED_ROWS))),
+    ("dtensor_symbolic_strides", compiled(over_tp(UNITS_OF_REPLICAS, *ALIKE, tp=2, split=Split.ROWWISE, **TURNED_ROWS))),
     ("dtensor_symbolic_product", compiled(over_heads(PER_LAYER, NARROW, WIDE, ranks=2))),
     (PRODUCT_OR_STRIDES, compiled(over_heads(TIED_UNITS, BY_PRODUCTS[0], NARROW, GROUPED))),
     (PRODUCT_OR_STRIDES, compiled(over_heads(TIED_UNITS, BY_PRODUCTS[0], WIDE))),
     ("dtensor_symbolic_strides_of_heads", compiled(over_heads(TIED_UNITS, NARROW, BY_PRODUCTS[0], split=Split.REPLICATED))),
     ("dtensor_repeat_recurses", with_checkpoints(compiled(scenario(AS_PROPAGATED, REPEATED, sizes=(1,), **TWO_SIZES)))),
-    ("clip_grad_value_of_nothing", over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROW, clipping=ClipValue())),
+    ("clip_grad_value_of_nothing", over_tp(FSDP1(), Layer(width=1), tp=2, split=Split.ROWWISE, clipping=ClipValue())),
     (
         "fsdp1_accumulates_one_element",
-        over_tp(UNFLATTENED, Layer(width=1), tp=2, split=Split.ROW, data=Data(microbatches=(2, 2))),
+        over_tp(UNFLATTENED, Layer(width=1), tp=2, split=Split.ROWWISE, data=Data(microbatches=(2, 2))),
     ),
     (
         "ddp_swaps_parameters_of_compiled_layers",
@@ -121,15 +121,15 @@ ALSO_SHOWN = [
     ),
     (
         "compiled_hook_after_pending_checkpoint",
-        with_checkpoints(compiled_layers(planned(FLAT_UNITS, *THREE, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+        with_checkpoints(compiled_layers(planned(FLAT_UNITS, *THREE, splits=BY_ROWS)), Checkpointing.ODD_LAYERS),
     ),
     (
         "compiled_hook_after_pending_checkpoint",
-        with_head(with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), splits=(Split.ROW,), features=2)))),
+        with_head(with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), splits=(Split.ROWWISE,), features=2)))),
     ),
     (
         "dtensor_symbolic_size_becomes_number",
-        with_head(compiled(planned(WHOLE_FLAT, GatedMLP(hidden=8), splits=(Split.WITHIN,), features=2))),
+        with_head(compiled(planned(WHOLE_FLAT, GatedMLP(hidden=8), splits=(Split.HEADS_OR_HIDDEN,), features=2))),
     ),
     (
         "dtensor_symbolic_size_becomes_number",
@@ -144,32 +144,32 @@ ALSO_SHOWN = [
         compiled(planned_sequences(GatedMLP(hidden=4, bias=True), GatedMLP(hidden=3), rows=(4,), steps=2)),
     ),
     ("dtensor_symbolic_size_becomes_number", compiled(left_by_rows(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))))),
-    ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLUMN)),
+    ("colwise_parallel_of_one", over_tp(FSDP1(), ONE_WEIGHT, Layer(width=1, frozen=True), split=Split.COLWISE)),
     (
         "colwise_parallel_of_one",
-        of_sequences(TensorParallel(plan=(LayerPlan(split=Split.WITHIN),)), GatedMLP(hidden=1, bias=True), **TURNED),
+        of_sequences(TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),)), GatedMLP(hidden=1, bias=True), **TURNED),
     ),
     (
         UNTIED_OR_OF_SHARD,
         scenario(TensorParallel(plan=ONE_COLUMN), *ONE_BIAS, optimizer=Adafactor()),
     ),
-    ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLUMN, clipping=INF)),
+    ("inf_norm_of_empty_shard", over_tp(FSDP2(), Layer(width=3), tp=2, split=Split.COLWISE, clipping=INF)),
     (
         "inf_norm_of_empty_shard",
         over_tp(
-            Replicate(), Layer(width=5, frozen=True), Layer(width=4), tp=4, split=Split.COLUMN, clipping=INF, precision=FLOAT32
+            Replicate(), Layer(width=5, frozen=True), Layer(width=4), tp=4, split=Split.COLWISE, clipping=INF, precision=FLOAT32
         ),
     ),
-    ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLUMN)),
-    ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROW)),
+    ("fsdp1_flattens_nothing", over_tp(PER_LAYER, ONE_WEIGHT, Layer(width=2), tp=2, split=Split.COLWISE)),
+    ("fsdp1_flattens_nothing", over_tp(FSDP1(), ONE_WEIGHT, tp=2, split=Split.ROWWISE)),
     ("ddp_unused_parameters", scenario(DDP(compression=Compression.FP16), replace(SKIPPED, norm=Norm.LAYER), sizes=(1,))),
     (
         "tensor_parallel_unties",
         scenario(TensorParallel(plan=(LayerPlan(),) * 3), FROZEN, ONE_WEIGHT, replace(ONE_WEIGHT, shares=0), sizes=(1,)),
     ),
-    ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROW)),
-    ("fully_shard_shape_of_nothing", first_cut(FROZEN, REPLICATED, split=Split.ROW, seed=ASKING)),
-    ("fsdp2_reduces_nothing", over_tp(REPLICATED, ONE_WEIGHT, tp=2, split=Split.COLUMN)),
+    ("fsdp2_reduces_nothing", over_tp(FSDP2(), Layer(width=4), tp=2, split=Split.ROWWISE)),
+    ("fully_shard_shape_of_nothing", first_cut(FROZEN, REPLICATED, split=Split.ROWWISE, seed=ASKING)),
+    ("fsdp2_reduces_nothing", over_tp(REPLICATED, ONE_WEIGHT, tp=2, split=Split.COLWISE)),
     ("clip_grad_value_of_nothing", scenario(Pipeline(), FROZEN, ONE_WEIGHT, clipping=ClipValue())),
     (
         "clip_grad_value_of_nothing",
@@ -202,6 +202,6 @@ ALSO_SHOWN = [
     ("clip_grad_value_of_nothing", scenario(HYBRID, sizes=(2, 2), clipping=ClipValue())),
     ("inf_norm_of_empty_shard", scenario(FULLY_SHARD, Layer(width=4), sizes=(3,), clipping=INF)),
     ("inf_norm_of_empty_shard", scenario(COLUMN, clipping=INF)),
-    ("inf_norm_of_empty_shard", scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), clipping=INF)),
+    ("inf_norm_of_empty_shard", scenario(TensorParallel(plan=(LayerPlan(split=Split.ROWWISE),)), clipping=INF)),
 ]
 """Further pairs of issue and scenario."""

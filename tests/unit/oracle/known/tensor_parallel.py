@@ -13,7 +13,7 @@ from equivcheck.scenario import (
     CrossEntropy,
     Data,
     Head,
-    Ignored,
+    IgnoredLabels,
     Layer,
     LayerPlan,
     Layout,
@@ -45,7 +45,7 @@ from unit.oracle.known.builders import (
 def of_labels(*, in_parts: bool = True, **loss: object) -> Scenario:
     """A vocabulary-parallel head, with a loss on sharded or gathered logits."""
     model = Model(features=2, source=Tokens(vocabulary=4), length=2, layers=(Layer(width=2),), head=Head())
-    plan = TensorParallel(plan=(LayerPlan(),), head=Split.COLUMN, loss_parallel=in_parts)
+    plan = TensorParallel(plan=(LayerPlan(),), head=Split.COLWISE, loss_parallel=in_parts)
     training = Training(model=model, data=Data(microbatches=(2,)), loss=CrossEntropy(**loss))  # type: ignore[arg-type]
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,)))
 
@@ -56,11 +56,11 @@ SHOWN = {
         [of_labels(), of_labels(label_smoothing=0.1, in_parts=False)],
     ),
     "loss_parallel_weights_of_ignored_labels": (
-        of_labels(class_weights=True, ignored=Ignored.FIRST_ROWS),
+        of_labels(class_weights=True, ignored=IgnoredLabels.FIRST_ROWS),
         [
             of_labels(class_weights=True),
-            of_labels(ignored=Ignored.FIRST_ROWS),
-            of_labels(class_weights=True, ignored=Ignored.FIRST_ROWS, in_parts=False),
+            of_labels(ignored=IgnoredLabels.FIRST_ROWS),
+            of_labels(class_weights=True, ignored=IgnoredLabels.FIRST_ROWS, in_parts=False),
         ],
     ),
     "sequence_parallel_unfreezes": (

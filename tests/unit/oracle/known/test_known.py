@@ -9,7 +9,7 @@ import pytest
 from equivcheck import Outcome, Scenario, Verdict, check
 from equivcheck.layouts.base.limits.repairs import with_options
 from equivcheck.mutants.registry import mutant
-from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, issues_on_file, known_issue, known_issues
+from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, all_known_issues, known_issue, known_issues
 from equivcheck.oracle.known_issues.predicates import NEEDS
 from equivcheck.scenario import DDP, FSDP1, Layer, Wrapping
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
@@ -49,7 +49,7 @@ def checked(example: Scenario) -> Verdict:
 
 def test_each_issue_has_a_scenario() -> None:
     """Each issue with layouts has a scenario that shows it."""
-    assert sorted(SHOWN_ANYWHERE) == sorted(issue.id for issue in issues_on_file() if issue.layouts)
+    assert sorted(SHOWN_ANYWHERE) == sorted(issue.id for issue in all_known_issues() if issue.layouts)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +165,11 @@ def test_an_extra_gradient_elsewhere_is_a_finding(tensor: str) -> None:
 @pytest.mark.parametrize(
     ("wrapping", "changes", "is_known"),
     [
-        (Wrapping.WHOLE, {}, True),
-        (Wrapping.WHOLE, {"tensor": "layers.1.linear.weight"}, True),
-        (Wrapping.WHOLE, {"tensor": "layers.2.linear.weight"}, False),
-        (Wrapping.WHOLE, {"tensor": "head.linear.weight"}, False),
-        (Wrapping.WHOLE, {"difference": Difference.MISSING}, False),
+        (Wrapping.ROOT_ONLY, {}, True),
+        (Wrapping.ROOT_ONLY, {"tensor": "layers.1.linear.weight"}, True),
+        (Wrapping.ROOT_ONLY, {"tensor": "layers.2.linear.weight"}, False),
+        (Wrapping.ROOT_ONLY, {"tensor": "head.linear.weight"}, False),
+        (Wrapping.ROOT_ONLY, {"difference": Difference.MISSING}, False),
         (Wrapping.PER_LAYER, {"difference": Difference.MISSING}, True),
         (Wrapping.PER_LAYER, {"tensor": "layers.2.linear.weight", "difference": Difference.MISSING}, False),
     ],

@@ -4,9 +4,9 @@ import pytest
 
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.oracle.known_issues import predicates as known_predicates
-from equivcheck.oracle.known_issues.known import InvalidKnownIssue, issues_on_file, read_issues
+from equivcheck.oracle.known_issues.known import InvalidKnownIssue, all_known_issues, read_issues
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
-from equivcheck.oracle.known_issues.workarounds import WITHOUT
+from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
 
 LINKS = ("https://github.com/pytorch/pytorch/", "https://docs.pytorch.org/docs/stable/")
 MOST_CHARACTERS = 100
@@ -14,14 +14,14 @@ MOST_CHARACTERS = 100
 
 def test_issues_are_well_formed() -> None:
     """Ids are distinct, layouts exist, links lead to torch, titles are short, and each predicate is used."""
-    issues = issues_on_file()
+    issues = all_known_issues()
     assert len({issue.id for issue in issues}) == len(issues)
     assert {tag for issue in issues for tag in issue.layouts} <= set(layout_kinds())
     assert all(issue.link.startswith(LINKS) for issue in issues if issue.link)
     assert all(len(issue.title) <= MOST_CHARACTERS and not issue.title.endswith(".") for issue in issues)
     assert {name for issue in issues for name in issue.needs} == set(NEEDS)
     assert {name for issue in issues for name in issue.shows} == set(SHOWS)
-    assert {issue.without for issue in issues} - {""} == set(WITHOUT)
+    assert {issue.without for issue in issues} - {""} == set(WORKAROUNDS)
     assert all(function.__doc__ for function in (*NEEDS.values(), *SHOWS.values())), known_predicates.__name__
 
 

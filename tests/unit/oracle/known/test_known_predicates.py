@@ -29,7 +29,7 @@ from equivcheck.scenario import (
     Wrapping,
     ZeroGrad,
 )
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from support.supported import require_supported
 from unit.oracle.known.builders import FULLY_SHARD, HYBRID, INF, over_tp, scaled, scenario
@@ -38,7 +38,7 @@ from unit.oracle.known.examples import SHOWN
 pytestmark = pytest.mark.filterwarnings("ignore:.*NO_SHARD", "ignore:Called FSDP.clip_grad_norm_")
 
 SMALL = replace(FSDP1(), wrapping=Wrapping.PER_LAYER)
-SECOND_BY_COLUMNS = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLUMN)))
+SECOND_BY_COLUMNS = TensorParallel(plan=(LayerPlan(), LayerPlan(split=Split.COLWISE)))
 TRAINED_LAST = (Layer(width=2, frozen=True), Layer(width=2, bias=False))
 
 
@@ -87,13 +87,13 @@ def test_a_scale_has_a_gradient_in_the_last_stage(scales: bool) -> None:
         (scenario(FSDP2(), Layer(width=1), sizes=(1, 2)), True),
         (scenario(FSDP2(), Layer(width=2), Layer(width=1, frozen=True)), False),
         (scenario(FSDP2(), Layer(width=2, norm=Norm.RMS)), True),
-        (over_tp(FSDP2(), Layer(width=8), tp=2, split=Split.COLUMN), False),
-        (over_tp(FSDP2(), Layer(width=8, norm=Norm.RMS), tp=2, split=Split.COLUMN, features=2), False),
+        (over_tp(FSDP2(), Layer(width=8), tp=2, split=Split.COLWISE), False),
+        (over_tp(FSDP2(), Layer(width=8, norm=Norm.RMS), tp=2, split=Split.COLWISE, features=2), False),
         (scenario(SPMD()), False),
         (scenario(FULLY_SHARD), True),
-        (scenario(TensorParallel(plan=(LayerPlan(split=Split.ROW),)), Layer(width=1), features=2), False),
+        (scenario(TensorParallel(plan=(LayerPlan(split=Split.ROWWISE),)), Layer(width=1), features=2), False),
         (scenario(TensorParallel(), Layer(width=1)), False),
-        (scenario(SECOND_BY_COLUMNS, Layer(width=1), Layer(width=1, frozen=True)), torch_in(UNFREEZES)),
+        (scenario(SECOND_BY_COLUMNS, Layer(width=1), Layer(width=1, frozen=True)), is_torch_in(UNFREEZES)),
         (scenario(SECOND_BY_COLUMNS, Layer(width=1, frozen=True), Layer(width=2)), False),
         (scenario(DDP()), False),
     ],

@@ -8,7 +8,7 @@ from hypothesis import given
 from equivcheck import Scenario
 from equivcheck.layouts.base.limits.repairs import with_execution
 from equivcheck.layouts.composition.limits import why_unsupported
-from equivcheck.oracle.known_issues.known import KnownIssue, could_show, issues_on_file, known_issues, without_known_issues
+from equivcheck.oracle.known_issues.known import KnownIssue, all_known_issues, could_show, known_issues, without_known_issues
 from equivcheck.oracle.known_issues.workarounds import no_inductor_cache, plain_implementation, summed_outputs
 from equivcheck.scenario import Adam, Compile, Implementation, Loss, Resume
 from equivcheck.strategies import scenarios
@@ -16,7 +16,7 @@ from unit.campaign import fakes
 from unit.oracle.known.examples import SHOWN
 
 EAGER = fakes.scenario(steps=2)
-WITHIN_LIMITS = [issue for issue in issues_on_file() if issue.layouts and why_unsupported(SHOWN[issue.id][0]) is None]
+WITHIN_LIMITS = [issue for issue in all_known_issues() if issue.layouts and why_unsupported(SHOWN[issue.id][0]) is None]
 """Issues that campaigns can draw, with a scenario."""
 
 

@@ -12,11 +12,11 @@ from equivcheck.scenario import (
     Activation,
     Attention,
     AuxiliaryLinear,
+    Checkpointing,
     Compile,
     Data,
     Layer,
     Loss,
-    Recompute,
     ShapeOp,
     Split,
     TensorParallel,
@@ -73,8 +73,8 @@ from unit.oracle.known.builders import (
 UNBIASED = Layer(width=4, bias=False)
 ACTIVATED = (THREE[0], replace(THREE[1], activation=Activation.TANH), THREE[2])
 WITH_A_SECOND = (THREE[0], replace(THREE[1], auxiliary=AuxiliaryLinear.EVEN_STEPS), THREE[2])
-SECOND_BY_COLUMNS = (Split.OUTSIDE, Split.COLUMN, Split.ROW)
-LAST_OUTSIDE = (Split.OUTSIDE, Split.ROW, Split.OUTSIDE)
+SECOND_BY_COLUMNS = (Split.NOT_IN_PLAN, Split.COLWISE, Split.ROWWISE)
+LAST_OUTSIDE = (Split.NOT_IN_PLAN, Split.ROWWISE, Split.NOT_IN_PLAN)
 
 SHOWN = {
     "dtensor_mse_loss_mean_of_nothing_traced": (
@@ -100,11 +100,11 @@ SHOWN = {
     ),
     "compiled_embedding_under_fsdp1": (
         compiled(embedded(WHOLE_FLAT)),
-        [embedded(WHOLE_FLAT), compiled(embedded(WHOLE_FLAT, source=Split.OUTSIDE))],
+        [embedded(WHOLE_FLAT), compiled(embedded(WHOLE_FLAT, source=Split.NOT_IN_PLAN))],
     ),
     "compiled_embedding_by_tokens": (
-        compiled(embedded(WHOLE_FLAT, source=Split.ROW, tp=2)),
-        [embedded(WHOLE_FLAT, source=Split.ROW, tp=2), compiled(embedded(WHOLE_FLAT, source=Split.OUTSIDE, tp=2))],
+        compiled(embedded(WHOLE_FLAT, source=Split.ROWWISE, tp=2)),
+        [embedded(WHOLE_FLAT, source=Split.ROWWISE, tp=2), compiled(embedded(WHOLE_FLAT, source=Split.NOT_IN_PLAN, tp=2))],
     ),
     "compiled_checkpoint_saves_mesh": (
         with_checkpoints(compiled(of_sequences(WHOLE_LAYER, Attention(fused=True)))),
@@ -115,16 +115,16 @@ SHOWN = {
         ],
     ),
     "compiled_hook_after_pending_checkpoint": (
-        with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+        with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Checkpointing.ODD_LAYERS),
         [
             compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)),
-            with_checkpoints(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS), Recompute.ODD_LAYERS),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Recompute.EVERY_LAYER),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS, tp=1)), Recompute.ODD_LAYERS),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=SECOND_BY_COLUMNS)), Recompute.ODD_LAYERS),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=LAST_OUTSIDE)), Recompute.ODD_LAYERS),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *ACTIVATED, splits=BY_ROWS)), Recompute.ODD_LAYERS),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, *WITH_A_SECOND, splits=BY_ROWS)), Recompute.ODD_LAYERS),
+            with_checkpoints(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS), Checkpointing.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS)), Checkpointing.EVERY_LAYER),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=BY_ROWS, tp=1)), Checkpointing.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=SECOND_BY_COLUMNS)), Checkpointing.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *THREE, splits=LAST_OUTSIDE)), Checkpointing.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *ACTIVATED, splits=BY_ROWS)), Checkpointing.ODD_LAYERS),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, *WITH_A_SECOND, splits=BY_ROWS)), Checkpointing.ODD_LAYERS),
         ],
     ),
     "compiled_hook_of_viewed_sequences": (
@@ -150,7 +150,9 @@ SHOWN = {
             compiled(planned_sequences(Layer(width=4), Layer(width=2), UNBIASED, rows=(4,), length=3)),
             compiled(planned_sequences(Layer(width=2), UNBIASED, rows=(4,))),
             compiled(planned_sequences(UNBIASED, Layer(width=2), rows=(4,))),
-            with_checkpoints(compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))), Recompute.ODD_LAYERS),
+            with_checkpoints(
+                compiled(planned_sequences(UNBIASED, Layer(width=2), UNBIASED, rows=(4,))), Checkpointing.ODD_LAYERS
+            ),
         ],
     ),
     "dtensor_symbolic_size_becomes_number": (
@@ -162,8 +164,8 @@ SHOWN = {
             compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2), features=2)),
             compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=3), tp=3, data=Data(microbatches=(6,)))),
             compiled(planned(WHOLE_FLAT, Layer(width=4), Layer(width=2), splits=BY_ROWS_ALONE, features=2)),
-            compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2), splits=(Split.OUTSIDE, Split.ROW))),
-            with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))), Recompute.ODD_LAYERS),
+            compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2), splits=(Split.NOT_IN_PLAN, Split.ROWWISE))),
+            with_checkpoints(compiled(planned(WHOLE_FLAT, Layer(width=2), Layer(width=2))), Checkpointing.ODD_LAYERS),
         ],
     ),
     "fsdp1_compiles_beside_gradients": (

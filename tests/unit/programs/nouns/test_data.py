@@ -16,7 +16,7 @@ from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.values import full_tensor, weights_of
 from equivcheck.programs.sweep.programs import Sweep
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 from .test_operations import LATER
 
@@ -120,7 +120,7 @@ def _no_warnings() -> Iterator[None]:
 def test_the_value_of_every_operation_depends_on_the_data() -> None:
     """A constant value would not show which elements a rank has."""
     idle = {name for name in OPERATIONS if not _depends_on_data(name, lambda found: found.value)}
-    assert idle == {*SAME_FOR_ALL_DATA, *(name for name, versions in LATER.items() if not torch_in(versions))}
+    assert idle == {*SAME_FOR_ALL_DATA, *(name for name, versions in LATER.items() if not is_torch_in(versions))}
 
 
 def test_a_gradient_that_could_depend_on_the_data_does() -> None:

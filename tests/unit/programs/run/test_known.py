@@ -11,7 +11,7 @@ from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.run.issue_text import issue_text
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
-from equivcheck.system.torch_version import installed_torch, torch_in
+from equivcheck.system.torch_version import installed_torch, is_torch_in
 
 ENTRIES = {each.id: each for each in ON_FILE}
 FOR_EVER = "dtensor_endless_view"
@@ -35,7 +35,7 @@ def test_every_entry_has_a_program_and_a_row_of_versions() -> None:
 def test_a_program_shows_its_entry_in_its_versions_and_in_no_other(name: str) -> None:
     """On the installed torch it is known if the version shows it, and otherwise right, refused, or another entry."""
     verdict = check_program(SMALLEST_PROGRAMS[name])
-    if torch_in(ENTRIES[name].torch):
+    if is_torch_in(ENTRIES[name].torch):
         assert (verdict.outcome, verdict.known) == (Outcome.KNOWN, name), verdict.describe()
     else:
         shown = ENTRIES[name].shows.get(str(installed_torch()), "")

@@ -12,7 +12,7 @@ from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redis
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 
 
 def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
@@ -39,7 +39,7 @@ def test_a_sum_is_known_of_norms_alone() -> None:
     """A wrong sum of anything else would be new."""
     known = next(each for each in ON_FILE if each.id == "dtensor_sum_of_norms")
     leaf = Leaf(shape=(2, 2), placements=("S(1)",))
-    for name, expected in (("norm_dim", torch_in(known.torch)), ("prod_dim", False)):
+    for name, expected in (("norm_dim", is_torch_in(known.torch)), ("prod_dim", False)):
         assert known.could_show(program(leaf, Operation(name=name, dim=1), Operation(name="sum"))) == expected
 
 
@@ -354,14 +354,14 @@ def test_an_entry_is_known_in_each_of_its_ways(name: str) -> None:
     leaf, *rest = ALSO[name]
     verdict = check_program(program(leaf, *rest, mesh=(2,) * len(leaf.placements)), deadline=1.0)
     versions = SINCE.get(name) or next(each for each in ON_FILE if each.id == known).torch
-    assert (verdict.known == known) == torch_in(versions), verdict.describe()
+    assert (verdict.known == known) == is_torch_in(versions), verdict.describe()
 
 
 @pytest.mark.parametrize(("name", "shape", "size"), [("batch_norm", (2, 4), 3), ("interpolate", (1, 5, 1), 4)])
 def test_what_has_no_channels_on_a_rank_is_known_as_pools_are(name: str, shape: tuple[int, ...], size: int) -> None:
     """The last rank's error identifies it, because all others have channels."""
     found = check_program(program(Leaf(shape=shape, placements=("S(1)",)), Operation(name=name), mesh=(size,)), deadline=1.0)
-    assert found.known == ("dtensor_pool_of_empty_shard" if torch_in(">=2.12") else "")
+    assert found.known == ("dtensor_pool_of_empty_shard" if is_torch_in(">=2.12") else "")
 
 
 def test_an_error_that_is_not_on_file_is_a_finding() -> None:
@@ -371,7 +371,7 @@ def test_an_error_that_is_not_on_file_is_a_finding() -> None:
     verdict = check_program(scalar)
     other = program(Leaf(shape=(), placements=("R",)), Operation(name="exp"), mesh=(1,))
     assert not known.could_show(other)
-    assert known.explains(scalar, verdict) == torch_in(known.torch)
+    assert known.explains(scalar, verdict) == is_torch_in(known.torch)
     assert not known.explains(other, verdict)
 
 

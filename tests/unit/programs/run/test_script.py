@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, TensorProgram
 from equivcheck.programs.run.script import script_of
 
@@ -34,6 +34,6 @@ def test_a_script_says_whether_ranks_differ(program: TensorProgram, code: int, t
     script = tmp_path / "repro.py"
     script.write_text(script_of(program), encoding="utf-8")
     assert "equivcheck" not in script.read_text(encoding="utf-8")
-    found, printed = launched(script, program.num_ranks, tmp_path)
+    found, printed = run_forked(script, program.num_ranks, tmp_path)
     assert found == code, printed
     assert ("no difference" in printed) == (code == 0)

@@ -13,7 +13,7 @@ from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.selftest.examine import Effort
 from equivcheck.quality.selftest.result import MutantResult, SelftestResult, ShrunkScenario
-from equivcheck.report.selftest_text import in_a_line, print_selftest, selftest_object
+from equivcheck.report.selftest_text import mutant_line, print_selftest, selftest_object
 from unit.campaign import fakes
 
 SHRUNK = ShrunkScenario(
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_the_checker_is_told() -> None:
     assert "broken was not completed: it died" in text
     assert "3 ranks, 2 layers (1-1-1), 2 steps" in text
     assert "scaled" in text
-    assert in_a_line(KILLED).startswith("killed: caught in 4 of 6, first after 3 examples")
+    assert mutant_line(KILLED).startswith("killed: caught in 4 of 6, first after 3 examples")
 
 
 def test_the_object_has_every_field_that_programs_read() -> None:

@@ -12,7 +12,7 @@ import pytest
 from equivcheck.quality.versions import batch
 from equivcheck.quality.versions.batch import run_tasks, serve_tasks
 from equivcheck.quality.versions.environments import Installation
-from equivcheck.system.commands import Ran
+from equivcheck.system.commands import FinishedCommand
 from equivcheck.system.torch_version import installed_torch
 
 HERE = Installation(torch=str(installed_torch()), python=Path(sys.executable))
@@ -21,7 +21,7 @@ TASKS = ("a", "b", "c", "d")
 
 def test_a_process_that_ends_costs_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process goes on after it."""
-    runs = iter([Ran(code=-11, printed="", errors="boom"), Ran(code=None, printed="", errors="")])
+    runs = iter([FinishedCommand(code=-11, printed="", errors="boom"), FinishedCommand(code=None, printed="", errors="")])
     monkeypatch.setattr(batch, "run_python", lambda _python, arguments, seconds: one_more(arguments, next(runs)))
     found = run_tasks(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
     assert found == ["did a", "the process ended with exit code -11: boom", "did c", "not done in time"]
@@ -29,7 +29,7 @@ def test_a_process_that_ends_costs_one_task(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_process_that_never_starts_is_not_tried_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left says that it was not run."""
-    tried, ended = [], Ran(code=1, printed="", errors="ImportError: x")
+    tried, ended = [], FinishedCommand(code=1, printed="", errors="ImportError: x")
     monkeypatch.setattr(batch, "run_python", lambda *_, **__: tried.append(1) or ended)
     found = run_tasks(HERE, "module", TASKS, seconds=1.0, ended=lambda why: why)
     assert len(tried) == 3
@@ -58,7 +58,7 @@ def test_results_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (tmp_path / "results.jsonl").read_text("utf-8") == '"old"\n"did b"\n"did c"\n'
 
 
-def one_more(arguments: Sequence[str], ran: Ran) -> Ran:
+def one_more(arguments: Sequence[str], ran: FinishedCommand) -> FinishedCommand:
     """A process that does the next task and ends in the one after it."""
     tasks, results = (Path(arguments[-1], name) for name in ("tasks.jsonl", "results.jsonl"))
     next_task = tasks.read_text("utf-8").splitlines()[results.read_text("utf-8").count("\n")]

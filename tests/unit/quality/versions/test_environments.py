@@ -16,7 +16,7 @@ import equivcheck
 from equivcheck.errors import UsageError
 from equivcheck.quality.versions import environments as module
 from equivcheck.quality.versions.environments import Environments, Installation, NoEnvironment, dependencies, given, run_python
-from equivcheck.system.commands import Ran, run
+from equivcheck.system.commands import FinishedCommand, run
 from support.processes import end_soon
 
 HERE = Path(sys.executable)
@@ -70,11 +70,11 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The commands by which environments are made, none of which runs, but `python -m venv` makes its folder."""
     found: list[tuple[str, ...]] = []
 
-    def run_nothing(command: tuple[str, ...], *, seconds: float | None, environment: dict[str, str]) -> Ran:
+    def run_nothing(command: tuple[str, ...], *, seconds: float | None, environment: dict[str, str]) -> FinishedCommand:
         found.append(command)
         if "venv" in command:
             Path(command[-1]).mkdir()
-        return Ran(code=0, printed="", errors="")
+        return FinishedCommand(code=0, printed="", errors="")
 
     monkeypatch.setattr(module, "run", run_nothing)
     monkeypatch.setattr(module.shutil, "which", lambda _name: None)
@@ -129,7 +129,7 @@ def test_other_dependencies_need_another_environment(tmp_path: Path, commands: l
 
 def test_what_cannot_be_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version, the command and its error; nothing claims to be complete."""
-    failed = Ran(code=1, printed="", errors="ERROR: no matching distribution\nnotice: more")
+    failed = FinishedCommand(code=1, printed="", errors="ERROR: no matching distribution\nnotice: more")
     monkeypatch.setattr(module, "run", lambda *_command, **_options: failed)
     with pytest.raises(NoEnvironment, match=r"torch 2\.11\.0: .* failed: ERROR: no matching distribution"):
         environments(tmp_path).installation(Version("2.11.0"))

@@ -21,7 +21,7 @@ from equivcheck.quality.versions.environments import Environments, Installation
 from equivcheck.quality.versions.measuring import Search
 from equivcheck.quality.versions.scripts import Script, of_finding
 from equivcheck.scenario import Resume
-from equivcheck.system.commands import Ran
+from equivcheck.system.commands import FinishedCommand
 from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankState
 from equivcheck.worlds.trace.differences import Phase
 from unit.campaign.fakes import diverged, scenario
@@ -109,11 +109,11 @@ def test_a_script_that_does_not_show_it_gives_way_to_replay(tmp_path: Path, monk
     fine = replace(DIVERGED, outcome=Outcome.EQUIVALENT, reason="", divergence=None)
     answers = {"2.9.1": fine, "2.11.0": DIVERGED, "2.12.1": replace(DIVERGED, outcome=Outcome.KNOWN, known="some_issue")}
 
-    def replay(python: Path, command: tuple[str, ...], *, seconds: float) -> Ran:
+    def replay(python: Path, command: tuple[str, ...], *, seconds: float) -> FinishedCommand:
         assert command[:3] == ("-m", "equivcheck", "replay")
         if str(python) not in answers:
-            return Ran(code=3, printed="", errors="a remark\nerror: no world")
-        return Ran(code=0, printed=json.dumps({"verdict": verdict_object(answers[str(python)])}), errors="")
+            return FinishedCommand(code=3, printed="", errors="a remark\nerror: no world")
+        return FinishedCommand(code=0, printed=json.dumps({"verdict": verdict_object(answers[str(python)])}), errors="")
 
     monkeypatch.setattr(measuring, "run_python", replay)
     monkeypatch.setattr(Script, "run", lambda *_: Showing(shows=Shows.DOES_NOT))

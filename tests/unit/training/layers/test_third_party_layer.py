@@ -81,7 +81,7 @@ def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) ->
 def test_ranks_share_it_out_by_its_own_choice() -> None:
     """Its linears determine the sharded dims and so the expected calls. Two ranks cannot share one feature."""
     model = Model(features=4, source=Tokens(vocabulary=3), length=2, layers=(LowRank(rank=2), LowRank(rank=4)), head=Head())
-    plan = TensorParallel(plan=(LayerPlan(split=Split.WITHIN),) * 2)
+    plan = TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),) * 2)
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(plan,))
     scenario = replace(a_scenario(DDP()), layout=layout, training=replace(a_scenario(DDP()).training, model=model))
     verdict = check(scenario)

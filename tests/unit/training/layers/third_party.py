@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from hypothesis import strategies as st
 
 from equivcheck.scenario import AnyLayer, Split
-from equivcheck.scenario.noun import noun
-from equivcheck.training.layers.facts import ParameterOf, Part, ShardingChoice, part_parameters, ready_linears
+from equivcheck.scenario.noun import frozen_dataclass
+from equivcheck.training.layers.facts import LayerLinear, LayerParameter, LayerSharding, part_parameters, ready_linears
 from equivcheck.training.layers.kind import LayerKind
 from equivcheck.training.layers.script import LayerScript, linear_lines
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from equivcheck.training.layers.module import LayerModule
 
 
-@noun
+@frozen_dataclass
 class LowRank(AnyLayer):
     """Low-rank linear with a residual."""
 
@@ -32,23 +32,23 @@ class LowRank(AnyLayer):
 class LowRankKind(LayerKind):
     """Two linears with few features between them."""
 
-    noun: ClassVar[type[AnyLayer]] = LowRank
+    layer_class: ClassVar[type[AnyLayer]] = LowRank
 
-    def parameters(self, layer: LowRank, in_features: int) -> tuple[ParameterOf, ...]:
+    def parameters(self, layer: LowRank, in_features: int) -> tuple[LayerParameter, ...]:
         """Parameters in both linears."""
-        narrow, wide = self.parts(layer)
+        narrow, wide = self.linears(layer)
         return (
             *part_parameters(narrow, in_features, layer.rank, bias=False),
             *part_parameters(wide, layer.rank, in_features, bias=False),
         )
 
-    def parts(self, layer: LowRank) -> tuple[Part, ...]:
+    def linears(self, layer: LowRank) -> tuple[LayerLinear, ...]:
         """Both linears, for tensor parallelism."""
-        return Part(name="narrow", reads_input=True), Part(name="wide", gives_output=True)
+        return LayerLinear(name="narrow", reads_input=True), LayerLinear(name="wide", gives_output=True)
 
-    def choices(self, layer: LowRank) -> tuple[ShardingChoice, ...]:
+    def shardings(self, layer: LowRank) -> tuple[LayerSharding, ...]:
         """Sharding by the features between the linears."""
-        return (ShardingChoice(split=Split.WITHIN, units=layer.rank, words="features between"),)
+        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.rank, words="features between"),)
 
     def build(self, layer: LowRank, in_features: int) -> LayerModule:
         """Build a `LowRankModule`."""
@@ -61,7 +61,7 @@ class LowRankKind(LayerKind):
         made = linear_lines(self.parameters(layer, in_features))
         return LayerScript(name="LowRank", words="Low rank", init=made, compute=("values = self.wide(self.narrow(inputs))",))
 
-    def ready(self, layer: LowRank, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
+    def gradient_order(self, layer: LowRank, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
         """Order in which backward produces gradients."""
         return ready_linears(self.parameters(layer, in_features), ("wide", "narrow"), autocast=autocast)
 

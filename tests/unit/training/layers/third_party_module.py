@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from equivcheck.training.layers.module import LayerModule, Linear
+from equivcheck.training.layers.module import LayerModule, UninitializedLinear
 from unit.training.layers.third_party import LowRank
 
 
@@ -13,8 +13,11 @@ class LowRankModule(LayerModule):
 
     def __init__(self, layer: LowRank, in_features: int) -> None:
         super().__init__(layer)
-        self.narrow, self.wide = Linear(in_features, layer.rank, bias=False), Linear(layer.rank, in_features, bias=False)
+        self.narrow, self.wide = (
+            UninitializedLinear(in_features, layer.rank, bias=False),
+            UninitializedLinear(layer.rank, in_features, bias=False),
+        )
 
     def compute(self, inputs: torch.Tensor, mask: torch.Tensor | None, step: int) -> torch.Tensor:
         """Map (..., features) to the same shape."""
-        return self.ended(self.wide(self.narrow(inputs)), mask, inputs)
+        return self.finish(self.wide(self.narrow(inputs)), mask, inputs)

@@ -7,13 +7,13 @@ from fnmatch import translate
 
 import pytest
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.audit.found import found_here
-from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified
+from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified_names
 from equivcheck.worlds.sim.stand_ins import profiling
 from equivcheck.worlds.sim.stand_ins.refused import REFUSED
 
-WRITTEN_FOR = pytest.mark.skipif(not torch_in("==2.13.*"), reason="the table has names that torch 2.13 has")
+WRITTEN_FOR = pytest.mark.skipif(not is_torch_in("==2.13.*"), reason="the table has names that torch 2.13 has")
 COMPLETE_FOR = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 """Those of the tox environments."""
 
@@ -24,10 +24,12 @@ def found() -> tuple[str, ...]:
     return found_here()
 
 
-@pytest.mark.skipif(not any(torch_in(f"=={version}") for version in COMPLETE_FOR), reason="what this torch has was not looked at")
+@pytest.mark.skipif(
+    not any(is_torch_in(f"=={version}") for version in COMPLETE_FOR), reason="what this torch has was not looked at"
+)
 def test_nothing_is_unclassified(found: tuple[str, ...]) -> None:
     """For each piece of state that torch keeps, somebody has said what becomes of it in sim."""
-    assert unclassified(found) == ()
+    assert unclassified_names(found) == ()
 
 
 @WRITTEN_FOR
@@ -35,7 +37,7 @@ def test_an_entry_that_is_not_in_the_table_is_noticed(found: tuple[str, ...], mo
     """A row taken out of the table leaves its entries unclassified."""
     row = next(row for row in rows() if any("_gen_transform_infos" in name for name in row.names))
     monkeypatch.setattr("equivcheck.worlds.audit.table.rows", lambda: tuple(other for other in rows_before if other is not row))
-    assert "torch.distributed.tensor._redistribute._gen_transform_infos" in unclassified(found)
+    assert "torch.distributed.tensor._redistribute._gen_transform_infos" in unclassified_names(found)
 
 
 rows_before = rows()

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of n
 def scenario(dp: int, tp: int) -> Scenario:
     """FSDP2 x TP over two layers."""
     mesh = Mesh(axes=(Axis(name="dp", size=dp), Axis(name="tp", size=tp)))
-    plan = (LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW))
+    plan = (LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
     return Scenario(
         training=Training(
             model=Model(features=16, layers=(Layer(width=32), Layer(width=16))),

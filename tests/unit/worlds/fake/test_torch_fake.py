@@ -37,8 +37,10 @@ from equivcheck.worlds.trace.stage import Stage
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch warns of is of no interest here
 
-PAIRWISE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROW)))
-SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLUMN, output=ActivationSharding.ROWS), LayerPlan(split=Split.ROW)))
+PAIRWISE = TensorParallel(
+    plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.FEATURES), LayerPlan(split=Split.ROWWISE))
+)
+SEQUENCE = TensorParallel(plan=(LayerPlan(split=Split.COLWISE, output=ActivationSharding.ROWS), LayerPlan(split=Split.ROWWISE)))
 NAMES = {
     "all_gather_into_tensor": "all_gather",
     "_allgather_base_": "all_gather",

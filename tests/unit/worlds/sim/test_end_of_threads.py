@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from equivcheck.system.threads import end_of
+from equivcheck.system.threads import wait_for_end_of
 from equivcheck.worlds.sim.ranks import SimRanks
 
 
@@ -36,8 +36,8 @@ def test_what_does_not_end_is_waited_for_only_so_long() -> None:
     release = threading.Event()
     thread = threading.Thread(target=release.wait, daemon=True)
     thread.start()
-    end_of(thread, 0.01)
+    wait_for_end_of(thread, 0.01)
     assert thread.is_alive()
     release.set()
-    end_of(thread, 60.0)
+    wait_for_end_of(thread, 60.0)
     assert not thread.is_alive()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from equivcheck.system.torch_version import torch_in
+from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds import probes
 from equivcheck.worlds.pool import ranks
 from equivcheck.worlds.sim.ranks import SimRanks
@@ -19,22 +19,22 @@ from equivcheck.worlds.sim.ranks import SimRanks
 World = Callable[[int], SimRanks]
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what it would do faster on other meshes
 
-NOT_PADDED = {98} if torch_in("<2.10") else set()
+NOT_PADDED = {98} if is_torch_in("<2.10") else set()
 """Seeds of tensors without elements in a dim that is not cut, whose parts torch cannot pad, over gloo either."""
-PUT_TOGETHER_AS_IF_EVEN = {2, 6} if torch_in("<2.10") else set()
+PUT_TOGETHER_AS_IF_EVEN = {2, 6} if is_torch_in("<2.10") else set()
 """Rows of which each rank has uneven strided parts, which torch gets wrong, over gloo too (pytorch #163843)."""
 
 
 def test_redistributed_tensors_are_what_they_were(world: World) -> None:
     """Any placements of a small tensor on any mesh of four ranks, uneven and empty parts included."""
     seeds = sorted(set(range(150)) - NOT_PADDED)
-    wrong = [seed for seed in seeds if not all(map(all, world(4).run(probes.redistributed, seed).values))]
+    wrong = [seed for seed in seeds if not all(map(all, world(4).run(probes.check_redistributions, seed).values))]
     assert not wrong
 
 
 def test_redistributed_tensors_are_what_they_were_over_gloo() -> None:
     """The same programs are right there."""
-    wrong = [seed for seed in range(20) if not all(map(all, ranks("gloo", 4).run(probes.redistributed, seed).values))]
+    wrong = [seed for seed in range(20) if not all(map(all, ranks("gloo", 4).run(probes.check_redistributions, seed).values))]
     assert not wrong
 
 
@@ -42,13 +42,13 @@ def test_redistributed_tensors_are_what_they_were_over_gloo() -> None:
 def test_parameters_cut_twice_are_read_as_they_are(world: World, kind: str) -> None:
     """Weight and gradient of a layer under tensor parallelism and `fully_shard`, whatever is left over when it is cut."""
     for rows in sorted(set(range(2, 10)) - PUT_TOGETHER_AS_IF_EVEN):
-        assert world(4).run(probes.sharded_twice, kind, rows).values == ([True, True],) * 4, rows
+        assert world(4).run(probes.check_double_sharding, kind, rows).values == ([True, True],) * 4, rows
 
 
 def test_loss_parallel_is_entered_and_left_by_each_rank(world: World) -> None:
     """Loss and gradient are those of one device, although ranks enter and leave it one by one."""
     for seed in range(4):
-        assert world(4).run(probes.in_loss_parallel, schedule_seed=seed).values == ([True, True],) * 4
+        assert world(4).run(probes.check_loss_parallel, schedule_seed=seed).values == ([True, True],) * 4
 
 
 def looked_up(rows: int) -> bool:

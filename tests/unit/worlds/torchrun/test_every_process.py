@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from equivcheck import check
-from equivcheck.export.forked import launched
+from equivcheck.export.forked import run_forked
 from equivcheck.mutants.registry import mutant
 from unit.worlds.torchrun import programs
 
@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parent
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By each of two processes."""
-    code, printed = launched(SCRIPTS / "every_process.py", 2, tmp_path_factory.mktemp("printed"), 600.0)
+    code, printed = run_forked(SCRIPTS / "every_process.py", 2, tmp_path_factory.mktemp("printed"), 600.0)
     assert code == 0, printed
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     assert [each["rank"] for each in found] == [0, 1]
@@ -82,7 +82,7 @@ def test_a_rank_that_raises_is_told_with_its_host(seen: list[dict[str, Any]]) ->
 @pytest.mark.slow
 def test_no_rank_waits_for_ever(tmp_path: Path) -> None:
     """Where ranks wait for each other in vain, every process is told what each was doing, and ends."""
-    code, printed = launched(SCRIPTS / "waiting.py", 2, tmp_path, 600.0)
+    code, printed = run_forked(SCRIPTS / "waiting.py", 2, tmp_path, 600.0)
     host = socket.gethostname()
     expected = f"idle for 2 s: rank 0 waiting in barrier, rank 1 finished (on host {host}: 0, 1) ['barrier', '']"
     assert (code, printed.splitlines()) == (0, [expected] * 2)

@@ -34,7 +34,7 @@ def other() -> Iterator[tuple[Leader, Link]]:
 
 def request(program: Callable[..., Any], *arguments: Any) -> bytes:
     """What ranks are asked."""
-    return requested(pickle.dumps((program, arguments)), is_foreign=False)
+    return requested(pickle.dumps((program, arguments)), is_user_code=False)
 
 
 def test_values_come_in_rank_order(other: tuple[Leader, Link]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from equivcheck.errors import UsageError
-from equivcheck.worlds.torchrun.place import Place, is_first, place_of
+from equivcheck.worlds.torchrun.place import Place, is_first_rank, place_of
 
 STARTED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -39,4 +39,4 @@ def test_what_says_no_place_is_refused(environment: Mapping[str, str], text: str
 )
 def test_one_process_speaks(environment: Mapping[str, str], first: bool) -> None:
     """That is rank 0's, or Slurm's first task where no rank is said, or the only one."""
-    assert is_first(environment) is first
+    assert is_first_rank(environment) is first

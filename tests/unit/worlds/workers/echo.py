@@ -6,12 +6,12 @@ import os
 import subprocess
 import time
 
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int) -> None:
     """First the task, then every message; some have it do something else."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     link.send(link.task)
     while True:
         message = link.next()

@@ -10,7 +10,7 @@ import threading
 import torch
 from torch.nn.functional import linear
 
-from equivcheck.worlds.workers.link import Link
+from equivcheck.worlds.workers.link import SupervisorLink
 
 _FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
@@ -23,7 +23,7 @@ class Usage(ctypes.Structure):
 
 def main(fd: int) -> None:
     """Send the bytes in use after each of five times as many products as the task says, and the number of heaps."""
-    link = Link(fd)
+    link = SupervisorLink(fd)
     link.send([_bytes_in_use_after(range(start, start + link.task)) for start in range(0, 5 * link.task, link.task)])
     threads = [threading.Thread(target=_take_memory) for _ in range(4)]
     for thread in threads:
