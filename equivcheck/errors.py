@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 
 class EquivCheckError(Exception):
@@ -15,6 +15,16 @@ class InvalidScenario(EquivCheckError, ValueError):
 
 class UsageError(EquivCheckError, ValueError):
     """Request for something unknown or impossible. The text lists the valid choices."""
+
+
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> UsageError:
+    """Error for a name that does not exist. It suggests similar names first, then lists all."""
+    from difflib import get_close_matches
+
+    allowed = tuple(names)
+    similar = " or ".join(get_close_matches(name, allowed))
+    hint = f"Did you mean {similar}? " if similar else ""
+    return UsageError(f"{kind} {name!r} is not valid: it does not exist. {hint}Expected one of {', '.join(allowed)}")
 
 
 class NotEquivalent(EquivCheckError, AssertionError):

@@ -1,9 +1,10 @@
-"""The generated pages, as MyST Markdown."""
+"""Generated pages as MyST Markdown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -12,19 +13,24 @@ from rich.pretty import pretty_repr
 from equivcheck.layouts.base.interventions import INTERVENTIONS
 from generator import sources
 
-"""The scripts of known issues, as seen from the generated pages."""
 CODE_WIDTH = 80
-"""Characters of a line of code."""
-GAPS, FIXED = "Gaps of torch", "Fixed limits"
-"""Two kinds of limits."""
+"""Maximum characters in a line of code."""
+GAPS, FIXED = "Gaps in torch", "Fixed limits"
+"""Headings of the two kinds of limits."""
 SHOWS = {"shows": "yes", "does not": "no", "cannot run": "-"}
-"""What the table says of what a script did."""
+"""Table cells for the results of an issue's script."""
 TIMES = " x "
-"""What stands between the parallelisms of a layout's name."""
+"""Separator of the parallelisms in a layout's name."""
+NOT_SUPPORTED = re.compile(r"(?P<api>.+?): (?P<situation>.+?) (?:is|are) not supported(?P<unless>[^:]*): (?P<consequence>.+)")
+"""Form of a limit's reason."""
+OLDEST_VERSION = ">=2.9"
+"""Specifier that all supported versions meet."""
+RESULTS = sources.ROOT / "docs" / "results"
+"""Folder with measured tables in TOML, one file for each measurement."""
 
 
 def limits() -> str:
-    """What each layout cannot run, and why."""
+    """Limits of each layout, with their reasons."""
     sections = [_limits_of(name, found) for name, found in sources.limits_by_layout().items() if found]
     return "\n\n".join([_LIMITS, *sections]) + "\n"
 
@@ -32,19 +38,35 @@ def limits() -> str:
 def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
     kinds: dict[str, list[str]] = {GAPS: [], FIXED: []}
     for limit in found:
-        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sources.reason_with_versions(limit))}")
+        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sentence(limit))}")
     lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
     return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
 
 
+def sentence(limit: sources.AnyLimit) -> str:
+    """Reason of a limit as a sentence: ``API does not support SITUATION: CONSEQUENCE``."""
+    text, found = limit.reason, NOT_SUPPORTED.fullmatch(limit.reason)
+    if found is not None:
+        text = f"{found['api']} does not support {found['situation'].rstrip(',')}{found['unless']}: {found['consequence']}"
+    return f"{text}{f' (torch {_versions(limit.torch)})' if limit.torch else ''}."
+
+
+def _versions(specifier: str) -> str:
+    """Affected versions in words: ``2.11 and newer``, ``before 2.11`` or ``all``."""
+    words = {">=": "{} and newer", "<": "before {}"}
+    parts = [part for part in specifier.split(",") if part not in ("", OLDEST_VERSION)]
+    found = [re.fullmatch(r"(>=|<)([\d.]+)", part) for part in parts]
+    return ", ".join(words[each[1]].format(each[2]) if each else part for each, part in zip(found, parts, strict=True)) or "all"
+
+
 def interventions() -> str:
-    """What is added to the ranks' code, and why."""
-    entries = (f"- {_prose(one.what)}: {_prose(one.why)} ({one.upstream})" for one in INTERVENTIONS)
+    """Additions to the ranks' code, with their reasons."""
+    entries = (f"- {_prose(one.what)}: {_prose(one.why)} ({_prose(one.upstream)})" for one in INTERVENTIONS)
     return "\n\n".join([_INTERVENTIONS, "\n".join(entries)]) + "\n"
 
 
 def mutants() -> str:
-    """Every mutant, family by family."""
+    """All mutants by family."""
     families = dict.fromkeys(mutant.family for mutant in sources.mutants().values())
     sections = [_mutants_of(family) for family in families]
     return "\n\n".join([_MUTANTS.format(count=len(sources.mutants())), *sections]) + "\n"
@@ -58,7 +80,7 @@ def _mutants_of(family: object) -> str:
 def _mutant(mutant: object) -> str:
     return (
         f"`{mutant.name}`\n: {_prose(mutant.wrong)}\n\n"
-        f"  *Layouts*: {_briefly(mutant.layouts)}. *Shown by*: {_smallest(mutant.minimum)}."
+        f"  *Layouts*: {_briefly(mutant.layouts)}. *Smallest scenario*: {_smallest(mutant.minimum)}."
     )
 
 
@@ -72,7 +94,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _briefly(layouts: Iterable[str]) -> str:
-    """Names of layouts, with those over another parallelism after the others: ``ddp, fsdp2; over tensor_parallel: fsdp2``."""
+    """Names of layouts, grouped by the inner parallelism: ``ddp, fsdp2; over tensor_parallel: fsdp2``."""
     alone = [name for name in layouts if TIMES not in name]
     over: dict[str, list[str]] = {}
     for name in layouts:
@@ -84,91 +106,99 @@ def _briefly(layouts: Iterable[str]) -> str:
 
 
 def known_issues() -> str:
-    """Every problem of torch on file: what, in which versions, the smallest scenario and the script that show it."""
+    """Known issues of torch: a table with a line for each, then a section for each with folded details."""
     smallest = sources.smallest_scenarios()
     found = sources.all_known_issues()
-    versions = list(dict.fromkeys(version for row in sources.measured().values() for version in row))
     rows = [
-        (f"[`{issue.id}`](#{_anchor(issue.id)})", issue.kind.value.replace("_", " "), *_shows(issue, versions)) for issue in found
+        (
+            f"[{_prose(issue.title)}](#{_anchor(issue.id)})",
+            _effect_of_issue(issue),
+            _prose(_versions(issue.torch)),
+        )
+        for issue in found
     ]
-    table = _table(("issue", "kind", *versions), rows)
+    table = _table(("problem", "effect", "torch"), rows)
     sections = [_issue(issue, smallest.get(issue.id)) for issue in found]
     return "\n\n".join([_ISSUES.format(count=len(found)), table, *sections]) + "\n"
 
 
-def _shows(issue: object, versions: Iterable[str]) -> Iterable[str]:
-    """Of each version, what the script of an issue did there."""
-    row = sources.measured()[issue.id]
-    return (SHOWS[row[version].shows.value] if version in row else "" for version in versions)
-
-
-def _versions(issue: object) -> str:
-    """The range of an issue, and why its script cannot run on others, if that is so."""
-    row = sources.measured()[issue.id]
-    reasons = {version: found.reason.rstrip(".") for version, found in row.items() if found.reason}
-    return _prose(
-        f"torch {issue.torch}" + "".join(f"; on {version} its script cannot run: {why}" for version, why in reasons.items())
-    )
+def _effect_of_issue(issue: object) -> str:
+    return "silent" if issue.kind.value == "wrong_numbers" else "raises"
 
 
 def _issue(issue: object, smallest: object | None) -> str:
     script = sources.issue_script(issue)
     explanation = script.split('"""')[1].split("\n\n")[1]
+    row = sources.measured()[issue.id]
+    reasons = {version: each.reason.rstrip(".") for version, each in row.items() if each.reason}
     facts = [
-        f"- **Kind**: {issue.kind.value.replace('_', ' ')}",
-        f"- **Versions**: {_versions(issue)}",
-        f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none of those that are generated'}",
+        f"- **Effect**: {issue.kind.value.replace('_', ' ')}",
+        f"- **Layouts**: {', '.join(f'`{tag}`' for tag in issue.layouts) or 'none that is generated'}",
         f"- **Upstream**: {_upstream(issue.link or 'not reported')}",
-        *([f"- **Avoided if**: {_avoided_where(issue)}"] if issue.without else []),
+        *([f"- **Workaround**: {_workaround(issue)}"] if issue.without else []),
+        *(f"- **torch {version}**: the script cannot run: {_prose(why)}" for version, why in reasons.items()),
     ]
-    parts = [f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", _prose(f"{issue.title}."), _prose(explanation), "\n".join(facts)]
+    shown = _table(("torch", *row), [("shows", *(SHOWS[each.shows.value] for each in row.values()))])
+    details = [_prose(explanation), "\n".join(facts), shown]
     if smallest is not None:
-        parts += ["The smallest scenario that shows it:", f"```python\n{pretty_repr(smallest, max_width=CODE_WIDTH)}\n```"]
-    return "\n\n".join([*parts, _script(f"{issue.id}.py", issue.ranks, script)])
+        details += ["Smallest scenario that shows it:", f"```python\n{pretty_repr(smallest, max_width=CODE_WIDTH)}\n```"]
+    details += [f"Script `{issue.id}.py` for {_counted(issue.ranks, 'rank')}, which needs only torch:", f"```python\n{script}```"]
+    summary = _prose(f"{issue.title}.")
+    return "\n\n".join([f"({_anchor(issue.id)})=\n\n## {_prose(issue.id)}", summary, _folded("Details and script", details)])
+
+
+def _folded(summary: str, parts: Iterable[str]) -> str:
+    return "\n\n".join([f"<details><summary>{summary}</summary>", *parts, "</details>"])
 
 
 def dtensor_differences() -> str:
-    """What DTensor is known to get wrong, with a script and the text of an issue for each."""
-    versions = list(dict.fromkeys(version for each in sources.ON_FILE for version in each.shows))
+    """Known errors of DTensor: a table with a line for each, then a section for each with folded details."""
     rows = [
-        (
-            f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})",
-            *(each.shows.get(version, "") for version in versions),
-        )
+        (f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})", _effect(each), _prose(_versions(each.torch)))
         for each in sorted(sources.ON_FILE, key=lambda each: bool(each.raises))
     ]
+    table = _table(("problem", "effect", "torch"), rows)
     sections = [_difference(each) for each in sources.ON_FILE]
-    return "\n\n".join([_DIFFERENCES.format(count=len(rows)), _table(("what", *versions), rows), *sections]) + "\n"
+    return "\n\n".join([_DIFFERENCES.format(count=len(rows)), table, *sections]) + "\n"
+
+
+def _effect(known: object) -> str:
+    return " or ".join(["silent"] * bool(known.phases) + ["raises"] * bool(known.raises))
 
 
 def _difference(known: object) -> str:
     reported = _upstream(known.link.split()[0].rstrip(":")) if sources.is_reported(known) else _prose(known.link.split(":")[0])
+    condition = f", if a tensor is: {_prose(', '.join(sorted(known.facts)))}" if known.facts else ""
     facts = [
-        f"- **Shows**: {' or '.join(_ways(known))}",
-        f"- **Versions**: torch {_prose(known.torch)}",
-        f"- **Operations**: {', '.join(f'`{name}`' for name in known.operations) or 'any, told by the error'}"
-        + (f", where a tensor is: {_prose(', '.join(sorted(known.facts)))}" if known.facts else ""),
+        f"- **Effect**: {_effect(known)}",
+        f"- **Operations**: {', '.join(f'`{name}`' for name in known.operations) or 'any, recognised by the error'}{condition}",
         f"- **Upstream**: {reported}",
     ]
+    shown = _table(("torch", *known.shows), [("result", *known.shows.values())])
     text = f"````markdown\n{sources.issue_text(known)}````"
-    details = f"<details><summary>As the text of an issue, with a script of torch alone</summary>\n\n{text}\n\n</details>"
-    return "\n\n".join([f"({_place(known.id)})=\n\n## {_prose(known.id)}", _prose(known.link), "\n".join(facts), details])
-
-
-def _ways(known: object) -> Iterator[str]:
-    """How it shows."""
-    if known.phases:
-        yield "wrong values or gradients, without an error"
-    if known.raises:
-        yield "an error, or no end"
+    details = _folded("Details, and the text of an issue with a script", ["\n".join(facts), shown, text])
+    return "\n\n".join([f"({_place(known.id)})=\n\n## {_prose(known.id)}", _prose(known.link), details])
 
 
 def _place(identifier: str) -> str:
     return "difference-" + identifier.replace("_", "-")
 
 
-def _avoided_where(issue: object) -> str:
-    """What a scenario is like in which the issue cannot show: the first sentence of its workaround."""
+def results() -> str:
+    """Measured figures, from the files of `docs/results`."""
+    sections = [_result(tomllib.loads(path.read_text("utf-8"))) for path in sorted(RESULTS.glob("*.toml"))]
+    return "\n\n".join([_RESULTS, *sections]) + "\n"
+
+
+def _result(found: Mapping[str, object]) -> str:
+    parts = [f"## {found['title']}", found["about"].strip()]
+    if "command" in found:
+        parts.append(f"```sh\n{found['command']}\n```")
+    parts.append(_table(tuple(found["columns"]), [tuple(map(str, row)) for row in found["rows"]]))
+    return "\n\n".join([*parts, *filter(None, [found.get("notes", "").strip()])])
+
+
+def _workaround(issue: object) -> str:
     return _prose((sources.WORKAROUNDS[issue.without].__doc__ or "").strip())
 
 
@@ -176,18 +206,12 @@ def _upstream(link: str) -> str:
     return f"<{link}>" if link.startswith("http") else _prose(link)
 
 
-def _script(name: str, ranks: int, text: str) -> str:
-    summary = f"Script on {_counted(ranks, 'rank')}, torch alone: <code>{name}</code>"
-    code = f"```python\n{text}```"
-    return f"<details><summary>{summary}</summary>\n\n{code}\n\n</details>"
-
-
 def _anchor(issue_id: str) -> str:
     return "issue-" + issue_id.replace("_", "-")
 
 
 def _prose(text: str) -> str:
-    """Text of the code as Markdown: what is code in it stays so, and no other character means anything."""
+    """Text of a docstring as Markdown. Backticks keep their meaning; all other special characters are escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.replace("``", "`").split()))
     return "".join(part if part.startswith("`") else re.sub(r"([_*\[\]<>|#])", r"\\\1", part) for part in parts)
 
@@ -198,7 +222,7 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def cli() -> str:
-    """What `--help` says, of the program and of each command."""
+    """Help of the program and of each command."""
     width = {"terminal_width": CODE_WIDTH, "max_content_width": CODE_WIDTH}
     with click.Context(sources.main, info_name="equivcheck", **width, **sources.main.context_settings) as context:
         sections = [_help(sources.main, context)]
@@ -213,7 +237,7 @@ def _help(command: click.Command, context: click.Context) -> str:
 
 
 def scenario() -> str:
-    """Every noun, by topic: what a scenario is made of."""
+    """Classes of a scenario, by topic."""
     nouns = sources.nouns()
     topics = sorted(nouns, key=lambda topic: TOPICS.index(topic) if topic in TOPICS else len(TOPICS))
     sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in topics]
@@ -242,52 +266,61 @@ TOPICS = (
     "parallelism",
     "pipeline",
 )
-"""In which order the reference has them; others come last."""
+"""Order of topics in the reference. Others come last."""
 
 _SCENARIO = """\
 # Scenarios
 
-The values of which a scenario is made, all in `equivcheck.scenario`. They are frozen, print as code that leaves out defaults, and
-are checked when they are built: a value outside its range raises `InvalidScenario`."""
+A scenario is built from these classes in `equivcheck.scenario`. They are frozen dataclasses. They print as code without
+defaults, and raise `InvalidScenario` if you build one with a value outside its range."""
 
 _LIMITS = """\
-# What each layout cannot run
+# Limits of each layout
 
-A scenario beyond a limit is UNSUPPORTED, with the reason below. The generator draws nothing beyond a limit: it repairs a
-scenario to the nearest one within it.
+If your scenario is beyond a limit, the outcome is UNSUPPORTED, with the reason below. The generator repairs such scenarios:
+it takes the nearest scenario within the limits.
 
-There are two kinds. *Gaps of torch*: torch refuses or fails there; the strategy `frontier` goes beyond them, where a run must be
-right or raise on every rank. *Fixed limits*: the layout cannot be built, or computes something else by definition, so that a
-comparison would prove nothing."""
+*Gaps in torch* are situations in which torch raises. `frontier()` draws such scenarios; a run must then be correct or raise
+on every rank. *Fixed limits* are situations in which the layout cannot be built, or computes something else by definition,
+so a comparison would prove nothing."""
 
 _INTERVENTIONS = """\
-# What equivcheck adds to the ranks' code
+# Additions to the ranks' code
 
-The ranks call torch as its users do. What they do beside that, or in another way, is here, each with the reason, and in
-parentheses the problem of torch that it avoids. A check says nothing about what is avoided."""
+Ranks call torch as you would. This page lists all exceptions. Each has its reason, and in parentheses the problem in torch
+that it works around. A check says nothing about a problem that is worked around here."""
 
 _MUTANTS = """\
 # Mutants
 
-{count} parallel trainings that are wrong on purpose. `equivcheck selftest` plants each in generated scenarios and reports which
-were reached, caught, shrunk and explained; every `equivcheck fuzz` run has one of them as its control. *Shown by* is the
-smallest scenario in which the fault can be seen."""
+These {count} parallel trainings are wrong on purpose. `equivcheck selftest` plants each in generated scenarios, and reports
+which were reached, caught, shrunk and explained. Each `equivcheck fuzz` run plants one as its control. *Smallest scenario*
+is the smallest one that can show the error."""
 
 _ISSUES = """\
-# Problems of torch on file
+# Known issues of torch
 
-{count} problems of torch that equivcheck recognises. A check that meets one of them is KNOWN instead of a finding. Each has a
-script that shows it with torch alone. The table has what each script did on each version of torch (*yes*: it shows the problem;
-*no*: it does not; *-*: it cannot run there). The tests run those that are to show it on the torch that is installed, so that a
-fix is noticed."""
+equivcheck recognises {count} problems of torch. If a check meets one, its outcome is KNOWN, and not a finding. *Silent*
+problems give wrong numbers without an error; the others raise or hang.
+
+Each section has a script that needs only torch, and its result on each torch version: *yes* if it shows the problem, *no* if
+it does not, *-* if it cannot run. The tests run these scripts on the installed version, so a fix is noticed."""
 
 _DIFFERENCES = """\
-# What DTensor gets wrong
+# Known errors of DTensor
 
-{count} causes that sweeps over operations and placements, and random programs, have met. A check of a tensor program that meets
-one is KNOWN. For each, the smallest program that shows it ran on each version of torch over `gloo` processes: *wrong* values or
-gradients without an error, *raises* or *hangs*, *right*, or *refused* with a clear error; nothing where it was not tried. "No
-report found" means that searches of torch's issues found none. Each has the text of an issue that is made from its entry."""
+Sweeps over operations and placements, and random programs, found these {count} problems. If a check of a tensor program
+meets one, its outcome is KNOWN. *Silent* problems give wrong values or gradients without an error.
+
+The smallest program for each problem ran on every torch version, on `gloo` processes. Its result is *wrong* (silently),
+*raises*, *hangs*, *right* or *refused* (with a clear error), or empty if it did not run. "No report found" means that a
+search of torch's issues found none. Each section has a text that you can paste into an issue."""
+
+_RESULTS = """\
+# Measured results
+
+All measured figures of the documentation stand on this page. Each table has the command that measures it, the torch version
+and the machine. The tables come from files in `docs/results`."""
 
 PAGES: dict[str, Callable[[], str]] = {
     "limits": limits,
@@ -295,14 +328,15 @@ PAGES: dict[str, Callable[[], str]] = {
     "mutants": mutants,
     "known_issues": known_issues,
     "dtensor_differences": dtensor_differences,
+    "results": results,
     "cli": cli,
     "scenario": scenario,
 }
-"""By the name of the file."""
+"""Pages by file name."""
 
 
 def write(folder: Path) -> None:
-    """Write every page that has changed."""
+    """Write each page that has changed."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         path, text = folder / f"{name}.md", page()

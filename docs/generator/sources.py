@@ -1,4 +1,4 @@
-"""What the generated pages are made of: the only place of the docs that imports internals of equivcheck, or its tests."""
+"""Data for the generated pages. Only this module of the docs imports internals of equivcheck or its tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import equivcheck
 import equivcheck.scenario
 from equivcheck.cli import main
-from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, reason_with_versions
+from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle.known_issues.issue_script import issue_script
@@ -38,7 +38,6 @@ __all__ = [
     "measured",
     "mutants",
     "nouns",
-    "reason_with_versions",
     "sentence_of",
     "smallest_scenarios",
 ]
@@ -50,11 +49,11 @@ _OF_EXTRAS = (
     "equivcheck.layouts.parallelisms.local_tensor_parallel.typed_regions",
     "equivcheck.programs.run.plain.typed",
 )
-"""Modules that need a library which is not installed with the package."""
+"""Modules that need an optional library."""
 
 
 def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
-    """What each parallelism declares, by its tag; under an empty name, what holds for all of them and for combinations."""
+    """Limits by the tag of their parallelism. The empty tag has limits of all layouts and of combinations."""
     own = {tag: (*kind.layout_limits, *kind.model_limits, *kind.limits) for tag, kind in layout_kinds().items()}
     of_kinds = {limit.reason for limits in own.values() for limit in limits}
     return {"": tuple(limit for limit in _all_limits() if limit.reason not in of_kinds)} | own
@@ -62,7 +61,7 @@ def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
 
 @cache
 def _all_limits() -> tuple[AnyLimit, ...]:
-    """Every limit that a module of the package has as a variable, alone or in a tuple, once each."""
+    """Limits in module variables of the package, also in tuples, each once."""
     found = {id(limit): limit for module in _modules() for value in vars(module).values() for limit in _limits_in(value)}
     return tuple(found.values())
 
@@ -79,7 +78,7 @@ def _modules() -> Iterable[object]:
 
 
 def nouns() -> dict[str, list[str]]:
-    """Names of the public classes of scenarios by topic, the name of their module: the widest noun of each comes first."""
+    """Names of public scenario classes by topic (their module). The class with the topic's name comes first."""
     found: dict[str, list[str]] = {}
     for name in equivcheck.scenario.__all__:
         home = getattr(equivcheck.scenario, name).__module__
@@ -88,7 +87,7 @@ def nouns() -> dict[str, list[str]]:
 
 
 def smallest_scenarios() -> dict[str, Scenario]:
-    """The smallest scenario that shows a known issue, by its id; those that no scenario reaches are left out."""
+    """Smallest scenario for each known issue that a scenario can show, by the issue's id."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.append(str(ROOT / "tests"))
     from unit.oracle.known.examples import SHOWN

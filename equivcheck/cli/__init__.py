@@ -1,4 +1,4 @@
-"""The command line. It imports a command when that command is asked for, and torch only when a command needs it."""
+"""Command line. It imports a command when that command is run, and torch only if the command needs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.system.quiet import quiet_torch
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name; the data are names of modules, each of which defines a command with its own name."""
+    """Commands by name. The data are module names; each module defines a command with the module's name."""
 
     def __getitem__(self, name: str) -> click.Command:
         module = self.data[name]
@@ -22,33 +22,34 @@ class _Commands(UserDict[str, Any]):
         return command
 
 
-_COMMANDS = _Commands(
-    {
-        "check": "check",
-        "matrix": "matrix",
-        "fuzz": "fuzz",
-        "coverage": "coverage",
-        "replay": "findings.replay",
+_SECTIONS = {
+    "Check your own training": {"matrix": "matrix"},
+    "Check one case": {"check": "check", "dry-run": "dry_run"},
+    "Search for errors": {"fuzz": "fuzz", "sweep": "sweep"},
+    "Look into findings": {
         "triage": "findings.triage",
+        "replay": "findings.replay",
         "report": "report",
-        "merge": "findings.merge",
-        "bisect": "findings.bisect",
-        "versions": "versions",
         "export": "findings.export",
-        "dry-run": "dry_run",
-        "doctor": "doctor",
-        "selftest": "selftest",
-        "sweep": "sweep",
-    }
+        "bisect": "findings.bisect",
+        "merge": "findings.merge",
+    },
+    "About the checker": {"doctor": "doctor", "selftest": "selftest", "coverage": "coverage", "versions": "versions"},
+}
+"""Module of each command, in the order of `equivcheck --help`."""
+
+
+@click.group(
+    cls=Shell,
+    commands=_Commands({name: module for section in _SECTIONS.values() for name, module in section.items()}),
+    sections={title: tuple(section) for title, section in _SECTIONS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-@click.group(cls=Shell, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(equivcheck.__version__, prog_name="equivcheck")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Does this parallel training compute what one device computes?
+    """Check that a parallel training computes the same as on one device.
 
-    Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the checker itself could not run.
+    Exit codes: 0 nothing found, 1 findings, 2 wrong usage, 3 the checker itself failed.
     """
     context.with_resource(quiet_torch())

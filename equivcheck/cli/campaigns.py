@@ -1,4 +1,4 @@
-"""Campaigns as commands run them: with a progress line, a history, and an exit code."""
+"""Run a campaign with a progress line, a history and an exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     html: Path | None = None,
     crew: CampaignWorkers[Any] | None = None,
 ) -> ExitCode:
-    """Run a campaign; its summary is on stdout, what the run means for findings of others as well, and its page in a file."""
+    """Run a campaign. Prints its summary and the status of findings, and writes its page if `html` is given."""
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.supervisor import fuzz
@@ -60,7 +60,7 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
 
 
 def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
-    """Check again what the store has, before anything is drawn."""
+    """Check stored findings again before any case is generated."""
     from equivcheck.cli.findings.replay import checked
     from equivcheck.cli.findings.replay_all import each_replayed
 
@@ -72,7 +72,7 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 
 
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
-    """How the findings stand that the run told of; None, and a line on stderr, where its history was not written."""
+    """Status of the findings that the run decided; None, with a line on stderr, if its history could not be written."""
     from equivcheck.campaign.history.history import History, HistoryFailed
     from equivcheck.campaign.history.standing import records, records_decided_by
 
@@ -86,7 +86,6 @@ def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | No
 
 
 def _write_page(html: Path, store: FindingStore, writer: HistoryWriter) -> None:
-    """Made of the history: where that was not written, a line on stderr."""
     from equivcheck.campaign.history.history import HistoryFailed
     from equivcheck.report.run_page.page import write_page
 
@@ -120,14 +119,14 @@ def _print(summary: Summary, run: Run, told: tuple[Record, ...] | None, *, verbo
 
 
 def _exit_code(summary: Summary, run: Run, told: tuple[Record, ...] | None) -> ExitCode:
-    """Of a campaign: a checker that broke, could not keep a finding, or missed its control comes before what it had found."""
+    # A checker that failed, could not keep a finding or missed its control outweighs the findings.
     from equivcheck.campaign.history.standing import can_make_run_fail, fails
 
     if summary.broken:
         click.echo(f"error: the checker itself failed: {summary.broken.splitlines()[0]}", err=True)
         return ExitCode.CANNOT_RUN
     if summary.unkept:
-        click.echo(f"error: {summary.unkept}; what is not kept is printed with its case", err=True)
+        click.echo(f"error: {summary.unkept}; findings that are not kept are printed with their case", err=True)
         return ExitCode.CANNOT_RUN
     if summary.control is not None and summary.has_survivor:
         from equivcheck.report.summary_text import control_text

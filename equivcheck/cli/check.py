@@ -1,4 +1,4 @@
-"""`equivcheck check`: one case from a file."""
+"""`equivcheck check`: check one case from a file."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=str))
-@world_option("sim", "Where the ranks run; torchrun: in all processes that it has started this command in.", may_stand=True)
+@world_option("sim", "How ranks run; torchrun: each process that torchrun started is a rank.", may_stand=True)
 @deadline_option(60.0)
-@click.option("--comm", is_flag=True, help="Also show what the ranks communicate, beside what is expected.")
-@click.option("--beyond", is_flag=True, help="Run it beyond limits of torch too: it must be right, or raise on every rank.")
+@click.option("--comm", is_flag=True, help="Also show the communication, next to the expected one.")
+@click.option("--beyond", is_flag=True, help="Ignore known limits of torch: the run must be correct or fail on every rank.")
 @confirm_option
 @json_option
 @html_option
 def check(  # noqa: PLR0913, PLR0917 - options
     file: str, world: str, deadline: float, comm: bool, beyond: bool, confirm: bool, as_json: bool, html: Path | None
 ) -> ExitCode:
-    """Check the scenario or tensor program in FILE (JSON; - for standard input).
+    """Check the scenario or tensor program in a JSON FILE.
 
-    The page of --html draws what a scenario's ranks leave in one more run: tensors on ranks, calls, losses and errors by step.
+    FILE is - for standard input. With --html, the ranks run once more; the page shows their tensors, their calls, and losses and
+    errors by step.
     """
 
     def checked() -> ExitCode:
@@ -59,7 +60,7 @@ def check(  # noqa: PLR0913, PLR0917 - options
     if world != TORCHRUN:
         return checked()
     if html is not None:
-        raise UsageError(f"--html draws a run of its own; allowed: a world other than {TORCHRUN}")
+        raise UsageError(f"--html is not valid with --world {TORCHRUN}: the page needs another run. Expected another world")
     return on_all_ranks(checked)
 
 
@@ -72,11 +73,11 @@ def _check(  # noqa: PLR0913
     from equivcheck.scenario import Scenario
 
     if (comm or beyond) and not isinstance(case, Scenario):
-        raise UsageError("--comm and --beyond are about scenarios; allowed for a tensor program: neither")
+        raise UsageError("--comm and --beyond are not valid for a tensor program. Expected a scenario")
     check_case: Callable[..., Any] = check_beyond if beyond else check_within
     verdict: Any = check_case(case, world=world, deadline=deadline)
     if verdict.outcome.is_finding and not verdict.beyond:
-        from equivcheck.diagnosis.explain import explained  # the whole catalogue of faults: only a finding needs it
+        from equivcheck.diagnosis.explain import explained  # slow import of all mutants, which only a finding needs
 
         verdict = explained(verdict, deadline=deadline)
     if confirm and may_be_confirmed(verdict):
@@ -115,21 +116,21 @@ def _write_page(page: Path, verdict: CaseVerdict, file: str, deadline: float) ->
 
 
 def read_case(file: str) -> Scenario | TensorProgram:
-    """The case in a file, or on standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
+    """Read a case from a file, or from standard input for ``-``. Raises `UsageError` or `InvalidScenario`."""
     from equivcheck.programs.nouns import case_from_json
 
     if file == "-":
         return case_from_json(read_stream(standard_input(), "standard input"), where="standard input")
     if os.path.isdir(file):
-        raise UsageError(f"file {file} is a folder; allowed: a file with a scenario (replay takes the folder of a finding)")
+        raise UsageError(f"file {file} is not valid: it is a folder. Expected a JSON file (`replay` accepts folders)")
     return case_from_json(read_text(file), where=file)
 
 
 def read_scenario(file: str) -> Scenario:
-    """The same where only scenarios will do."""
+    """Read a scenario. Raises `UsageError` for a tensor program, `UsageError` or `InvalidScenario` for a bad file."""
     from equivcheck.scenario import Scenario
 
     case = read_case(file)
     if not isinstance(case, Scenario):
-        raise UsageError(f"file {file} has a tensor program; allowed: a scenario")
+        raise UsageError(f"file {file} is not valid: it has a tensor program. Expected a scenario")
     return case

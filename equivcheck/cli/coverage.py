@@ -1,4 +1,4 @@
-"""`equivcheck coverage`: what generated scenarios reach, or generated tensor programs."""
+"""`equivcheck coverage`: measure which features generated scenarios or tensor programs reach."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="How long to generate.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of what is generated; random by default, always printed.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), required=True, help="Seconds of generation.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generator; always printed.  [default: random]")
 @layouts_option
-@click.option("--programs", is_flag=True, help="Tensor programs: which operations, placements, and rules of DTensor they reach.")
+@click.option("--programs", is_flag=True, help="Measure tensor programs: operations, placements and DTensor rules.")
 @click.option(
     "--legal",
     type=click.Path(dir_okay=False, path_type=Path),
     callback=output_file,
-    help="Then find which other pairs are legal, by constructing scenarios, and write all to this file (minutes).",
+    help="Also construct scenarios for the other pairs, and write all legal pairs to this file (minutes).",
 )
 @json_option
 def coverage(  # noqa: PLR0913, PLR0917 - options
@@ -37,13 +37,14 @@ def coverage(  # noqa: PLR0913, PLR0917 - options
     legal: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Generate scenarios as fuzz does, without checking them, and report which pairs of features occur together.
+    """Measure which pairs of features generated cases reach.
 
-    A feature is a field of a scenario with one of its values; a pair is legal if some supported scenario has both.
+    Scenarios are generated as in fuzz, but not checked. A feature is a field of a scenario with one of its values. A pair is
+    legal if a supported scenario has both.
     """
     if programs:
         if layouts or legal is not None:
-            raise click.UsageError("--programs takes neither --layout nor --legal; allowed: --seconds, --seed, --json.")
+            raise click.UsageError("--programs is not valid with --layout or --legal. Expected only --seconds, --seed or --json.")
         return _of_programs(seconds, seed, as_json=as_json)
     from equivcheck.campaign.batches import draw
     from equivcheck.campaign.coverage.legality import Examples
@@ -90,7 +91,7 @@ def _of_programs(seconds: float, seed: int | None, *, as_json: bool) -> ExitCode
 
 
 def write_legal(examples: Examples, file: Path) -> None:
-    """Look for a scenario of each pair that was never drawn, which may have others, and write which pairs are legal."""
+    """Search for a scenario for each pair that was never generated, and write the legal pairs."""
     from equivcheck.campaign.coverage.legality import witness
     from equivcheck.campaign.coverage.pairs import format_pairs
 

@@ -1,4 +1,4 @@
-"""`equivcheck doctor`: what works here, and why the rest does not."""
+"""`equivcheck doctor`: show what works on this machine, and why the rest does not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 @click.command()
 @json_option
 def doctor(as_json: bool) -> ExitCode:
-    """Print installed versions, and test what works here: each layout on two ranks, and where sim may differ from gloo."""
+    """Show which worlds and layouts work on this machine.
+
+    Prints installed versions, runs each layout on two ranks, and lists state of torch in which sim may differ from gloo.
+    """
     from equivcheck.campaign.findings.environment import environment
     from equivcheck.scenario.file_format.codec import encode
     from equivcheck.worlds.audit.found import Search
@@ -39,12 +42,12 @@ def doctor(as_json: bool) -> ExitCode:
         print_json({"environment": versions, "probes": [encode(probe) for probe in probes], "unknown_state": unknown})
     else:
         console().print(_table(probes))
-        click.echo(f"state of torch that sim knows nothing of, and shares among ranks: {', '.join(unknown) or 'none'}")
+        click.echo(f"torch state that sim does not know and therefore shares among ranks: {', '.join(unknown) or 'none'}")
     return ExitCode.NOTHING_FOUND if all(probe.works for probe in probes) else ExitCode.CANNOT_RUN
 
 
 def _watched(probes: Iterator[Probe]) -> list[Probe]:
-    """All probes. A terminal shows the last one until all are done, because the table then has every one."""
+    """All probes. A terminal shows the latest one until the table with all of them is printed."""
     from rich.live import Live
     from rich.text import Text
 
@@ -69,7 +72,7 @@ def _table(probes: list[Probe]) -> Table:
     from rich.table import Table
 
     worlds = list(dict.fromkeys(probe.world for probe in probes))
-    table = Table("what", *worlds, box=None, pad_edge=False, header_style="bold")
+    table = Table("layout or feature", *worlds, box=None, pad_edge=False, header_style="bold")
     for subject in dict.fromkeys(probe.subject for probe in probes):
         cells = {probe.world: _in_words(probe) for probe in probes if probe.subject == subject}
         table.add_row(subject, *(cells[world] for world in worlds))

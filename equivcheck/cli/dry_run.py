@@ -1,4 +1,4 @@
-"""`equivcheck dry-run`: a layout at a size that no machine here has."""
+"""`equivcheck dry-run`: check a layout at a size that this machine does not have."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from equivcheck.cli.shell import ExitCode
 
 @click.command("dry-run")
 @click.argument("file", type=click.Path(path_type=str))
-@click.option("--ranks", type=click.IntRange(min=1), help="Ranks of the mesh, by growing its outermost data axis.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Grow the outermost data axis to this many ranks.")
 @json_option
 def dry_run(file: str, ranks: int | None, as_json: bool) -> ExitCode:
-    """Build the layout of the scenario in FILE on any number of ranks, and report shards and communication.
+    """Check a layout at any number of ranks on this machine.
 
-    The first and the last rank train, each without the others. Their shards are compared with computed ones, and their calls
-    with the expected ones and with those of a simulated world of few ranks. Exit code 1 if they differ.
+    FILE has a scenario. Only its first and its last rank train, each without the others. Their shards are compared with computed
+    ones. Their calls are compared with the expected calls and with those of a few simulated ranks. Exit code 1 if they differ.
     """
     scenario = read_scenario(file)
     from equivcheck.checking.dry_run.grow import scenario_on_ranks

@@ -1,4 +1,4 @@
-"""`equivcheck fuzz`: generated cases for a time."""
+"""`equivcheck fuzz`: search for errors with generated cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs --seconds or --checks]",
+    help="Time budget, from the first check on.  [default: explore 60, pr 300, nightly 7200; plain needs it, or --checks]",
 )
 @click.option(
     "--checks",
@@ -37,34 +37,34 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
     type=click.IntRange(min=1),
     help="Stop after this many checks. The same seed and number of workers give the same checks.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of what is generated; random by default, always printed.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the generator; always printed.  [default: random]")
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in Mode]),
     default=Mode.PLAIN.value,
     show_default=True,
-    help="Which findings lead to exit code 1; see above.",
+    help="Findings that lead to exit code 1 (see above).",
 )
 @click.option(
     "--fail-on",
     type=click.Choice([each.value for each in FailOn]),
     default=FailOn.ALL.value,
     show_default=True,
-    help="Findings that count for the exit code: all (in trainings and in programs), or only those in trainings.",
+    help="Findings that count: all, or not those in DTensor programs.",
 )
 @click.option(
     "--shard",
     metavar="I/N",
     default="1/1",
     callback=as_shard,
-    help="Run part I (from 1) of N, to divide the checks of one --seed among CI jobs.",
+    help="Run part I (from 1) of N, to split a --seed among CI jobs.",
 )
 @layouts_option
-@click.option("--programs", "only_programs", is_flag=True, help="Check random programs of DTensor operations, and no trainings.")
-@click.option("--with-programs", is_flag=True, help="Check trainings and random programs of DTensor operations, as nightly does.")
+@click.option("--programs", "only_programs", is_flag=True, help="Check random DTensor programs instead of trainings.")
+@click.option("--with-programs", is_flag=True, help="Check trainings and random DTensor programs, as nightly does.")
 @world_option("sim")
 @click.option(
-    "--workers", type=click.IntRange(min=1), help="Processes that check, for each node with --ray.  [default: one per core]"
+    "--workers", type=click.IntRange(min=1), help="Worker processes (with --ray: of each node).  [default: one per core]"
 )
 @click.option("--ray", metavar="auto|HOST:PORT", help="Check on all nodes of a Ray cluster; needs equivcheck[ray].")
 @click.option(
@@ -72,13 +72,11 @@ _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
     type=click.IntRange(1, MAX_RANKS),
     default=MAX_RANKS,
     show_default=True,
-    help="Most ranks in a scenario or a program.",
+    help="Maximum ranks of a case.",
 )
 @deadline_option(30.0)
 @store_option
-@click.option(
-    "-v", "--verbose", is_flag=True, help="Also print all layouts, known problems of torch, coverage, errors and findings."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Print all layouts, known issues, coverage, errors and findings.")
 @json_option
 @html_option
 def fuzz(  # noqa: PLR0913, PLR0917 - options
@@ -101,20 +99,21 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
     as_json: bool,
     html: Path | None,
 ) -> ExitCode:
-    """Generate trainings and layouts, compare each with a single device, and shrink and keep every failure.
+    """Search for errors with generated trainings and layouts.
+
+    Each training runs in parallel and on a single device. Every failure is shrunk and kept.
 
     \b
     Which findings lead to exit code 1, by --mode:
       plain    every finding
       explore  none (for a first look)
       pr       new findings; stored ones are checked again first
-      nightly  new findings, and fixed ones that fail again; likewise
+      nightly  new findings, and fixed ones that fail again; stored ones likewise
 
-    Exit code 3 means in every mode that the checker itself failed, or missed its control: a bug that it plants on purpose in some
-    of the trainings.
+    Exit code 3 means in every mode that the checker itself failed, or missed a bug that it plants on purpose as its control.
 
-    One check in ten uses settings that torch does not support. There the result must be correct, or every rank must raise.
-    Findings that you accepted with `equivcheck triage` never lead to exit code 1. Ctrl-C ends early and keeps the findings.
+    One check in ten uses settings that torch does not support. Such a run must be correct or fail on every rank. Findings that
+    you accepted with `equivcheck triage` never lead to exit code 1. Ctrl-C ends early and keeps the findings.
     """  # noqa: D301 - click keeps the lines behind a backspace as they are
     from equivcheck.campaign.control import applicable_faults
     from equivcheck.campaign.plan import Plan, frontier_scenarios, generated_programs, generated_scenarios
@@ -125,7 +124,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
         raise click.UsageError("Missing option '--seconds' or '--checks'.")
     if only_programs and (layouts or with_programs):
         other = "--layout" if layouts else "--with-programs"
-        raise click.UsageError(f"--programs checks no trainings, so that {other} has no meaning. Expected one of the two.")
+        raise click.UsageError(f"--programs checks no trainings, so {other} is not valid. Expected one of the two.")
     has_programs = only_programs or with_programs or (mode == Mode.NIGHTLY.value and not layouts)
     with _cluster(ray, workers) as crew:
         plan = Plan(
@@ -148,7 +147,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 
 
 def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterWorkers | None]:
-    """The nodes that do the work; none for this machine."""
+    """Workers of a Ray cluster; None without an address."""
     if address is None:
         return contextlib.nullcontext()
     from equivcheck.campaign.cluster.crew import connect_ray
@@ -157,5 +156,5 @@ def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractCon
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""`equivcheck matrix`: one training under many layouts."""
+"""`equivcheck matrix`: check your training under many layouts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Only this layout of the recipe; may be repeated.")
-@world_option(None, "Where all ranks run.  [default: as the recipe says]")
+@click.option("--layout", "layouts", multiple=True, metavar="NAME", help="Only this layout of the recipe. Repeatable.")
+@world_option(None, "How ranks run.  [default: as in the recipe]")
 @click.option("-n", "--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
 @json_option
 @click.option("--junit", type=click.Path(path_type=Path), callback=output_file, metavar="FILE", help="Also write JUnit XML.")
@@ -33,10 +33,10 @@ def matrix(  # noqa: PLR0913, PLR0917 - options
     junit: Path | None,
     html: Path | None,
 ) -> ExitCode:
-    """Check one training under many layouts: RECIPE is a Python file that defines an equivcheck.Matrix.
+    """Check your training under many layouts.
 
-    Exit code 1 if an outcome is not the expected one (EQUIVALENT, unless the recipe says otherwise), 2 if a layout cannot be
-    checked. Ctrl-C ends it early, with the layouts that have been checked.
+    RECIPE is a Python file that defines an equivcheck.Matrix. Exit code 1 if an outcome is not the expected one (EQUIVALENT,
+    unless the recipe says otherwise), 2 if a layout cannot be checked. Ctrl-C ends early and shows the layouts checked so far.
     """
     from equivcheck.user.matrix.supervisor import check_recipe
     from equivcheck.user.matrix.worker import Order

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they print."""
+"""Options and output functions that several commands share."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Option(Protocol):
-    """What adds an option to a command."""
+    """Decorator that adds an option to a command."""
 
     def __call__(self, command: F, /) -> F:
-        """The command with the option."""
+        """Return the command with the option."""
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 store_option = click.option(
     "--store",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_STORE,
     show_default=True,
-    help="Folder of the findings.",
+    help="Folder for findings.",
 )
-confirm_option = click.option("--confirm", is_flag=True, help="Run a finding again, on processes (gloo).")
+confirm_option = click.option("--confirm", is_flag=True, help="Check a finding again on processes (gloo).")
 
 
 def deadline_option(default: float) -> Option:
     """``--deadline``."""
-    text = "Seconds that ranks may be idle, or compute without a call to communicate, before they count as hung."
+    text = "Ranks count as hung after this many seconds without progress (idle, or no communication)."
     return click.option("--deadline", type=click.FloatRange(min=0, min_open=True), default=default, show_default=True, help=text)
 
 
-def world_option(default: str | None, text: str = "Where the ranks run.", *, may_stand: bool = False) -> Option:
-    """``--world``; with one that stands already, of which every process runs the command, where it `may_stand`."""
+def world_option(default: str | None, text: str = "How ranks run.", *, may_stand: bool = False) -> Option:
+    """``--world``. If `may_stand`, it also accepts torchrun, in which every process runs the command."""
     worlds = click.Choice(WORLDS_WITH_DATA) if may_stand else _WorldOfItsOwn(LOCAL_WORLDS)
     return click.option("--world", type=worlds, default=default, show_default=default is not None, help=text)
 
 
 def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> Shard:  # noqa: ARG001
-    """The value of ``--shard``, such as ``2/8``."""
+    """Parse the value of ``--shard``, such as ``2/8``."""
     from equivcheck.campaign.shard import parse_shard
 
     try:
@@ -63,17 +63,18 @@ def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 class _WorldOfItsOwn(click.Choice[str]):
-    """Worlds that a command starts itself."""
+    """World that the command starts itself."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Say of a world that stands what takes it."""
+        """Reject torchrun with a hint at the command that accepts it."""
         if value == TORCHRUN:
-            self.fail(f"{value} runs one check; allowed: {', '.join(self.choices)}, or `check FILE --world {value}`", param, ctx)
+            expected = f"{', '.join(self.choices)}, or `check FILE --world {value}`"
+            self.fail(f"{value} is not valid: it runs one check. Expected one of {expected}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def check_layouts(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
-    """Refuse the name of a layout that does not exist, and list those that do."""
+    """Raise `click.BadParameter` for an unknown layout."""
     if value:
         from equivcheck.layouts.composition.registry import kinds_of
 
@@ -86,11 +87,11 @@ def check_layouts(context: click.Context, parameter: click.Parameter, value: tup
 
 
 def output_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:  # noqa: ARG001
-    """Refuse, before there is anything to lose, what a file cannot be written to, and what writing would replace by one."""
+    """Raise `click.BadParameter` if no file can be written there, before the command does its work."""
     if value is not None and not value.parent.is_dir():
-        raise click.BadParameter(f"{value.parent} is no folder; allowed: a file in one")
+        raise click.BadParameter(f"folder {value.parent} does not exist. Expected a file in an existing folder")
     if value is not None and value.exists() and not value.is_file():
-        raise click.BadParameter(f"{value} is no regular file; allowed: a new file, or a regular one")
+        raise click.BadParameter(f"{value} is not a regular file. Expected a new or a regular file")
     return value
 
 
@@ -100,7 +101,7 @@ html_option = click.option(
 
 
 def write_page(html: Path | None, write: Callable[[Path], object]) -> None:
-    """Write a page if one was asked for; where that cannot be done, a line on stderr, as what it shows is printed as well."""
+    """Write a page if `html` is given. A failure is only a line on stderr, because the results are printed as well."""
     if html is None:
         return
     try:
@@ -110,16 +111,16 @@ def write_page(html: Path | None, write: Callable[[Path], object]) -> None:
 
 
 layouts_option = click.option(
-    "--layout", "layouts", multiple=True, callback=check_layouts, metavar="NAME", help="Only this layout; may be repeated."
+    "--layout", "layouts", multiple=True, callback=check_layouts, metavar="NAME", help="Only this layout. Repeatable."
 )
 
 
 COLUMNS = 80
-"""Width of text for a screen."""
+"""Width of text for a terminal."""
 
 
 def console(*, stderr: bool = False, width: int = 160) -> Console:
-    """A console for people on stdout or stderr, as wide as the terminal; elsewhere `width` columns wide."""
+    """Console on stdout or stderr, as wide as the terminal, or `width` columns wide if the stream is no terminal."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -127,5 +128,5 @@ def console(*, stderr: bool = False, width: int = 160) -> Console:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One object on stdout, strict JSON."""
+    """Print one object in strict JSON (no NaN) on stdout."""
     click.echo(json.dumps(value, allow_nan=False))

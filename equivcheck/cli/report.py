@@ -1,4 +1,4 @@
-"""`equivcheck report`: one run of fuzz as a page, or as an issue; or one finding as a page."""
+"""`equivcheck report`: write a page or an issue about a run, or a page about a finding."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 _DEFAULT_NAME, _DEFAULT_OF_FINDING = Path("equivcheck_report.html"), Path("equivcheck_finding.html")
 _DEADLINE = 60.0
-"""Seconds for the run of a finding that its page draws."""
+"""Deadline of the run that a finding's page shows, in seconds."""
 
 
 @click.command()
 @click.argument("finding", required=False)
 @store_option
-@click.option("--run", metavar="RUN", default="", help="First digits of a run's identifier.  [default: the last run]")
+@click.option("--run", metavar="RUN", default="", help="First digits of a run's ID.  [default: the last run]")
 @click.option(
     "--since",
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]),
-    help="One issue about all runs that began then or later, in UTC, as those of the parts of a night; with --format issue.",
+    help="With --format issue: cover all runs since this time, in UTC, for example the shards of a night.",
 )
 @click.option(
     "--format",
@@ -41,7 +41,7 @@ _DEADLINE = 60.0
     type=click.Choice(["html", "issue"]),
     default="html",
     show_default=True,
-    help="A page, or an issue in Markdown about the findings that make the run fail: its title, an empty line, its text.",
+    help="Page, or Markdown issue (title, empty line, text) about the findings that make the run fail.",
 )
 @click.option(
     "-o",
@@ -49,23 +49,23 @@ _DEADLINE = 60.0
     type=click.Path(path_type=Path),
     callback=output_file,
     metavar="FILE",
-    help=f"Where it goes; a file that is there is replaced.  [default: {_DEFAULT_NAME}, {_DEFAULT_OF_FINDING}, stdout]",
+    help=f"File to write or replace.  [default: {_DEFAULT_NAME}, {_DEFAULT_OF_FINDING}; stdout for an issue]",
 )
 @json_option
 def report(  # noqa: PLR0913, PLR0917 - options
     finding: str | None, store: Path, run: str, since: datetime | None, form: str, output: Path | None, as_json: bool
 ) -> ExitCode:
-    """Write a page about a run of fuzz, from the history of its store: one file that needs nothing else.
+    """Write a page or an issue about a run or a finding.
 
-    With a FINDING, its folder or the first digits of its fingerprint, the page is about that: its ranks run once more, in a
-    process of their own, and what they leave is drawn. An issue has a script for each finding, and so has the page of one; where
-    few numbers do for it, that is tried by torchrun.
+    Without FINDING it is about a run of fuzz, read from the store's history. With FINDING (a folder, or the first digits of a
+    fingerprint), its ranks run once more in a separate process, and the page shows their tensors and calls. Pages are single
+    files. A finding comes with a script; torchrun may run it once to choose its numbers.
     """
     if since is not None and (run or form != "issue"):
-        raise UsageError("--since takes the place of --run, and needs --format issue")
+        raise UsageError("--since is not valid with --run, and needs --format issue")
     if finding is not None:
         if run or form == "issue":
-            raise UsageError("report takes either a finding or --run and --format issue; allowed: one of them")
+            raise UsageError("a finding is not valid with --run or --format issue. Expected one of them")
         return _report_finding(finding, store, output or _DEFAULT_OF_FINDING, as_json=as_json)
     if form == "issue":
         return _report_issue(store, _runs(store, run, since), output, as_json=as_json)
@@ -100,7 +100,7 @@ def _report_finding(named: str, store: Path, page: Path, *, as_json: bool) -> Ex
 
 
 def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
-    """The run that is named, or the last one; or all since some moment, the first one first."""
+    """Named run or the last one; or all runs since a moment, oldest first."""
     from equivcheck.campaign.history.history import History
     from equivcheck.campaign.history.past import find_run, past_runs
 
@@ -110,7 +110,9 @@ def _runs(store: Path, prefix: str, since: datetime | None) -> tuple[Run, ...]:
     found = tuple(takewhile(lambda run: run.began >= since.isoformat(), runs))[::-1]
     if not found:
         raise UsageError(
-            escape_unprintable(f"no run of {store} began at {since:%Y-%m-%d %H:%M} UTC or later; allowed: an earlier moment")
+            escape_unprintable(
+                f"--since is not valid: no run of {store} began at {since:%Y-%m-%d %H:%M} UTC or later. Expected an earlier time"
+            )
         )
     return found
 
@@ -134,7 +136,7 @@ def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_j
 
 
 def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
-    """The findings that make any of the runs fail, each once; one that cannot be read is a line on stderr."""
+    """Findings that make any of the runs fail, each once. Writes unreadable ones to stderr."""
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.history import History
     from equivcheck.campaign.history.standing import failing

@@ -1,4 +1,4 @@
-"""`equivcheck selftest`: how good the checker is."""
+"""`equivcheck selftest`: measure how many planted bugs the checker catches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ mutants_option = click.option(
     "--mutants",
     metavar="NAME,...",
     callback=_named,
-    help="Only these, in this order; may be repeated.  [default: all]",
+    help="Only these mutants, in this order. Repeatable.  [default: all]",
     multiple=True,
 )
 
@@ -33,7 +33,7 @@ mutants_option = click.option(
 @click.command()
 @mutants_option
 @click.option(
-    "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Most scenarios generated for a mutant."
+    "--examples", type=click.IntRange(1, 500), default=200, show_default=True, help="Maximum scenarios for each mutant."
 )
 @click.option(
     "--seconds-per-mutant",
@@ -41,7 +41,7 @@ mutants_option = click.option(
     type=click.FloatRange(min=0, min_open=True),
     default=120.0,
     show_default=True,
-    help="Time limit for checking them; shrinking takes up to 20 more.",
+    help="Time limit for each mutant; shrinking takes up to 20 more.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated scenarios.")
 @click.option("--workers", type=click.IntRange(min=1), help="Worker processes.  [default: one per core]")
@@ -49,10 +49,10 @@ mutants_option = click.option(
 def selftest(  # noqa: PLR0913, PLR0917 - options
     mutants: tuple[Mutant, ...], examples: int, seconds: float, seed: int, workers: int | None, as_json: bool
 ) -> ExitCode:
-    """Plant known bugs (mutants) into parallel trainings, one at a time, and measure how many of them the checker catches.
+    """Measure how many planted bugs the checker catches.
 
-    The scenario of a catch is shrunk and diagnosed. Exit code 1 if a mutant has no effect in any generated scenario, or is never
-    caught. Ctrl-C ends it early, with the results so far.
+    Each bug (mutant) is planted into generated parallel trainings. The scenario that catches it is shrunk and diagnosed. Exit
+    code 1 if a mutant never has an effect, or is never caught. Ctrl-C ends early and shows the results so far.
     """
     from equivcheck.quality.selftest.examine import Effort
     from equivcheck.quality.selftest.supervisor import selftest as examine_all

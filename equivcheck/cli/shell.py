@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,16 +25,16 @@ from equivcheck.system.streams import require_stdout, standard_streams
 from equivcheck.system.torch_version import OLDEST
 
 LONGEST_LINE = 10_000
-"""Characters of an error; what it quotes may be anything."""
-_OF_THE_MACHINE = (
+"""Maximum characters of an error, because it may quote any input."""
+_MACHINE_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
-"""Full, read-only or broken disks, and too little of all else: no bug."""
+"""Errors of the machine, not of the checker: full, read-only or broken disks, and exhausted resources."""
 
 
 class ExitCode(IntEnum):
-    """What the process says when it ends."""
+    """Exit code of the process."""
 
     NOTHING_FOUND = 0
     FINDINGS = 1
@@ -43,7 +43,23 @@ class ExitCode(IntEnum):
 
 
 class Shell(click.Group):
-    """A group whose commands return an `ExitCode` and whose errors are one line; only a bug has a traceback."""
+    """Command group. Commands return an `ExitCode`; errors are one line, and only a bug has a traceback."""
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **extra: Any) -> None:
+        """`sections` maps headings of the help to names of commands. Without it, all commands have one heading."""
+        super().__init__(*args, **extra)
+        self._sections = sections
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section with their short help."""
+        sections = self._sections or {"Commands": self.list_commands(ctx)}
+        width = max((len(name) for names in sections.values() for name in names), default=0)
+        for title, names in sections.items():
+            commands = {name: self.commands[name] for name in names}
+            with formatter.section(title):
+                # One width for all sections keeps their second columns aligned.
+                rows = [(name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in commands.items()]
+                formatter.write_dl(rows)
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]
         """Run a command and exit."""
@@ -61,8 +77,8 @@ class Shell(click.Group):
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let commands that are asked to end clean up as after Ctrl-C: end what they started, and keep what they found."""
-    if threading.current_thread() is not threading.main_thread():  # only the main one may say so
+    """Treat SIGTERM as Ctrl-C, so that a command ends the processes that it started and keeps its results."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows signal handlers only there
         yield
         return
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
@@ -75,7 +91,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Raise `KeyboardInterrupt`, but end at once during an import: torch aborts where its own is interrupted, or goes on."""
+    # An interrupted import of torch aborts the process or swallows the interrupt, so the process ends at once.
     if holds_import_lock(threading.get_ident()):
         os.write(2, b"error: interrupted\n")
         os._exit(ExitCode.CANNOT_RUN)
@@ -83,7 +99,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def report(error: Exception) -> ExitCode:
-    """Say what went wrong, in a line; the exit code."""
+    """Print an error as one line on stderr and return its exit code."""
     if isinstance(error, NoArgsIsHelpError):
         error.show()
         return ExitCode.USAGE
@@ -93,7 +109,7 @@ def report(error: Exception) -> ExitCode:
     return ExitCode.USAGE if is_usage else ExitCode.CANNOT_RUN
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: Exception) -> str:  # noqa: PLR0911 - one return for each kind of error
     if isinstance(error, click.ClickException):
         return error.format_message()
     if isinstance(error, click.Abort):
@@ -101,16 +117,10 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, EquivCheckError):
         return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        return f"torch is not installed; allowed: torch {OLDEST} or newer"
-    return _of_the_machine(error) or _of_a_bug(error)
-
-
-def _of_the_machine(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        return f"torch is not installed. Expected torch {OLDEST} or newer"
+    if isinstance(error, OSError) and error.errno in _MACHINE_ERRORS:
         return f"the machine does not let the checker go on: {error.strerror}{f': {error.filename}' if error.filename else ''}"
-    return "out of memory" if isinstance(error, MemoryError) else ""
-
-
-def _of_a_bug(error: Exception) -> str:
-    traceback.print_exception(error)
+    if isinstance(error, MemoryError):
+        return "out of memory"
+    traceback.print_exception(error)  # only a bug in the checker gets here
     return f"{type(error).__name__}: {error} (a bug in the checker)"

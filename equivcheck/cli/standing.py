@@ -1,4 +1,4 @@
-"""A command that every process of a world runs, of which one speaks."""
+"""Run a command in every process that torchrun started. Only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from equivcheck.worlds.torchrun.place import is_first_rank, place_of
 
 
 def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
-    """Do what a command does in rank 0's process, with ranks in all of them, and end each with the same exit code.
+    """Run a command in rank 0's process, with ranks in all processes, and end each process with the same exit code.
 
-    They end at once: torchrun stops those that take longer than the first that failed, and theirs would be another code.
-    Returns, with nothing done, where nobody has started such a world; then raises `UsageError` in the first process.
+    Returns or raises only if torchrun did not start this process: `UsageError` in the first process, else `ExitCode.USAGE`.
     """
     first = is_first_rank(os.environ)
     try:
@@ -32,6 +31,7 @@ def on_all_ranks(command: Callable[[], ExitCode]) -> ExitCode:
         code = _code(command, first=first)
         sys.stdout.flush()
         sys.stderr.flush()
+        # torchrun stops processes that outlive the first failed one, which would change their exit code.
         os._exit(code)
 
 
@@ -42,14 +42,14 @@ def _code(command: Callable[[], ExitCode], *, first: bool) -> ExitCode:
         return torchrun_ranks().on_first_rank(lambda: _spoken(command))
     except KeyboardInterrupt:
         return report(click.Abort()) if first else ExitCode.CANNOT_RUN
-    except UsageError as error:  # of what is the same in all processes
+    except UsageError as error:  # every process has the same arguments and raises the same error
         return report(error) if first else ExitCode.USAGE
     except Exception as error:
         return report(error)
 
 
 def _spoken(command: Callable[[], ExitCode]) -> ExitCode:
-    """What a command does, said in full before others hear that it is done."""
+    # Rank 0 writes all output before the other processes hear that it is done.
     try:
         return command()
     except Exception as error:
@@ -59,7 +59,7 @@ def _spoken(command: Callable[[], ExitCode]) -> ExitCode:
 
 
 def _keep_stdout(*, for_results: bool) -> None:
-    """Let nothing else print there: what C++ does (gloo, that it is connected) goes to stderr, all of other ranks nowhere."""
+    # gloo's C++ code prints "connected" to stdout, where only results may stand.
     if for_results:
         results = os.dup(1)
         os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""`equivcheck sweep`: every operation of tensor programs under every placement of its arguments."""
+"""`equivcheck sweep`: run each DTensor operation with each placement of its arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from equivcheck.cli.options import as_shard, console, json_option, print_json, world_option
 from equivcheck.cli.shell import ExitCode
+from equivcheck.errors import unknown_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,32 +24,31 @@ if TYPE_CHECKING:
 
 
 class _Mesh(click.ParamType[tuple[int, ...]]):
-    """``2`` or ``2,3``."""
+    """Mesh sizes such as ``2`` or ``2,3``."""
 
     name = "mesh"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Sizes of axes."""
+        """Parse the sizes of the axes."""
         if isinstance(value, tuple):
             return value
         sizes = str(value).split(",")
         if not (1 <= len(sizes) <= 3 and all(size.isdecimal() and 1 <= int(size) <= 8 for size in sizes)):
-            self.fail(f"{value!r} is no mesh; allowed: 1 to 3 sizes from 1 to 8, as 2 or 2,2", param, ctx)
+            self.fail(f"mesh {value!r} is not valid. Expected 1 to 3 sizes from 1 to 8, for example 2,2", param, ctx)
         return tuple(map(int, sizes))
 
 
 def _known_names(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001
-    """Refuse the name of an operation that there is not."""
     from equivcheck.programs.nouns.operations.registry import OPERATIONS
 
     wrong = next((name for name in value if name not in OPERATIONS), None)
     if wrong is not None:
-        raise click.BadParameter(f"operation {wrong!r} does not exist; allowed: {', '.join(OPERATIONS)}")
+        raise click.BadParameter(str(unknown_name("operation", wrong, OPERATIONS)))
     return value
 
 
 def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_over: Callable[[], bool]) -> Pairs:
-    """All first operations are run for their results, unless the time is over before."""
+    """Pairs of operations. Runs all first operations for their results, until the time is over."""
     from equivcheck.programs.sweep.pairs import Pairs
     from equivcheck.programs.sweep.results import first_programs, results_on
     from equivcheck.programs.sweep.second_programs import argument_positions
@@ -61,20 +61,24 @@ def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_
 
 
 @click.command()
-@click.option("--mesh", type=_Mesh(), default="2", show_default=True, help="Sizes of the axes, as 2 or 2,2.")
+@click.option("--mesh", type=_Mesh(), default="2", show_default=True, help="Sizes of the mesh axes, for example 2,2.")
 @click.option(
-    "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this one; may be repeated."
+    "--operation", "operations", multiple=True, callback=_known_names, metavar="NAME", help="Only this operation. Repeatable."
 )
-@click.option("--pairs", "as_pairs", is_flag=True, help="Operations on results of other operations, most new ones first.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Order and other arguments of pairs.")
+@click.option("--pairs", "as_pairs", is_flag=True, help="Run operations on results of other operations.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed for order and arguments of --pairs.")
 @click.option(
-    "--shard", metavar="I/N", default="1/1", callback=as_shard, help="Part I of N of the programs, or of second operations."
+    "--shard",
+    metavar="I/N",
+    default="1/1",
+    callback=as_shard,
+    help="Run part I of N; with --pairs, of second operations.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=math.inf,
-    help="Stop after this time; Ctrl-C stops it as well.  [default: run all]",
+    help="Stop after this time.  [default: run all]",
 )
 @world_option("sim")
 @json_option
@@ -88,13 +92,13 @@ def sweep(  # noqa: PLR0913, PLR0917 - options
     world: str,
     as_json: bool,
 ) -> ExitCode:
-    """Run every operation under every placement of its arguments, and print what one device does not compute alike.
+    """Run each DTensor operation with each placement.
 
-    Placements that an argument has not had come first, so that --seconds runs what tells most. The other programs are in other
-    nights' --shard.
+    Prints results that differ from a single device. Programs with new placements run first, so a short --seconds covers most. Use
+    --shard to run the others in other jobs. Ctrl-C ends early.
 
-    With --pairs, each operation takes results of the others: first with placements and dtypes that it has not met, then with
-    other strides and sizes of shards, then of other first operations. --operation then names second operations.
+    With --pairs, each operation takes results of other operations: first with new placements and dtypes, then with other strides
+    and shard sizes, then from other first operations. --operation then names second operations.
     """
     from equivcheck.programs.nouns.operations.registry import OPERATIONS
     from equivcheck.programs.sweep.order import order_in_passes

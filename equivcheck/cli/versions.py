@@ -1,4 +1,4 @@
-"""`equivcheck versions`: what works on each version of torch."""
+"""`equivcheck versions`: check each torch version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from equivcheck.cli.options import console, html_option, json_option, output_file, print_json, write_page
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
-from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.errors import EquivCheckError, UsageError, unknown_name
 
 if TYPE_CHECKING:
     from equivcheck.oracle.known_issues.known import KnownIssue
@@ -25,17 +25,22 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
     issues = {issue.id: issue for issue in all_known_issues()}
     for name in value:
         if name not in issues:
-            raise click.BadParameter(f"known issue {name!r} does not exist; allowed: {', '.join(sorted(issues))}")
+            raise click.BadParameter(str(unknown_name("known issue", name, sorted(issues))))
     return tuple(issues[name] for name in value) or tuple(issues.values())
 
 
 @click.command()
 @torch_option("2.9..")
 @environment_options
-@click.option("--scenarios", "count", type=click.IntRange(min=0), default=100, show_default=True, help="Size of the corpus.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the corpus.")
+@click.option("--scenarios", "count", type=click.IntRange(min=0), default=100, show_default=True, help="Number of scenarios.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the scenarios.")
 @click.option(
-    "--issue", "issues", multiple=True, callback=_check_issues, metavar="ID", help="Only this issue's script; may be repeated."
+    "--issue",
+    "issues",
+    multiple=True,
+    callback=_check_issues,
+    metavar="ID",
+    help="Only this issue's script. Repeatable.",
 )
 @click.option(
     "--output",
@@ -43,10 +48,10 @@ def _check_issues(context: click.Context, parameter: click.Parameter, value: tup
     callback=output_file,
     default=Path("matrix.json"),
     show_default=True,
-    help="File of the results. Versions that it has are not run again while code, corpus and issues are the same.",
+    help="File for results. Its versions are not run again if code, scenarios and issues are the same.",
 )
 @click.option("--again", is_flag=True, help="Run versions again that the file has.")
-@click.option("--write-shows", is_flag=True, help="Write what the scripts did into the table of known issues, in a checkout.")
+@click.option("--write-shows", is_flag=True, help="Update the table of known issues (only in a checkout).")
 @json_option
 @html_option
 def versions(  # noqa: PLR0913, PLR0917 - options
@@ -63,9 +68,10 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     as_json: bool,
     html: Path | None,
 ) -> ExitCode:
-    """Try each version of torch: the doctor's probes, a corpus of scenarios in sim, and the scripts of known issues.
+    """Check each torch version.
 
-    Exit code 1 if a scenario is a finding, or a script shows its issue where it is not on file, or the other way round.
+    Runs the doctor's probes, generated scenarios in sim, and the scripts of known issues. Exit code 1 if a scenario is a finding,
+    or if a script disagrees with the table of known issues.
     """
     from equivcheck.oracle.known_issues.showing import table_path
     from equivcheck.quality.versions.corpus import drawn
@@ -74,7 +80,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     from equivcheck.scenario.file_format.codec import encode
 
     if write_shows and not _is_checkout():
-        raise UsageError(f"--write-shows would write {table_path()}, which is installed; allowed: in a checkout of equivcheck")
+        raise UsageError(f"--write-shows is not valid: {table_path()} is installed. Expected a checkout of equivcheck")
     ids = tuple(issue.id for issue in issues)
     matrix = Matrix(code=code_digest(), seed=seed, scenarios=drawn(count, seed), issues=ids, versions={})
     matrix = matrix if again else load_or_new(output, matrix)
@@ -91,7 +97,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
 
 
 def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[KnownIssue, ...], output: Path) -> Matrix:
-    """The matrix with every version that is named; it is written after each, so that an interruption loses one at most."""
+    """Matrix with every named version. It is written after each, so an interruption loses at most one."""
     from equivcheck.quality.versions.matrix import measure_version
 
     for version in where.named(named):
@@ -100,7 +106,7 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
             continue
         found = measure_version(where.installation(version), matrix.scenarios, issues, where.tell)
         matrix = matrix.with_version(version, found)
-        with contextlib.suppress(OSError):  # told in the end, when all results have been printed
+        with contextlib.suppress(OSError):  # reported at the end, after all results are printed
             matrix.save(output)
     return matrix
 
@@ -128,7 +134,7 @@ def _is_checkout() -> bool:
 
 
 def _write_shows(matrix: Matrix) -> None:
-    """What was not measured now stays as it is."""
+    """Update the measured entries of the table and keep the others."""
     from equivcheck.oracle.known_issues.known import all_known_issues
     from equivcheck.oracle.known_issues.showing import measured, table_path, written_table
     from equivcheck.quality.versions.matrix import shows_of

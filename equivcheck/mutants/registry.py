@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.errors import EquivCheckError, UsageError, unknown_name
 from equivcheck.layouts.composition.registry import kinds_of
 from equivcheck.mutants.mutant import BUILT_IN, Mutant
 
@@ -78,7 +78,7 @@ def mutants() -> dict[str, Mutant]:
 def mutant(name: str) -> Mutant:
     """Look up a mutant. Raises `UsageError` for an unknown name and `BrokenMutant` for a broken entry point."""
     if name not in mutants():
-        raise UsageError(f"mutant {name!r} is not valid: it does not exist. Expected one of {', '.join(mutants())}")
+        raise unknown_name("mutant", name, mutants())
     return mutants()[name]
 
 

@@ -307,3 +307,28 @@ def test_help_and_version_need_no_torch() -> None:
     assert run("--version").stdout == f"equivcheck, version {cli.equivcheck.__version__}\n"
     for command in main.commands:
         assert run(command, "--help").exit_code == 0
+
+
+def test_help_shows_whole_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 80 columns no command's summary is cut off, and each command is in one section."""
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = run("--help").stdout
+    assert "..." not in printed.partition("Options:")[2]
+    for name in main.commands:
+        assert printed.count(f"\n  {name} ") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("fuzz", "--seconds", "1", "--layout", "dpp"), "ddp"),
+        (("sweep", "--operation", "matmul_share"), "matmul_shared"),
+        (("bisect", "--id", "adafactor_norm_of_shards"), "adafactor_norm_of_shard"),
+        (("selftest", "--mutants", "reduction_mising"), "reduction_missing"),
+    ],
+)
+def test_similar_names_are_suggested(arguments: tuple[str, ...], meant: str) -> None:
+    """For layouts, operations, known issues and mutants."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert f"Did you mean {meant}" in result.stderr

@@ -44,4 +44,4 @@ def test_a_layout_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]
     """With those that do, and exit code 2."""
     code, _, err = run(capsys, "coverage", "--seconds", "1", "--layout", "dpp")
     assert code == 2
-    assert "layout 'dpp' is not valid: it does not exist. Expected one of ddp" in err
+    assert "layout 'dpp' is not valid: it does not exist. Did you mean ddp? Expected one of ddp" in err

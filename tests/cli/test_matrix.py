@@ -143,7 +143,9 @@ def test_bad_input_is_one_clear_line(recipe: Path) -> None:
     """A layout that the recipe does not have: exit code 2, nothing on stdout, one line on stderr that lists those it has."""
     result = run(recipe, "--layout", "nope", "-n", 1)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "error: matrix: no layout 'nope'; allowed: ddp, on purpose, raises, dies, waits\n"
+    assert "layout 'nope' is not valid" in result.stderr
+    assert "ddp, on purpose, raises, dies, waits" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
@@ -152,11 +154,12 @@ def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
     path.write_text("import os\nos._exit(3)")
     result = run(path, "-n", 1)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"error: recipe {path}: its process exited with code 3; allowed: a file that can be imported\n"
+    assert f"{path} is not valid: its process exited with code 3. Expected a file that can be imported" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_reports_that_cannot_be_written_are_refused_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
     """There would be something to lose later."""
     result = run(recipe, "--html", tmp_path / "missing" / "page.html")
     assert result.exit_code == 2
-    assert "is no folder" in result.stderr
+    assert "does not exist. Expected a file in an existing folder" in result.stderr

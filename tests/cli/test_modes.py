@@ -178,8 +178,8 @@ def test_an_accepted_finding_fails_nothing(nights: Nights) -> None:
     [
         (("--accept", "0"), "--accept needs --reason"),
         (("--reason", "because"), "--accept needs --reason"),
-        (("--accept", "0", "--reason", "because"), "is the beginning of no findings"),
-        (("--accept", "0", "--withdraw", "0", "--reason", "because"), "either --accept or --withdraw"),
+        (("--accept", "0", "--reason", "because"), "is not valid: no findings of"),
+        (("--accept", "0", "--withdraw", "0", "--reason", "because"), "--accept and --withdraw are not valid together"),
         (("--accept", "KNOWN", "--reason", "because", "--until", "2020-01-01"), "or later"),
         (("--accept", "KNOWN", "--reason", "because", "--until", "soon"), "does not match the format"),
     ],

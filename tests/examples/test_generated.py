@@ -18,7 +18,7 @@ import equivcheck.scenario
 from equivcheck.cli import main
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
-from equivcheck.oracle.known_issues.known import all_known_issues
+from equivcheck.oracle.known_issues.known import IssueKind, all_known_issues
 from equivcheck.oracle.known_issues.showing import Shows, measured
 from equivcheck.programs.run.known.on_file import ON_FILE
 
@@ -50,12 +50,15 @@ def test_each_known_issue_has_a_section() -> None:
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
     assert list(sections) == [issue.id for issue in all_known_issues()]
     for issue in all_known_issues():
-        assert f" {issue.id}.py\n" in sections[issue.id]
+        assert f"`{issue.id}.py`" in sections[issue.id]
+        line = next(
+            line for line in page.splitlines() if line.endswith(" |") and f"(#issue-{issue.id.replace('_', '-')})" in line
+        )
+        assert (" | silent | " in line) == (issue.kind is IssueKind.WRONG_NUMBERS)
         assert ("Scenario(" in sections[issue.id]) == bool(issue.layouts)
-        assert f"(#issue-{issue.id.replace('_', '-')})" in page
-        row = re.search(rf"^\| \[`{issue.id}`\].*$", page, re.MULTILINE)[0]
+        row = re.search(r"^\| shows \|.*$", sections[issue.id], re.MULTILINE)[0]
         cells = {"yes": Shows.SHOWS, "no": Shows.DOES_NOT, "-": Shows.CANNOT_RUN}
-        shown = [cells[cell] for cell in row.removesuffix(" |").split(" | ")[2:]]
+        shown = [cells[cell] for cell in row.removesuffix(" |").split(" | ")[1:]]
         assert shown == [found.shows for found in measured()[issue.id].values()]
 
 
@@ -66,7 +69,13 @@ def test_each_limit_is_listed() -> None:
     limits = [found for found in gc.get_objects() if type(found) in (Limit, LayoutLimit)]
     ours = [limit for limit in limits if limit.applies.__module__.startswith("equivcheck.")]
     assert len(ours) > 50
-    assert not [limit.reason for limit in ours if plain(limit.reason) not in page]
+    assert not [limit.reason for limit in ours if plain(pages.sentence(limit)) not in page]
+
+
+def test_a_limit_is_a_sentence() -> None:
+    """It keeps the API, the situation, the exception and the consequence of the reason."""
+    limit = LayoutLimit(reason="A: b is not supported without c: d", applies=bool, repair=lambda layout: layout, torch=">=2.13")
+    assert pages.sentence(limit) == "A does not support b without c: d (torch 2.13 and newer)."
 
 
 def test_limits_are_listed_by_layout() -> None:
@@ -89,6 +98,7 @@ def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
     for known in ON_FILE:
         assert "# [DTensor]" in sections[known.id]
         assert "def main():" in sections[known.id]
-        row = next(line for line in page.splitlines() if f"(#difference-{known.id.replace('_', '-')})" in line)
-        cells = [cell for cell in row.removesuffix(" |").split(" | ")[1:] if cell]
+        assert f"(#difference-{known.id.replace('_', '-')})" in page
+        row = re.search(r"^\| result \|.*$", sections[known.id], re.MULTILINE)[0]
+        cells = row.removesuffix(" |").split(" | ")[1:]
         assert cells == list(known.shows.values())

@@ -1,1 +1,1 @@
-"""Commands on what has been found."""
+"""Commands on findings."""

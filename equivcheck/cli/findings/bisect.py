@@ -1,4 +1,4 @@
-"""`equivcheck bisect`: in which versions of torch a finding shows."""
+"""`equivcheck bisect`: find the torch versions that have a finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from equivcheck.cli.findings.replay import find
 from equivcheck.cli.options import json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.cli.torch_options import environment_options, environments, torch_option
-from equivcheck.errors import UsageError
+from equivcheck.errors import UsageError, unknown_name
 from equivcheck.system.printable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from equivcheck.quality.versions.environments import Installation
 
 SECONDS = 300.0
-"""Limit for each version."""
+"""Time limit for each version."""
 
 
 @click.command()
 @click.argument("finding", required=False)
-@click.option("--id", "issue_id", metavar="ISSUE", help="The script of this known issue, in place of a finding.")
+@click.option("--id", "issue_id", metavar="ISSUE", help="Run the script of this known issue instead of a finding.")
 @torch_option("2.9..")
-@click.option("--all", "every", is_flag=True, help="Measure every version, and not only those that bisection needs.")
+@click.option("--all", "every", is_flag=True, help="Measure every version, not only those that bisection needs.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=SECONDS,
     show_default=True,
-    help="Time limit for each version, in seconds.",
+    help="Time limit for each version.",
 )
 @environment_options
 @store_option
@@ -50,17 +50,17 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     store: Path,
     as_json: bool,
 ) -> ExitCode:
-    """Find the versions of torch in which a FINDING begins and ends: its folder, or the first digits of its fingerprint.
+    """Find the torch versions that have a finding.
 
-    A script of torch alone is run on each version, or, where none can be written, the finding is replayed there. The result is
-    kept in the finding's folder.
+    FINDING is a folder, or the first digits of a fingerprint. Its exported script runs on each version. If it has none, the
+    finding is replayed there. The result is kept in the finding's folder.
     """
     if (finding is None) == (issue_id is None):
-        raise UsageError("bisect takes either a finding or --id with a known issue; allowed: one of them")
+        raise UsageError("bisect needs a finding or --id with a known issue. Expected one of them")
     from equivcheck.campaign.findings.finding import Finding, write_versions
     from equivcheck.quality.versions.measuring import Search
 
-    # What is looked for before the index of packages is asked which versions there are, as that takes seconds.
+    # Look up the finding first, because asking the package index for versions takes seconds.
     sought = find(str(finding), store) if issue_id is None else _issue(issue_id)
     where = environments(pythons, cache, index_url)
     search = Search(versions=where.named(versions), environments=where, seconds=seconds, every=every)
@@ -79,7 +79,7 @@ def _issue(issue_id: str) -> KnownIssue:
 
     issues = {issue.id: issue for issue in all_known_issues()}
     if issue_id not in issues:
-        raise UsageError(f"known issue {issue_id!r} does not exist; allowed: {', '.join(sorted(issues))}")
+        raise unknown_name("known issue", issue_id, sorted(issues))
     return issues[issue_id]
 
 
@@ -93,7 +93,7 @@ def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     for found in shown_in.measured:
         click.echo(escape_unprintable(f"torch {found.torch:<8} {found.showing}"))
     if shown_in.unmeasured:
-        click.echo(f"not measured, as those around them agree: {', '.join(shown_in.unmeasured)}")
+        click.echo(f"not measured, because the versions around them agree: {', '.join(shown_in.unmeasured)}")
     click.echo(escape_unprintable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")

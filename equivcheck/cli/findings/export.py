@@ -1,4 +1,4 @@
-"""`equivcheck export`: one script of torch alone."""
+"""`equivcheck export`: write a script that needs only torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from equivcheck.system.commands import FinishedCommand
 
 DEADLINE = 60.0
-"""Seconds for the check of a scenario of which nothing is known yet."""
+"""Deadline of the check if the argument is a case and not a finding, in seconds."""
 
 
 @click.command()
 @click.argument("finding")
 @store_option
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; stdout if none is given, or for -.")
-@click.option("--name", metavar="NAME", help="File name that the script mentions; by default that of the output file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; - for stdout.  [default: stdout]")
+@click.option("--name", metavar="NAME", help="File name that the script mentions.  [default: the output file]")
 @click.option(
     "--numbers",
     type=click.Choice([wanted.value for wanted in NumberSource]),
     default=NumberSource.AUTO.value,
     show_default=True,
-    help="exact: the scenario's own, as literals; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
+    help="exact: literal numbers of the scenario; drawn: random ones; auto: exact if few, or if random ones do not reproduce it.",
 )
-@click.option("--run", is_flag=True, help="Run the script by torchrun, and print its output.")
+@click.option("--run", is_flag=True, help="Run the script with torchrun and print its output.")
 @json_option
 def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     finding: str,
@@ -46,10 +46,10 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     run: bool,
     as_json: bool,
 ) -> ExitCode:
-    """Write a script that reproduces a FINDING with torch alone: its folder, first digits of its fingerprint, or a case's file.
+    """Write a script that reproduces a finding with torch only.
 
-    The script runs the training or the program on one device and in parallel, prints the differences, and exits with 1 if there
-    is any.
+    FINDING is a folder, the first digits of a fingerprint, or a JSON file with a case. The script runs the case on one device and
+    in parallel, prints the differences, and exits with 1 if there is any.
     """
     verdict, seen_on = _verdict(finding, store)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
@@ -67,7 +67,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
 
 
 def _verdict(finding: str, store: Path) -> tuple[CaseVerdict, str]:
-    """The verdict on a finding or on the case in a file, and the torch version of the finding (empty for the installed one)."""
+    """Verdict of a finding or of the case in a file, and the finding's torch version (empty for the installed one)."""
     if not (os.path.isfile(finding) or finding == "-"):
         kept = find(finding, store)
         return kept.verdict, kept.environment.torch

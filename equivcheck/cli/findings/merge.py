@@ -1,4 +1,4 @@
-"""`equivcheck merge`: the stores of several machines in one."""
+"""`equivcheck merge`: merge the stores of several machines."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 def merge(sources: tuple[Path, ...], store: Path, as_json: bool) -> ExitCode:
-    """Add the findings and the history of each STORE to one; those that are given stay as they are.
+    """Add findings and history of each STORE to one store.
 
-    Of a finding that several have, the smallest scenario is kept. To merge the same again adds nothing.
+    The sources are not changed. If several have a finding, its smallest scenario is kept. Merging a store twice adds nothing.
     """
     from equivcheck.campaign.history.merging import merge as merge_store
     from equivcheck.campaign.history.merging import require_sources

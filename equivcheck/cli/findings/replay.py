@@ -1,4 +1,4 @@
-"""`equivcheck replay`: does a finding still show?"""
+"""`equivcheck replay`: check findings again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ReplayResult(PrintableEnum):
-    """What a finding does when it is checked again."""
+    """Result of checking a finding again."""
 
     STILL = "still"
     DIFFERENTLY = "differently"
@@ -41,27 +41,30 @@ _SENTENCES = {
 
 @click.command()
 @click.argument("finding", required=False)
-@click.option("--all", "every", is_flag=True, help="Check every finding of the store, and say what became of each.")
+@click.option("--all", "every", is_flag=True, help="Check every finding of the store.")
 @store_option
-@world_option(None, "Where the ranks run; by default where it was found.", may_stand=True)
+@world_option(None, "How ranks run.  [default: as when it was found]", may_stand=True)
 @deadline_option(60.0)
 @confirm_option
 @json_option
 def replay(  # noqa: PLR0913, PLR0917 - options
     finding: str | None, every: bool, store: Path, world: str | None, deadline: float, confirm: bool, as_json: bool
 ) -> ExitCode:
-    """Check a FINDING again: its folder, or the first digits of its fingerprint.
+    """Check a finding again.
 
-    It runs in a separate process, as some findings crash theirs; with --world torchrun in all that torchrun has started.
+    FINDING is a folder, or the first digits of a fingerprint. It runs in a separate process, because some findings crash theirs.
+    With --world torchrun it runs in the processes that torchrun started.
     """
     if (finding is None) != every:
-        raise UsageError("replay takes either a finding or --all; allowed: one of them")
+        raise UsageError("replay needs a finding or --all. Expected one of them")
 
     def check(kept: Finding) -> CaseVerdict:
         return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
     if finding is None and world == TORCHRUN:
-        raise UsageError(f"replay --all checks findings of any number of ranks; allowed: one finding with --world {TORCHRUN}")
+        raise UsageError(
+            f"replay --all is not valid with --world {TORCHRUN}: findings need different numbers of ranks. Expected one finding"
+        )
     if finding is None:
         return replay_all(store, check, as_json=as_json)
     replayed = partial(_replay, finding, store, check, as_json=as_json)
@@ -80,7 +83,7 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
 
 
 def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
-    """A finding's case checked in a process of its own, and on processes as well if that is asked for."""
+    """Check a finding's case in a separate process, and again on gloo if `confirm` is set."""
     from equivcheck.campaign.plan import explaining_check
     from equivcheck.campaign.process import check_isolated
     from equivcheck.checking.confirm import CONFIRMING, confirmed_by, may_be_confirmed
@@ -95,7 +98,7 @@ def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> Cas
 
 
 def find(finding: str, store: Path) -> Finding:
-    """The finding in a folder, or in the store by its fingerprint. Raises `UsageError`."""
+    """Load a finding by its folder or fingerprint. Raises `UsageError`."""
     from equivcheck.campaign.findings.finding import load_finding
     from equivcheck.campaign.findings.store import FindingStore
 
@@ -105,7 +108,7 @@ def find(finding: str, store: Path) -> Finding:
 
 
 def compare(kept: Finding, verdict: CaseVerdict) -> ReplayResult:
-    """What became of a finding."""
+    """Compare a finding with its new verdict."""
     from equivcheck.campaign.findings.fingerprint import fingerprint
 
     if not verdict.outcome.is_finding:

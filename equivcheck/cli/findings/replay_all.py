@@ -1,4 +1,4 @@
-"""`equivcheck replay --all`: what became of every finding of a store."""
+"""`equivcheck replay --all`: check every finding of a store again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json: bool) -> ExitCode:
-    """Check every finding of a store again, a line each as it comes; one that cannot be read is an error on stderr."""
+    """Check every finding of a store again and print one line for each, then the totals."""
     from equivcheck.campaign.findings.environment import environment
     from equivcheck.campaign.findings.store import FindingStore
 
@@ -40,7 +40,7 @@ def replay_all(store: Path, check: Callable[[Finding], CaseVerdict], *, as_json:
 
 
 def each_replayed(store: FindingStore, check: Callable[[Finding], CaseVerdict], torch: str) -> Iterator[ReplayedFinding]:
-    """Check every finding of a store again, with a line each on stderr; one that cannot be read is an error there."""
+    """Check every finding of a store again. Writes progress and unreadable findings to stderr."""
     from equivcheck.campaign.findings.fate import replayed
     from equivcheck.campaign.findings.finding import BrokenFinding
 

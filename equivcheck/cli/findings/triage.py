@@ -1,4 +1,4 @@
-"""`equivcheck triage`: how findings stand over all runs, and which are accepted."""
+"""`equivcheck triage`: list findings by status, and accept them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ _USUAL_DAYS = 90
 
 
 @click.command()
-@click.option("--accept", metavar="FINDING", help="Let this finding fail no run for some time.")
-@click.option("--reason", metavar="TEXT", help="Why; with --accept.")
+@click.option("--accept", metavar="FINDING", help="Do not let this finding fail runs until a date.")
+@click.option("--reason", metavar="TEXT", help="Reason for --accept.")
 @click.option(
     "--until",
     type=click.DateTime(["%Y-%m-%d"]),
-    help=f"The last day on which that holds, in UTC; with --accept.  [default: {_USUAL_DAYS} days from now]",
+    help=f"Last day for --accept, in UTC.  [default: {_USUAL_DAYS} days from now]",
 )
-@click.option("--withdraw", metavar="FINDING", help="Let an accepted finding count again.")
+@click.option("--withdraw", metavar="FINDING", help="Let an accepted finding fail runs again.")
 @store_option
 @json_option
 def triage(  # noqa: PLR0913, PLR0917 - options
     accept: str | None, reason: str | None, until: datetime | None, withdraw: str | None, store: Path, as_json: bool
 ) -> ExitCode:
-    """List what runs of fuzz have found: new, still there, fixed, back again, with where each was seen first and last.
+    """List findings by status, and accept them.
 
-    A FINDING is named by the first digits of its fingerprint. Exit code 1 if one shows that is not accepted.
+    A finding is new, still there, fixed or back again; the list names the runs that saw it first and last. FINDING is the first
+    digits of a fingerprint. Exit code 1 if a finding shows that is not accepted.
     """
     from equivcheck.campaign.history import standing
     from equivcheck.campaign.history.history import History
 
     if accept is not None and withdraw is not None:
-        raise UsageError("triage takes either --accept or --withdraw; allowed: one of them")
+        raise UsageError("--accept and --withdraw are not valid together. Expected one of them")
     if (accept is None) != (reason is None) or (accept is None and until is not None):
         raise UsageError("--accept needs --reason, and --reason and --until need --accept")
     history = History(store)
@@ -66,12 +67,14 @@ def _listed(records: Sequence[Record], *, as_json: bool) -> ExitCode:
 
 
 def _find(prefix: str, records: Sequence[Record], store: Path) -> str:
-    """The one fingerprint that starts so. Raises `UsageError`."""
+    """Look up the fingerprint with this prefix. Raises `UsageError` if there is none or several."""
     marks = [record.fingerprint for record in records if prefix and record.fingerprint.startswith(prefix)]
     if len(marks) == 1:
         return marks[0]
     there = ", ".join(record.fingerprint for record in records) or "nothing"
     number = "several" if marks else "no"
     raise UsageError(
-        escape_unprintable(f"{prefix!r} is the beginning of {number} findings in the history of {store}; there is {there}")
+        escape_unprintable(
+            f"finding {prefix!r} is not valid: {number} findings of {store} begin with it. Expected one of {there}"
+        )
     )

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import Any
 
-from equivcheck.errors import EquivCheckError, UsageError
+from equivcheck.errors import EquivCheckError, UsageError, unknown_name
 from equivcheck.layouts.base.kind import LayoutKind, P
 from equivcheck.layouts.base.rounding import EACH, Rounding, WhenReduced
 from equivcheck.scenario import Layout, Precision
@@ -107,7 +107,7 @@ def layout_names() -> tuple[str, ...]:
 def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
     """A named layout's kinds, innermost first. Raises `UsageError` for an unknown name."""
     if name not in layout_names():
-        raise UsageError(f"layout {name!r} is not valid: it does not exist. Expected one of {', '.join(layout_names())}")
+        raise unknown_name("layout", name, layout_names())
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
 
 

@@ -69,7 +69,7 @@ def test_what_is_drawn_prints_as_code(name: str) -> None:
 
 def test_an_unknown_tag_lists_those_that_exist() -> None:
     """A misspelt layout gives a clear error."""
-    with pytest.raises(UsageError, match=r"layout 'ddpp' is not valid: .* Expected one of ddp, replicate"):
+    with pytest.raises(UsageError, match=r"layout 'ddpp' is not valid: .* Did you mean ddp\? Expected one of ddp, replicate"):
         find_any(layouts(tags=("ddpp",)))
 
 
