@@ -1,1 +1,1 @@
-"""Pages of these docs that are written from the code when the docs are built."""
+"""Generates pages from the code when the documentation is built."""

@@ -16,13 +16,13 @@ from generator import sources
 CODE_WIDTH = 80
 """Maximum characters in a line of code."""
 GAPS, FIXED = "Gaps in torch", "Fixed limits"
-"""Headings of the two kinds of limits."""
+"""Headings for the two kinds of limits."""
 SHOWS = {"shows": "yes", "does not": "no", "cannot run": "-"}
-"""Table cells for the results of an issue's script."""
+"""Table cells for script results."""
 TIMES = " x "
-"""Separator of the parallelisms in a layout's name."""
+"""Separator between parallelisms in a layout's name."""
 NOT_SUPPORTED = re.compile(r"(?P<api>.+?): (?P<situation>.+?) (?:is|are) not supported(?P<unless>[^:]*): (?P<consequence>.+)")
-"""Form of a limit's reason."""
+"""Pattern for a limit's reason."""
 OLDEST_VERSION = ">=2.9"
 """Specifier that all supported versions meet."""
 RESULTS = sources.ROOT / "docs" / "results"
@@ -44,7 +44,7 @@ def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
 
 
 def sentence(limit: sources.AnyLimit) -> str:
-    """Reason of a limit as a sentence: ``API does not support SITUATION: CONSEQUENCE``."""
+    """A limit's reason as a sentence: ``API does not support SITUATION: CONSEQUENCE``."""
     text, found = limit.reason, NOT_SUPPORTED.fullmatch(limit.reason)
     if found is not None:
         text = f"{found['api']} does not support {found['situation'].rstrip(',')}{found['unless']}: {found['consequence']}"
@@ -94,7 +94,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _briefly(layouts: Iterable[str]) -> str:
-    """Names of layouts, grouped by the inner parallelism: ``ddp, fsdp2; over tensor_parallel: fsdp2``."""
+    """Layout names, grouped by the inner parallelism: ``ddp, fsdp2; over tensor_parallel: fsdp2``."""
     alone = [name for name in layouts if TIMES not in name]
     over: dict[str, list[str]] = {}
     for name in layouts:
@@ -106,7 +106,7 @@ def _briefly(layouts: Iterable[str]) -> str:
 
 
 def known_issues() -> str:
-    """Known issues of torch: a table with a line for each, then a section for each with folded details."""
+    """Known issues in torch: a table with a line for each, then a section for each with folded details."""
     smallest = sources.smallest_scenarios()
     found = sources.all_known_issues()
     rows = [
@@ -152,7 +152,7 @@ def _folded(summary: str, parts: Iterable[str]) -> str:
 
 
 def dtensor_differences() -> str:
-    """Known errors of DTensor: a table with a line for each, then a section for each with folded details."""
+    """Known errors in DTensor: a table with a line for each, then a section for each with folded details."""
     rows = [
         (f"[{_prose(sources.sentence_of(each))}](#{_place(each.id)})", _effect(each), _prose(_versions(each.torch)))
         for each in sorted(sources.ON_FILE, key=lambda each: bool(each.raises))
@@ -185,7 +185,7 @@ def _place(identifier: str) -> str:
 
 
 def results() -> str:
-    """Measured figures, from the files of `docs/results`."""
+    """Measured figures, from files in `docs/results`."""
     sections = [_result(tomllib.loads(path.read_text("utf-8"))) for path in sorted(RESULTS.glob("*.toml"))]
     return "\n\n".join([_RESULTS, *sections]) + "\n"
 
@@ -211,7 +211,7 @@ def _anchor(issue_id: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text of a docstring as Markdown. Backticks keep their meaning; all other special characters are escaped."""
+    """Docstring text as Markdown. Backticks keep their meaning; all other special characters are escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.replace("``", "`").split()))
     return "".join(part if part.startswith("`") else re.sub(r"([_*\[\]<>|#])", r"\\\1", part) for part in parts)
 
@@ -222,7 +222,7 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def cli() -> str:
-    """Help of the program and of each command."""
+    """Help texts for the program and each command."""
     width = {"terminal_width": CODE_WIDTH, "max_content_width": CODE_WIDTH}
     with click.Context(sources.main, info_name="equivcheck", **width, **sources.main.context_settings) as context:
         sections = [_help(sources.main, context)]
@@ -237,7 +237,7 @@ def _help(command: click.Command, context: click.Context) -> str:
 
 
 def scenario() -> str:
-    """Classes of a scenario, by topic."""
+    """Scenario classes by topic."""
     nouns = sources.nouns()
     topics = sorted(nouns, key=lambda topic: TOPICS.index(topic) if topic in TOPICS else len(TOPICS))
     sections = [f"## {topic.replace('_', ' ').capitalize()}\n\n{_documented(nouns[topic])}" for topic in topics]
@@ -266,7 +266,7 @@ TOPICS = (
     "parallelism",
     "pipeline",
 )
-"""Order of topics in the reference. Others come last."""
+"""Topic order in the reference. Other topics come last."""
 
 _SCENARIO = """\
 # Scenarios

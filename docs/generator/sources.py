@@ -1,4 +1,4 @@
-"""Data for the generated pages. Only this module of the docs imports internals of equivcheck or its tests."""
+"""Data for the generated pages. Only this module imports internals and tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OF_EXTRAS = (
 
 
 def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
-    """Limits by the tag of their parallelism. The empty tag has limits of all layouts and of combinations."""
+    """Limits by parallelism tag. The empty tag has limits for all layouts and for combinations."""
     own = {tag: (*kind.layout_limits, *kind.model_limits, *kind.limits) for tag, kind in layout_kinds().items()}
     of_kinds = {limit.reason for limits in own.values() for limit in limits}
     return {"": tuple(limit for limit in _all_limits() if limit.reason not in of_kinds)} | own
@@ -61,7 +61,7 @@ def limits_by_layout() -> dict[str, tuple[AnyLimit, ...]]:
 
 @cache
 def _all_limits() -> tuple[AnyLimit, ...]:
-    """Limits in module variables of the package, also in tuples, each once."""
+    """All limits in module variables, also in tuples, each once."""
     found = {id(limit): limit for module in _modules() for value in vars(module).values() for limit in _limits_in(value)}
     return tuple(found.values())
 
@@ -78,7 +78,7 @@ def _modules() -> Iterable[object]:
 
 
 def nouns() -> dict[str, list[str]]:
-    """Names of public scenario classes by topic (their module). The class with the topic's name comes first."""
+    """Public scenario classes by topic (their module). The class with the topic's name comes first."""
     found: dict[str, list[str]] = {}
     for name in equivcheck.scenario.__all__:
         home = getattr(equivcheck.scenario, name).__module__

@@ -36,7 +36,7 @@ _SECTIONS = {
     },
     "About the checker": {"doctor": "doctor", "selftest": "selftest", "coverage": "coverage", "versions": "versions"},
 }
-"""Module of each command, in the order of `equivcheck --help`."""
+"""Commands and their modules, ordered as in `equivcheck --help`."""
 
 
 @click.group(

@@ -33,7 +33,7 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
     html: Path | None = None,
     crew: CampaignWorkers[Any] | None = None,
 ) -> ExitCode:
-    """Run a campaign. Prints its summary and the status of findings, and writes its page if `html` is given."""
+    """Run a campaign. Prints its summary and its findings' status, and writes its page if `html` is given."""
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.writer import HistoryWriter
     from equivcheck.campaign.supervisor import fuzz
@@ -72,7 +72,7 @@ def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
 
 
 def _told(store: FindingStore, writer: HistoryWriter) -> tuple[Record, ...] | None:
-    """Status of the findings that the run decided; None, with a line on stderr, if its history could not be written."""
+    """Findings whose status the run decided; None, with a line on stderr, if its history could not be written."""
     from equivcheck.campaign.history.history import History, HistoryFailed
     from equivcheck.campaign.history.standing import records, records_decided_by
 

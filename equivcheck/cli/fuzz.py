@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from equivcheck.campaign.shard import Shard
 
 _USUAL_SECONDS = {Mode.EXPLORE: 60.0, Mode.PR: 300.0, Mode.NIGHTLY: 7200.0}
-"""Time budget of a mode if none is given."""
+"""Default time budgets in seconds, by mode."""
 
 
 @click.command()
@@ -147,7 +147,7 @@ def fuzz(  # noqa: PLR0913, PLR0917 - options
 
 
 def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractContextManager[ClusterWorkers | None]:
-    """Workers of a Ray cluster; None without an address."""
+    """Ray workers; None without an address."""
     if address is None:
         return contextlib.nullcontext()
     from equivcheck.campaign.cluster.crew import connect_ray
@@ -156,5 +156,5 @@ def _cluster(address: str | None, workers: int | None) -> contextlib.AbstractCon
 
 
 def num_cores() -> int:
-    """Number of cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

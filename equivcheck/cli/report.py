@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_NAME, _DEFAULT_OF_FINDING = Path("equivcheck_report.html"), Path("equivcheck_finding.html")
 _DEADLINE = 60.0
-"""Deadline of the run that a finding's page shows, in seconds."""
+"""Deadline for the run that a finding's page shows, in seconds."""
 
 
 @click.command()
@@ -136,7 +136,7 @@ def _report_issue(store: Path, runs: Sequence[Run], output: Path | None, *, as_j
 
 
 def _reported(store: Path, runs: Sequence[Run]) -> Iterator[Reported]:
-    """Findings that make any of the runs fail, each once. Writes unreadable ones to stderr."""
+    """Findings that make a run fail, each once. Writes unreadable ones to stderr."""
     from equivcheck.campaign.findings.store import FindingStore
     from equivcheck.campaign.history.history import History
     from equivcheck.campaign.history.standing import failing

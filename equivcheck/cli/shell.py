@@ -25,16 +25,16 @@ from equivcheck.system.streams import require_stdout, standard_streams
 from equivcheck.system.torch_version import OLDEST
 
 LONGEST_LINE = 10_000
-"""Maximum characters of an error, because it may quote any input."""
+"""Maximum characters in an error, because it may quote any input."""
 _MACHINE_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
-"""Errors of the machine, not of the checker: full, read-only or broken disks, and exhausted resources."""
+"""Errors that the machine causes: full, read-only or broken disks, and exhausted resources."""
 
 
 class ExitCode(IntEnum):
-    """Exit code of the process."""
+    """Process exit codes."""
 
     NOTHING_FOUND = 0
     FINDINGS = 1
@@ -46,12 +46,12 @@ class Shell(click.Group):
     """Command group. Commands return an `ExitCode`; errors are one line, and only a bug has a traceback."""
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **extra: Any) -> None:
-        """`sections` maps headings of the help to names of commands. Without it, all commands have one heading."""
+        """`sections` maps headings in the help to command names. Without it, all commands have one heading."""
         super().__init__(*args, **extra)
         self._sections = sections
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands of each section with their short help."""
+        """Write each section's commands with their short help."""
         sections = self._sections or {"Commands": self.list_commands(ctx)}
         width = max((len(name) for names in sections.values() for name in names), default=0)
         for title, names in sections.items():

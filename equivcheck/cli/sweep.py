@@ -29,7 +29,7 @@ class _Mesh(click.ParamType[tuple[int, ...]]):
     name = "mesh"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Parse the sizes of the axes."""
+        """Parse axis sizes."""
         if isinstance(value, tuple):
             return value
         sizes = str(value).split(",")
@@ -48,7 +48,7 @@ def _known_names(context: click.Context, parameter: click.Parameter, value: tupl
 
 
 def _pairs(sweep: Sweep, operations: tuple[str, ...], seed: int, world: str, is_over: Callable[[], bool]) -> Pairs:
-    """Pairs of operations. Runs all first operations for their results, until the time is over."""
+    """Operation pairs. Runs all first operations for their results, until the time is over."""
     from equivcheck.programs.sweep.pairs import Pairs
     from equivcheck.programs.sweep.results import first_programs, results_on
     from equivcheck.programs.sweep.second_programs import argument_positions

@@ -1,4 +1,4 @@
-"""Options of commands that run on other torch versions."""
+"""Options for commands that run on other torch versions."""
 
 from __future__ import annotations
 

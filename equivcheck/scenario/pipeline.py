@@ -37,7 +37,7 @@ class PipelineSchedule(PrintableEnum):
 
 @frozen_dataclass
 class Pipeline(Parallelism):
-    """Options for `torch.distributed.pipelining` with explicit `PipelineStage`s."""
+    """Options for `torch.distributed.pipelining` with explicit `PipelineStage` objects."""
 
     tag: ClassVar[str] = "pipeline"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((PP,),)

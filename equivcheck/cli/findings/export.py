@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from equivcheck.system.commands import FinishedCommand
 
 DEADLINE = 60.0
-"""Deadline of the check if the argument is a case and not a finding, in seconds."""
+"""Deadline for a check if the argument is a case and not a finding, in seconds."""
 
 
 @click.command()
@@ -67,7 +67,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
 
 
 def _verdict(finding: str, store: Path) -> tuple[CaseVerdict, str]:
-    """Verdict of a finding or of the case in a file, and the finding's torch version (empty for the installed one)."""
+    """Verdict on a finding or on the case in a file, and the finding's torch version (empty for the installed one)."""
     if not (os.path.isfile(finding) or finding == "-"):
         kept = find(finding, store)
         return kept.verdict, kept.environment.torch

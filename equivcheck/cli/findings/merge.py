@@ -1,4 +1,4 @@
-"""`equivcheck merge`: merge the stores of several machines."""
+"""`equivcheck merge`: merge stores from several machines."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ReplayResult(PrintableEnum):
-    """Result of checking a finding again."""
+    """Result from checking a finding again."""
 
     STILL = "still"
     DIFFERENTLY = "differently"

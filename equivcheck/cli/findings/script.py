@@ -1,4 +1,4 @@
-"""Scripts of findings, with numbers that reproduce them."""
+"""Scripts that reproduce findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_NAME = "repro.py"
 
 
 class NumberSource(PrintableEnum):
-    """Source of the numbers in a script."""
+    """Numbers in a script: exact, random or chosen automatically."""
 
     AUTO = "auto"
     EXACT = "exact"
