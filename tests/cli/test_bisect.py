@@ -1,4 +1,4 @@
-"""The commands ``bisect`` and ``replay --all`` as users type them."""
+"""The commands ``bisect`` and ``replay --all``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EXPORTED = Path(__file__).parents[1] / "known_issues" / "exported"
 
 
 def run(*arguments: object) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The folder of a finding that has the scenario of a known issue."""
+    """Folder of a finding whose scenario has a known issue."""
     scenario = from_json((EXPORTED / "fsdp1_accumulates_one_element.json").read_text("utf-8"))
     verdict = replace(check(scenario), outcome=Outcome.DIVERGED, known="")
     FindingStore(tmp_path).keep(verdict)
@@ -43,7 +43,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def test_a_finding_is_bisected_by_its_script(kept: Path) -> None:
-    """The interpreter that is named runs it; the result is printed, and kept in the finding's folder."""
+    """The given interpreter runs the script; the result is printed and kept in the finding's folder."""
     result = run("bisect", kept, "--torch", HERE, "--python", f"{HERE}={sys.executable}")
     assert result.exit_code == 1, result.output
     assert result.stdout.splitlines() == [
@@ -69,7 +69,7 @@ def test_a_known_issue_is_bisected_by_its_script() -> None:
 
 @pytest.mark.parametrize(("shows", "code"), [(Shows.DOES_NOT, 0), (Shows.SHOWS, 1), (Shows.CANNOT_RUN, 3)])
 def test_the_exit_code_says_whether_it_shows(shows: Shows, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nowhere, somewhere, or nobody knows."""
+    """0 if no version shows it, 1 if one does, 3 if none could run it."""
     monkeypatch.setattr(Script, "run", lambda *_: Showing(shows=shows))
     arguments = ("--torch", HERE, "--python", f"{HERE}={sys.executable}")
     assert run("bisect", "--id", "tensor_parallel_unties", *arguments).exit_code == code
@@ -100,7 +100,7 @@ def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], words: str) -> 
 
 
 def narrow_is_fixed(scenario: Scenario, *, world: str, deadline: float, **options: object) -> Verdict:
-    """Finds the faults that were kept but the one of the narrowest scenario."""
+    """Find the stored faults, except the one with the narrowest scenario."""
     if scenario.training.model.widths[1] == 1:
         return fakes.fine(scenario, world=world, deadline=deadline)
     return fakes.diverged(scenario, world=world, tensor=f"layers.0.{'norm' if scenario.training.steps == 2 else 'linear'}.weight")
@@ -108,14 +108,14 @@ def narrow_is_fixed(scenario: Scenario, *, world: str, deadline: float, **option
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Three findings, the first of a fault of a bias, which is fixed."""
+    """Three findings; the first, about a bias, is fixed."""
     for width, steps, tensor in ((1, 1, "bias"), (3, 1, "linear.weight"), (3, 2, "loss")):
         FindingStore(tmp_path).keep(fakes.diverged(fakes.scenario(width=width, steps=steps), tensor=f"layers.0.{tensor}"))
     return tmp_path
 
 
 def test_every_finding_of_a_store_is_replayed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line each, a summary, and progress on stderr; a finding that cannot be read is named, and the others go on."""
+    """Each finding gets a line. An unreadable finding is named on stderr, and the others are replayed."""
     monkeypatch.setattr(process, "check_isolated", narrow_is_fixed)
     (store / "broken").mkdir()
     result = run("replay", "--all", "--store", store)
@@ -133,7 +133,7 @@ def test_every_finding_of_a_store_is_replayed(store: Path, monkeypatch: pytest.M
 
 
 def test_a_store_in_which_all_is_fixed_is_exit_code_0(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing found, told as one object; an empty store is one too."""
+    """The JSON object has no findings. An empty store gives the same exit code."""
     monkeypatch.setattr(process, "check_isolated", fakes.fine)
     result = run("replay", "--all", "--store", store, "--json")
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""The commands as users type them: exit codes, what goes to stdout, what to stderr."""
+"""Exit codes, stdout and stderr of commands."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.usefixtures("workers_are_forked")
 
 
 def run(*arguments: object, stdin: str | bytes | None = None) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 def the_object(result: Result) -> dict[str, Any]:
-    """The one JSON object on stdout."""
+    """Parse the only JSON object on stdout."""
     (line,) = result.stdout.splitlines()
     value = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert isinstance(value, dict)
@@ -40,7 +40,7 @@ def the_object(result: Result) -> dict[str, Any]:
 
 
 def give(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> None:
-    """Make every check of this process have that outcome."""
+    """Give every check in this process this outcome."""
 
     def check(scenario: Scenario, *, world: str, deadline: float, **_options: object) -> Verdict:
         verdict = fakes.diverged(scenario, world=world)
@@ -51,7 +51,7 @@ def give(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A scenario in a file."""
+    """A file with a scenario."""
     path = tmp_path / "scenario.json"
     path.write_text(to_json(fakes.scenario()))
     return path
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The folder of a finding."""
+    """Folder of a finding."""
     store = FindingStore(tmp_path / "findings")
     verdict = fakes.diverged(fakes.scenario(width=3))
     store.keep(verdict)
@@ -70,7 +70,7 @@ def kept(tmp_path: Path) -> Path:
 def test_the_exit_code_of_a_check_says_whether_something_was_found(
     file: Path, outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 for what is new and wrong, 0 for everything else; the outcome is shown."""
+    """1 for a finding, 0 for every other outcome, which is printed."""
     give(monkeypatch, outcome)
     result = run("check", file)
     assert result.exit_code == int(outcome in (Outcome.DIVERGED, Outcome.CRASHED, Outcome.HUNG))
@@ -78,7 +78,7 @@ def test_the_exit_code_of_a_check_says_whether_something_was_found(
 
 
 def test_a_check_is_real(file: Path) -> None:
-    """From a file, a scenario is trained on simulated ranks, and the verdict is one JSON object."""
+    """A scenario from a file is trained on simulated ranks, and the verdict is one JSON object."""
     result = run("check", file, "--json")
     assert result.exit_code == 0
     verdict = the_object(result)
@@ -87,7 +87,7 @@ def test_a_check_is_real(file: Path) -> None:
 
 
 def test_a_check_has_a_page(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what was checked; one that cannot be written is a line on stderr, and costs no result."""
+    """If the page cannot be written, stderr has a line, and the result is printed anyway."""
     page = tmp_path / "page.html"
     assert run("check", file, "--html", page).exit_code == 0
     assert f"equivcheck check {file}" in page.read_text("utf-8")
@@ -103,7 +103,7 @@ def test_a_check_has_a_page(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_finding_is_confirmed_on_request(file: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --confirm a finding runs on processes too, and what came of it is told; without, and of no finding, nothing is."""
+    """If `--confirm` is given, a finding also runs on processes. Other outcomes do not."""
     give(monkeypatch, Outcome.DIVERGED)
     assert the_object(run("check", file, "--confirm", "--json"))["confirmed"] == "diverged on gloo too"
     assert "diverged on gloo too" in run("check", file, "--confirm").stdout
@@ -116,7 +116,7 @@ def test_a_finding_is_confirmed_on_request(file: Path, kept: Path, monkeypatch: 
 
 
 def test_a_scenario_comes_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dash is standard input."""
+    """A dash means standard input."""
     give(monkeypatch, Outcome.EQUIVALENT)
     assert run("check", "-", stdin=to_json(fakes.scenario())).exit_code == 0
 
@@ -158,7 +158,7 @@ BAD_INPUTS: dict[str, tuple[tuple[str, ...], str | bytes | None, str]] = {
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
 def test_bad_input_is_one_clear_line(case: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr that names what is wrong or what is allowed."""
+    """Exit code 2, an empty stdout, and one line on stderr that names the error or the valid choices."""
     arguments, stdin, names = BAD_INPUTS[case]
     result = run(*arguments, stdin=stdin)
     assert result.exit_code == 2
@@ -169,7 +169,7 @@ def test_bad_input_is_one_clear_line(case: str) -> None:
 
 
 def test_a_broken_finding_is_bad_input(kept: Path) -> None:
-    """A finding with a damaged file names the file."""
+    """The error names the damaged file."""
     (kept / "verdict.json").write_text("{")
     result = run("replay", kept)
     assert result.exit_code == 2
@@ -178,7 +178,7 @@ def test_a_broken_finding_is_bad_input(kept: Path) -> None:
 
 
 def use_checks(monkeypatch: pytest.MonkeyPatch, check: plan.Check) -> None:
-    """Make campaigns and isolated checks, in their own processes, use a fake; shrinking what it finds is not looked at here."""
+    """Make campaigns and isolated checks use a fake check, and do not shrink."""
     monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "check", check)
     monkeypatch.setitem(plan.Plan.__init__.__kwdefaults__, "shrink_seconds", 1.0)
     monkeypatch.setitem(process.check_isolated.__kwdefaults__, "check", check)
@@ -192,7 +192,7 @@ def use_checks(monkeypatch: pytest.MonkeyPatch, check: plan.Check) -> None:
 def test_replay_says_whether_a_finding_still_shows(
     kept: Path, check: plan.Check, shows: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finding shows as it was found, in another way, or no longer; only the last is nothing found."""
+    """Exit code 0 only if the finding no longer shows; it may also fail in another way."""
     use_checks(monkeypatch, check)
     result = run("replay", kept.name[:5], "--store", kept.parent, "--json")
     assert result.exit_code == code
@@ -203,7 +203,7 @@ def test_replay_says_whether_a_finding_still_shows(
 
 
 def test_fuzz_prints_one_object(tmp_path: Path) -> None:
-    """A short campaign over real scenarios counts by layout and outcome, and its exit code says what it found."""
+    """A short campaign over real scenarios counts by layout and outcome."""
     result = run(
         "fuzz",
         "--checks",
@@ -234,7 +234,7 @@ def test_fuzz_prints_one_object(tmp_path: Path) -> None:
 
 
 def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Findings make exit code 1, and each is listed with where it lies and how it is seen again."""
+    """Each finding is listed with its folder and a replay command; the exit code is 1."""
     use_checks(monkeypatch, fakes.wide_diverges)
     layouts = ("--layout", "ddp", "--layout", "replicate")
     arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", *layouts, "--store", tmp_path)
@@ -253,7 +253,7 @@ def test_fuzz_tells_of_its_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clean result of a checker that misses a wrong training proves nothing; what it found is kept and told all the same."""
+    """A checker that misses its control proves nothing, but it keeps and prints its findings."""
     use_checks(monkeypatch, fakes.wide_diverges_but_blind)
     arguments = ("fuzz", "--checks", "20", "--seed", "1", "--workers", "1", "--layout", "ddp", "--store", tmp_path)
     result = run(*arguments, "--json")
@@ -267,7 +267,7 @@ def test_a_run_whose_control_survives_is_exit_code_3(tmp_path: Path, monkeypatch
 
 
 def test_findings_that_are_nowhere_but_on_stdout_are_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever goes by the exit code looks for them in the store, where they are not."""
+    """If findings cannot be stored, the exit code says so, because scripts look for them in the store."""
     use_checks(monkeypatch, fakes.wide_diverges)
 
     def keep(_store: FindingStore, _verdict: Verdict) -> None:
@@ -282,7 +282,7 @@ def test_findings_that_are_nowhere_but_on_stdout_are_exit_code_3(tmp_path: Path,
 
 
 def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the checker raises is told on stderr, and is neither a finding nor bad input; the object is still whole."""
+    """An error in the checker goes to stderr and is no finding; the JSON object is still complete."""
     use_checks(monkeypatch, fakes.raises)
     result = run("fuzz", "--checks", "20", "--workers", "1", "--store", tmp_path, "--json")
     assert result.exit_code == 3
@@ -291,7 +291,7 @@ def test_a_checker_that_breaks_is_exit_code_3(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_missing_torch_is_exit_code_3(file: Path) -> None:
-    """Without torch the checker cannot run, and says so in one line."""
+    """If torch is missing, the error is one line."""
     code = f"import sys; sys.modules['torch'] = None; from equivcheck.cli import main; main(['check', {str(file)!r}])"
     environment = {"PYTHONPATH": ":".join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)
@@ -300,7 +300,7 @@ def test_a_missing_torch_is_exit_code_3(file: Path) -> None:
 
 
 def test_help_and_version_need_no_torch() -> None:
-    """All commands are imported without torch, so that help is quick."""
+    """Help is quick, because no command imports torch for it."""
     load = "import sys; from equivcheck.cli import main; list(main.commands.values())"
     code = f"{load}; sys.exit('torch' in sys.modules or 'hypothesis' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, check=False).returncode == 0
@@ -310,7 +310,7 @@ def test_help_and_version_need_no_torch() -> None:
 
 
 def test_help_shows_whole_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal of 80 columns no command's summary is cut off, and each command is in one section."""
+    """On 80 columns, no command's summary is cut off, and each command is in one section."""
     monkeypatch.setenv("COLUMNS", "80")
     printed = run("--help").stdout
     assert "..." not in printed.partition("Options:")[2]
@@ -328,7 +328,7 @@ def test_help_shows_whole_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_similar_names_are_suggested(arguments: tuple[str, ...], meant: str) -> None:
-    """For layouts, operations, known issues and mutants."""
+    """Layouts, operations, known issues and mutants have suggestions."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert f"Did you mean {meant}" in result.stderr

@@ -1,4 +1,4 @@
-"""``check --comm``: what ranks communicate, as a table, as lanes and as JSON."""
+"""``check --comm`` shows communication as a table, as lanes and as JSON."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ MESH = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
 
 
 def call(op: str, ranks: tuple[int, ...], *, peer: int | None = None, step: int = 0) -> Call:
-    """A call of a step."""
+    """A call in a step."""
     where = {"stage": Stage.COMPUTE, "step": step}
     return Call(op=op, ranks=ranks, index=0, shapes=((1,),), dtype="float64", num_bytes=8, peer=peer, **where)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A scenario that reduces nine numbers at each of two steps."""
+    """A scenario that reduces nine numbers in each of two steps."""
     return written(tmp_path, DDP())
 
 
 def written(folder: Path, parallelism: Parallelism) -> Path:
-    """A scenario in a file."""
+    """A file with a scenario."""
     training = Training(model=Model(features=2, layers=(Layer(width=3),)), data=Data(microbatches=(4,)), steps=2)
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
     path = folder / "scenario.json"
@@ -41,7 +41,7 @@ def written(folder: Path, parallelism: Parallelism) -> Path:
 
 
 def test_communication_is_shown_beside_what_is_predicted(file: Path) -> None:
-    """A row for each kind of calls of each step, with bytes and whether they are those expected, and a lane for each rank."""
+    """The table compares calls and bytes in each step with the prediction. Each rank has a lane."""
     lines = CliRunner().invoke(main, ["check", str(file), "--comm"]).stdout.splitlines()
 
     assert "ranks 0, 1:" in lines
@@ -52,7 +52,7 @@ def test_communication_is_shown_beside_what_is_predicted(file: Path) -> None:
 
 
 def test_without_being_asked_nothing_of_it_is_shown(file: Path) -> None:
-    """A check without the option says nothing of calls, in JSON neither."""
+    """If `--comm` is not given, neither text nor JSON mentions calls."""
     assert "all_reduce" not in CliRunner().invoke(main, ["check", str(file)]).stdout
     found = json.loads(CliRunner().invoke(main, ["check", str(file), "--json"]).stdout)
     assert "communication" not in found
@@ -60,7 +60,7 @@ def test_without_being_asked_nothing_of_it_is_shown(file: Path) -> None:
 
 
 def test_json_has_every_call(file: Path) -> None:
-    """Each rank's calls in the order of issue, and the totals that were expected for it."""
+    """JSON has each rank's calls in order, and the predicted totals."""
     found = json.loads(CliRunner().invoke(main, ["check", str(file), "--comm", "--json"]).stdout)["communication"]
 
     assert [len(rank) for rank in found["calls"]] == [len(found["calls"][0])] * 2
@@ -79,13 +79,13 @@ def test_json_has_every_call(file: Path) -> None:
 @pytest.mark.torch(">=2.11", "earlier versions have no mse_loss of DTensors")
 @pytest.mark.parametrize(("world", "reason"), [("sim", "propagation"), ("gloo", "does not see calls")])
 def test_why_nothing_is_compared_is_said(tmp_path: Path, world: str, reason: str) -> None:
-    """Where no calls are predicted, or nothing seen, the reason is given."""
+    """If calls are not predicted or not recorded, the output gives the reason."""
     path = written(tmp_path, SPMD(distribution=Distribution.FULLY_SHARD))
     assert reason in CliRunner().invoke(main, ["check", str(path), "--comm", "--world", world]).stdout
 
 
 def test_calls_of_a_group_share_a_column() -> None:
-    """A group's call stands under its members at the column of the one that comes last; others are idle meanwhile."""
+    """A call stands in the column of its last member; other members are idle before."""
     rows, columns, whole = ((0, 1), (2, 3)), ((0, 2), (1, 3)), (0, 1, 2, 3)
     calls = [
         [call("all_gather", rows[0]), call("all_reduce.sum", whole)],
@@ -100,7 +100,7 @@ def test_calls_of_a_group_share_a_column() -> None:
 
 
 def test_messages_and_calls_that_others_lack_are_shown() -> None:
-    """What no whole group issues together stands alone, and lanes end."""
+    """A call that only some members make has its own column, and lanes may end early."""
     calls = [[call("send", (0, 1), peer=1), call("all_reduce.sum", (0, 1))], [call("recv", (0, 1), peer=0)], [], []]
 
     ((_, placed),) = placed_steps(calls, MESH)
@@ -109,7 +109,7 @@ def test_messages_and_calls_that_others_lack_are_shown() -> None:
 
 
 def test_steps_that_are_alike_are_told_once() -> None:
-    """Three steps, of which the last two are the same, are two blocks."""
+    """Three steps with two equal ones give two blocks."""
     calls = [
         [call("barrier", (0, 1)), call("all_gather", (0, 1), step=1), call("all_gather", (0, 1), step=2)] if rank < 2 else []
         for rank in range(4)

@@ -1,4 +1,4 @@
-"""`equivcheck coverage`: what generated scenarios reach."""
+"""`equivcheck coverage` reports the features that generated scenarios reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.cli import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+    """Run the command and return exit code, stdout and stderr."""
     with pytest.raises(SystemExit) as left:
         main(list(arguments))
     captured = capsys.readouterr()
@@ -18,7 +18,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts fit each other, and what is missing is named."""
+    """Counts add up, and missing pairs are named."""
     code, out, _ = run(capsys, "coverage", "--seconds", "3", "--seed", "3", "--json")
     found = json.loads(out)
     assert code == 0
@@ -32,7 +32,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Parts by parts, then what lacks most."""
+    """The table has pairs of parts, then the pairs that are missing most."""
     code, out, _ = run(capsys, "coverage", "--seconds", "0.5", "--layout", "ddp")
     assert code == 0
     assert "layout.parallelisms" in out
@@ -41,7 +41,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_layout_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that do, and exit code 2."""
+    """The error lists existing layouts; the exit code is 2."""
     code, _, err = run(capsys, "coverage", "--seconds", "1", "--layout", "dpp")
     assert code == 2
     assert "layout 'dpp' is not valid: it does not exist. Did you mean ddp? Expected one of ddp" in err

@@ -1,4 +1,4 @@
-"""`equivcheck dry-run`."""
+"""`equivcheck dry-run` reports shards and calls at large sizes."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ from unit.checking.dry_run.examples import fsdp2_over_tensor_parallel
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    """A scenario on disk."""
+    """A file with a scenario."""
     path = tmp_path / "scenario.json"
     path.write_text(to_json(fsdp2_over_tensor_parallel()), "utf-8")
     return str(path)
 
 
 def test_a_dry_run_shows_shards_and_calls(file: str) -> None:
-    """People see what two ranks hold, what one sends, and that it was verified."""
+    """The text has the shards of two ranks, the calls of one, and the result of the comparison."""
     result = CliRunner().invoke(main, ["dry-run", file, "--ranks", "4096"])
     assert result.exit_code == 0, result.output
     assert "fsdp2 x tensor_parallel on 4,096 ranks (dp 2048 x tp 2)" in result.output
@@ -29,7 +29,7 @@ def test_a_dry_run_shows_shards_and_calls(file: str) -> None:
 
 
 def test_a_dry_run_as_json(file: str) -> None:
-    """Machines get the same as one object."""
+    """JSON has the same facts as the text."""
     result = CliRunner().invoke(main, ["dry-run", file, "--ranks", "64", "--json"])
     found = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -39,7 +39,7 @@ def test_a_dry_run_as_json(file: str) -> None:
 
 
 def test_ranks_that_do_not_fit_are_one_line(file: str) -> None:
-    """Bad input is one clear line and exit code 2."""
+    """The error is one line; the exit code is 2."""
     result = CliRunner().invoke(main, ["dry-run", file, "--ranks", "7"])
     assert result.exit_code == 2
     assert result.output.startswith("error: ranks 7 is not valid: ")

@@ -1,4 +1,4 @@
-"""The command ``export`` as users type it."""
+"""The command ``export``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from unit.campaign import fakes
 
 
 def run(*arguments: object, stdin: str | None = None) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, ["export", *(str(argument) for argument in arguments)], input=stdin)
 
 
 @pytest.fixture(autouse=True)
 def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check in this process, which is quicker than in one of its own."""
+    """Check in this process, because a new one takes longer."""
     monkeypatch.setattr(process, "check_isolated", lambda scenario, *, world, deadline: check(scenario, world=world))
 
 
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_finding_is_written_to_stdout(store: Path) -> None:
-    """By the first digits of its fingerprint; the docstring has what was found, where, and the command."""
+    """The script's docstring has the difference, the torch version and the command."""
     (mark,) = FindingStore(store).fingerprints()
 
     result = run(mark[:4], "--store", store)
@@ -52,7 +52,7 @@ def test_a_finding_is_written_to_stdout(store: Path) -> None:
 
 
 def test_a_file_takes_the_script_and_names_it(store: Path, tmp_path: Path) -> None:
-    """`-o` writes the file and prints nothing; the command in it has the file's name."""
+    """`-o` writes the file and prints nothing; the script's command has the file's name."""
     (mark,) = FindingStore(store).fingerprints()
     output = tmp_path / "issue_1.py"
 
@@ -63,7 +63,7 @@ def test_a_file_takes_the_script_and_names_it(store: Path, tmp_path: Path) -> No
 
 
 def test_a_scenario_is_checked_first() -> None:
-    """A scenario on standard input: what a check finds is in the object, and nothing else is on stdout."""
+    """The JSON object has the outcome for a scenario from standard input."""
     result = run("-", "--json", stdin=to_json(fakes.scenario(ranks=2)))
 
     written = json.loads(result.stdout)
@@ -75,7 +75,7 @@ def test_a_scenario_is_checked_first() -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1)])
 def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `--run`, the lines of the script and its exit code; findings are exit code 1."""
+    """`--run` prints the script's output and exit code; a difference gives exit code 1."""
     ran: list[int] = []
 
     def launch(text: str, ranks: int, *, name: str) -> FinishedCommand:
@@ -91,7 +91,7 @@ def test_a_run_prints_what_the_script_prints(code: int, expected: int, monkeypat
 
 
 def resumed() -> Scenario:
-    """A scenario whose first step runs under another layout."""
+    """A scenario that starts under another layout."""
     scenario = fakes.scenario(ranks=2)
     training = replace(scenario.training, steps=2)
     return replace(scenario, training=training, resume=Resume(layout=scenario.layout))
@@ -106,7 +106,7 @@ def resumed() -> Scenario:
     ids=["option", "no folder"],
 )
 def test_what_cannot_be_written_is_named_in_a_line(arguments: tuple[str, ...], scenario: Scenario, words: str) -> None:
-    """Exit code 2, one line on stderr, nothing on stdout."""
+    """Exit code 2, one line on stderr, an empty stdout."""
     result = run("-", *arguments, stdin=to_json(scenario))
 
     assert (result.exit_code, result.stdout) == (2, "")

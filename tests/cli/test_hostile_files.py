@@ -1,4 +1,4 @@
-"""Rules of files that are no scenario or no finding, whoever made them."""
+"""Invalid files and folders are refused in one line, whoever made them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from equivcheck.system.input_file import MAX_BYTES
 from unit.campaign import fakes
 
 READERS = ("check", "dry-run", "export")
-"""Commands that take the file of a scenario."""
+"""Commands that read a scenario file."""
 OF_FINDINGS = ("replay", "bisect", "export")
-"""Commands that take the folder of a finding."""
+"""Commands that read a finding's folder."""
 MANY_RANKS = {"layout": {"mesh": {"axes": [{"name": "dp", "size": 4096}]}}, "training": {"data": {"microbatches": [4096]}}}
 
 
 def run(*arguments: object) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def refused(result: Result) -> str:
-    """The one line, short and printable, by which bad input is refused."""
+    """Return the only line, short and printable, for bad input."""
     assert (result.exit_code, result.stdout) == (2, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -45,30 +45,30 @@ def refused(result: Result) -> str:
 
 
 def merged(value: Any, changes: Any) -> Any:
-    """JSON with some values in it replaced."""
+    """JSON with some values replaced."""
     if not (isinstance(value, dict) and isinstance(changes, dict)):
         return changes
     return value | {name: merged(value.get(name), inner) for name, inner in changes.items()}
 
 
 def scenario_with(changes: Any) -> str:
-    """The JSON of a scenario with some values replaced."""
+    """A scenario's JSON with some values replaced."""
     return json.dumps(merged(json.loads(to_json(fakes.scenario())), changes))
 
 
 def layout_of(**options: object) -> dict[str, Any]:
-    """The change that gives DDP other options."""
+    """Replace DDP's options."""
     return {"layout": {"parallelisms": [{"kind": "ddp", **options}]}}
 
 
 def axis(name: str) -> dict[str, Any]:
-    """The change that gives the axis another name."""
+    """Rename the axis."""
     return {"layout": {"mesh": {"axes": [{"name": name, "size": 2}]}}}
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The folder of a finding."""
+    """Folder of a finding."""
     store = FindingStore(tmp_path / "findings")
     verdict = fakes.diverged(fakes.scenario(width=3))
     store.keep(verdict)
@@ -89,7 +89,7 @@ def kept(tmp_path: Path) -> Path:
     ids=["FIFO", "device", "loop", "large", "UTF-16", "BOM"],
 )
 def test_what_is_no_file_of_text_is_refused(tmp_path: Path, command: str, make: Callable[[Path], object], names: str) -> None:
-    """Nothing is waited for, and nothing read without end."""
+    """The command neither waits for input nor reads forever."""
     path = tmp_path / "it"
     make(path)
     if command == "export" and not path.is_file():
@@ -99,7 +99,7 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path, command: str, make: 
 
 
 def test_fields_that_occur_twice_are_found_in_one_pass(tmp_path: Path) -> None:
-    """Two hundred thousand fields take no longer than reading them: to count each among all others takes an hour."""
+    """200,000 fields take no longer than reading them, because a quadratic search would take an hour."""
     (path := tmp_path / "it").write_text("{" + "".join(f'"k{number}": 1, ' for number in range(200_000)) + '"k199999": 2}')
     assert 'field "k199999" occurs twice' in refused(run("check", path))
 
@@ -124,7 +124,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_values_that_nothing_can_run_are_refused_in_short(tmp_path: Path, case: str) -> None:
-    """The line says what is allowed; what it quotes is shortened and escaped."""
+    """The error has the valid values; the quoted value is shortened and escaped."""
     text, names = REFUSED[case]
     (path := tmp_path / "it").write_text(text)
     assert names in refused(run("check", path))
@@ -132,13 +132,13 @@ def test_values_that_nothing_can_run_are_refused_in_short(tmp_path: Path, case: 
 
 @pytest.mark.parametrize("command", [("check", "--world", "gloo"), ("export",)])
 def test_too_many_ranks_are_bad_input_wherever_they_would_run(tmp_path: Path, command: tuple[str, ...]) -> None:
-    """No process of a rank is started for them, and a process that checks alone passes the refusal on."""
+    """No rank is started, and an isolated check passes the refusal on."""
     (path := tmp_path / "it").write_text(scenario_with(MANY_RANKS))
     assert "4,096 ranks are too many" in refused(run(*command, path))
 
 
 def changed(file: str, **values: object) -> Callable[[Path], None]:
-    """What replaces values in a file of a finding."""
+    """Return a function that replaces values in a finding's file."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -148,7 +148,7 @@ def changed(file: str, **values: object) -> Callable[[Path], None]:
 
 
 def replaced(file: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    """What puts something else in the place of a file of a finding."""
+    """Return a function that replaces a finding's file by something else."""
 
     def change(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)
@@ -181,7 +181,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_finding_that_no_check_makes_is_refused(kept: Path, case: str) -> None:
-    """By every command that reads one; among others of a store it is a line on stderr."""
+    """All commands refuse an impossible finding. In a store, it is a line on stderr."""
     change, names = BROKEN[case]
     change(kept)
     for command in OF_FINDINGS:
@@ -192,7 +192,7 @@ def test_a_finding_that_no_check_makes_is_refused(kept: Path, case: str) -> None
 
 
 def test_what_a_finding_says_is_printed_without_escapes(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A terminal obeys nothing that is in a file."""
+    """A terminal obeys no escape sequence from a file."""
     red = "\x1b[31m\x07\u202ered"
     changed("verdict.json", reason=red, drift=red, confirmed=red, followers=[f"step 0 update {red}"])(kept)
     changed("verdict.json", divergence={"tensor": red, "expected": red, "actual": red})(kept)
@@ -210,7 +210,7 @@ def test_what_a_finding_says_is_printed_without_escapes(kept: Path, capsys: pyte
 
 
 def test_names_of_folders_are_printed_without_escapes(kept: Path) -> None:
-    """Each is in a line of its own, escaped."""
+    """Each name has its own line and is escaped."""
     shutil.move(kept, kept.with_name("a\n\x1b[31mb"))
     (kept.parent / "c\rd").mkdir()
     for command in (("replay", "--all"), ("replay", "zz")):
@@ -221,7 +221,7 @@ def test_names_of_folders_are_printed_without_escapes(kept: Path) -> None:
 @pytest.mark.parametrize("path", ["x" * 5000, "\udc80", "/dev/null/x", "a\nb"])
 @pytest.mark.parametrize("command", ["check", "replay", "bisect", "export", "dry-run"])
 def test_paths_that_name_nothing_are_refused(command: str, path: str) -> None:
-    """Too long, in no encoding, below a file: one line each."""
+    """Paths that are too long, undecodable, or below a file give one line each."""
     result = run(command, path)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
@@ -238,5 +238,5 @@ def test_paths_that_name_nothing_are_refused(command: str, path: str) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_there_is_anything_to_write(
     arguments: tuple[str, ...], names: str
 ) -> None:
-    """Writing at once replaces what is there: a device must not be replaced by a file."""
+    """A device must not be replaced by a file."""
     assert names in refused(run(*arguments))

@@ -1,4 +1,4 @@
-"""`equivcheck matrix` as users type it."""
+"""`equivcheck matrix` checks a recipe."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ matrix = equivcheck.Matrix(
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """In a folder of its own, with a module beside it."""
+    """A recipe in its own folder, next to a module that it imports."""
     path = tmp_path / "recipe.py"
     path.write_text(RECIPE)
     tmp_path.joinpath("beside.py").touch()
@@ -72,12 +72,12 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, ["matrix", *map(str, arguments)])
 
 
 def test_a_table_and_every_report_tell_the_same(recipe: Path, tmp_path: Path) -> None:
-    """Rows in the recipe's order, a line each on stderr as they come; exit code 1 for an unexpected outcome."""
+    """Rows have the recipe's order; an unexpected outcome gives exit code 1."""
     junit, html = tmp_path / "junit.xml", tmp_path / "page.html"
     chosen = ("--layout", "on purpose", "--layout", "raises", "--layout", "ddp")
     result = run(recipe, *chosen, "-n", 1, "--junit", junit, "--html", html)
@@ -105,7 +105,7 @@ def _require_junit(path: Path) -> None:
 
 
 def _require_page(page: str) -> None:
-    """It needs nothing from elsewhere, and quotes what a layout raises as text."""
+    """Check that a page loads nothing from elsewhere, and escapes errors."""
     assert "no &lt;model&gt;" in page
     assert "no <model>" not in page
     assert not re.findall(r"<script|<link|<img|src=|href=|url\(|@import|https?://", page)
@@ -115,7 +115,7 @@ def _require_page(page: str) -> None:
 
 @pytest.mark.slow
 def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) -> None:
-    """Of two processes: one that ends costs its layout, no other; Ctrl-C ends what waits for ever; no process is left."""
+    """A worker that dies costs only its layout; Ctrl-C ends a hanging layout and leaves no process."""
     command = [sys.executable, "-m", "equivcheck", "matrix", str(recipe), "-n", "2", "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -140,7 +140,7 @@ def test_processes_that_die_and_interruptions_keep_what_was_found(recipe: Path) 
 
 
 def test_bad_input_is_one_clear_line(recipe: Path) -> None:
-    """A layout that the recipe does not have: exit code 2, nothing on stdout, one line on stderr that lists those it has."""
+    """An unknown layout gives exit code 2 and one line that lists the recipe's layouts."""
     result = run(recipe, "--layout", "nope", "-n", 1)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "layout 'nope' is not valid" in result.stderr
@@ -149,7 +149,7 @@ def test_bad_input_is_one_clear_line(recipe: Path) -> None:
 
 
 def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
-    """The same for a file that ends the process that reads it."""
+    """A recipe that calls `os._exit` gives exit code 2 and one line."""
     path = tmp_path / "recipe.py"
     path.write_text("import os\nos._exit(3)")
     result = run(path, "-n", 1)
@@ -159,7 +159,7 @@ def test_a_recipe_that_ends_its_process_is_named(tmp_path: Path) -> None:
 
 
 def test_reports_that_cannot_be_written_are_refused_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
-    """There would be something to lose later."""
+    """Otherwise the results would be lost."""
     result = run(recipe, "--html", tmp_path / "missing" / "page.html")
     assert result.exit_code == 2
     assert "does not exist. Expected a file in an existing folder" in result.stderr

@@ -1,4 +1,4 @@
-"""What campaigns mean for those who run them again and again: modes, histories, triage, merging."""
+"""Repeated campaigns: modes, history, triage and merging."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OLD, NEW = fakes.diverged(fakes.scenario()), fakes.diverged(fakes.scenario(), te
 
 
 def run(*arguments: object) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 class Nights:
-    """Campaigns over one store, each of which draws and replays what a test says."""
+    """Campaigns over one store that find and replay what a test chooses."""
 
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = store
@@ -46,7 +46,7 @@ class Nights:
         monkeypatch.setattr(replay, "checked", self._checked)
 
     def fuzz(self, *options: str, found: tuple[CaseVerdict, ...] = (), shows: bool = True) -> Result:
-        """One campaign that finds so much, where replays show it or not."""
+        """Run a campaign with these findings; `shows` says if replays still fail."""
         self.found, self.shows = found, shows
         return run("fuzz", "--seconds", 1, "--seed", 3, "--store", self.store, *options)
 
@@ -82,13 +82,13 @@ def nights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nights:
 
 
 def standings(result: Result) -> dict[str, str]:
-    """How findings stand, by fingerprint, as JSON says."""
+    """Status by fingerprint, from JSON."""
     value: dict[str, Any] = json.loads(result.stdout)
     return {record["fingerprint"]: record["standing"] for record in value["standings"]}
 
 
 def test_a_night_fails_on_what_is_new_or_back_again(nights: Nights) -> None:
-    """What is still there does not fail the next one, nor does what is fixed; a regression does."""
+    """A finding that is still there or fixed does not fail the next run; a regression does."""
     old = fingerprint(OLD)
     told = []
     for found, shows in [((OLD,), True), ((), True), ((), False), ((), True)]:
@@ -98,7 +98,7 @@ def test_a_night_fails_on_what_is_new_or_back_again(nights: Nights) -> None:
 
 
 def test_a_pull_request_fails_on_what_the_store_does_not_know(nights: Nights) -> None:
-    """What was there before the change, and comes back, is not the change's."""
+    """A finding that comes back was there before the change, so it does not fail the run."""
     nights.fuzz(found=(OLD,))
     nights.fuzz("--mode", "nightly", shows=False)
     assert nights.fuzz("--mode", "pr").exit_code == 0
@@ -121,7 +121,7 @@ def test_a_pull_request_fails_on_what_the_store_does_not_know(nights: Nights) ->
 def test_a_first_look_fails_only_if_the_checker_does(
     nights: Nights, found: tuple[Verdict, ...], broken: str, catches: bool, codes: tuple[int, int]
 ) -> None:
-    """With `--mode explore` findings are shown with exit code 0; without it their exit code is 1; in both 3 is the checker's."""
+    """`--mode explore` has exit code 0 with findings; 3 stays 3."""
     nights.broken, nights.catches = broken, catches
     results = nights.fuzz("--mode", "explore", found=found), nights.fuzz(found=found)
     assert tuple(result.exit_code for result in results) == codes
@@ -129,7 +129,7 @@ def test_a_first_look_fails_only_if_the_checker_does(
 
 
 def test_findings_in_tensor_programs_may_be_told_without_failing(nights: Nights) -> None:
-    """With `--fail-on trainings` the exit code is that of the trainings; both are shown, in sections of their own."""
+    """`--fail-on trainings` ignores findings in programs, but prints them in their own section."""
     in_program = verdict_on(fakes.program(1, "exp"), outcome=Outcome.CRASHED, world="sim", reason="it raises")
     assert nights.fuzz(found=(in_program,)).exit_code == 1
     assert nights.fuzz("--fail-on", "trainings", found=(in_program,)).exit_code == 0
@@ -153,13 +153,13 @@ def test_findings_in_tensor_programs_may_be_told_without_failing(nights: Nights)
 def test_trainings_are_drawn_unless_something_else_is_asked_for(
     nights: Nights, options: tuple[str, ...], trainings: bool, programs: bool
 ) -> None:
-    """Programs of DTensor operations say nothing about a training, so they are drawn on request, and each night."""
+    """Tensor programs are drawn on request and by nightly runs only, because they say nothing about a training."""
     nights.fuzz(*options)
     assert (nights.plan.strategy is not None, nights.plan.programs is not None) == (trainings, programs)
 
 
 def test_an_accepted_finding_fails_nothing(nights: Nights) -> None:
-    """Until somebody withdraws that; `triage` tells what is left to look at."""
+    """It fails runs again after `--withdraw`."""
     mark = fingerprint(OLD)
     assert nights.fuzz(found=(OLD,)).exit_code == 1
     assert run("triage", "--store", nights.store).exit_code == 1
@@ -185,7 +185,7 @@ def test_an_accepted_finding_fails_nothing(nights: Nights) -> None:
     ],
 )
 def test_triage_refuses_with_one_line(nights: Nights, arguments: tuple[str, ...], error: str) -> None:
-    """Nothing is accepted by it."""
+    """No finding is accepted if the arguments are invalid."""
     nights.fuzz(found=(OLD,))
     named = [argument.replace("KNOWN", fingerprint(OLD)) for argument in arguments]
     result = run("triage", *named, "--store", nights.store)
@@ -196,7 +196,7 @@ def test_triage_refuses_with_one_line(nights: Nights, arguments: tuple[str, ...]
 
 
 def test_triage_says_what_is_wrong_since_when_with_which_torch(nights: Nights) -> None:
-    """Of each finding, with where it was seen first and last."""
+    """Each finding has the first and last run that saw it."""
     nights.fuzz(found=(OLD,))
     nights.fuzz(found=(OLD,))
     assert OLD.reason in run("triage", "--store", nights.store).stdout
@@ -208,7 +208,7 @@ def test_triage_says_what_is_wrong_since_when_with_which_torch(nights: Nights) -
 
 
 def test_stores_of_two_machines_are_merged(nights: Nights, tmp_path: Path) -> None:
-    """Findings and runs of both; the same again adds nothing."""
+    """The merged store has all findings and runs; merging again adds nothing."""
     nights.fuzz("--shard", "1/2", found=(OLD,))
     first = nights.store
     nights.store = tmp_path / "second"
@@ -221,7 +221,7 @@ def test_stores_of_two_machines_are_merged(nights: Nights, tmp_path: Path) -> No
 
 
 def test_a_merge_that_cannot_be_does_nothing(tmp_path: Path) -> None:
-    """One line, before the first store is touched."""
+    """The error is one line, and no store is changed."""
     FindingStore(tmp_path / "one").keep(OLD)
     result = run("merge", tmp_path / "one", tmp_path / "missing", "--store", tmp_path / "all")
     assert result.exit_code == 2
@@ -230,7 +230,7 @@ def test_a_merge_that_cannot_be_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_history_that_cannot_be_used_is_told_before_the_campaign(nights: Nights) -> None:
-    """One line that names the file; one that breaks later costs its own text only."""
+    """The error names the file. If the history breaks later, only its own text is lost."""
     nights.store.mkdir()
     nights.store.joinpath(FILE).write_text("not a database " * 100)
     result = nights.fuzz(found=(OLD,))
@@ -241,14 +241,14 @@ def test_a_history_that_cannot_be_used_is_told_before_the_campaign(nights: Night
 
 @pytest.mark.parametrize("text", ["3/2", "x"])
 def test_a_shard_that_does_not_exist_is_a_usage_error(text: str) -> None:
-    """The line says what is allowed."""
+    """The error has the expected form."""
     result = run("fuzz", "--seconds", 1, "--shard", text)
     assert result.exit_code == 2
     assert "Expected" in result.stderr
 
 
 def test_a_shard_draws_something_else(nights: Nights) -> None:
-    """And says the seed by which it can be had again."""
+    """Each shard prints its own seed, which repeats it."""
     seeds = {json.loads(nights.fuzz("--json", "--shard", shard).stdout)["seed"] for shard in ("1/3", "2/3", "3/3", "1/1")}
     assert len(seeds) == 4
     assert 3 in seeds

@@ -1,4 +1,4 @@
-"""Commands that take a tensor program, or the finding of one."""
+"""Commands on tensor programs and their findings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NEGATIVE_SCAN = TensorProgram(mesh=(2,), statements=(Leaf(shape=(4, 6), placemen
 
 
 def run(*arguments: object, stdin: str | None = None) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A program that is right."""
+    """A file with a correct program."""
     path = tmp_path / "program.json"
     path.write_text(to_json(PROGRAM))
     return path
@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def finding(tmp_path: Path) -> Path:
-    """The folder of one that was found with a fault planted."""
+    """Folder of a finding with a planted fault."""
     store = FindingStore(tmp_path / "store")
     store.keep(check_program(PROGRAM, target=FAULTS["doubled_backward"]))
     (mark,) = store.fingerprints()
@@ -53,12 +53,12 @@ def finding(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _check_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check in this process, which is quicker than in one of its own."""
+    """Check in this process, because a new one takes longer."""
     monkeypatch.setattr(process, "check_isolated", check_case)
 
 
 def test_a_file_of_a_program_is_checked(file: Path) -> None:
-    """By its kind; in words, as JSON, and from standard input."""
+    """Text and JSON work, and so does standard input."""
     result = run("check", file)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("EQUIVALENT: tensor program on 2 ranks, 3 statements: square, in sim")
@@ -81,7 +81,7 @@ def test_a_file_of_a_program_is_checked(file: Path) -> None:
 )
 @pytest.mark.usefixtures("_check_here")
 def test_what_a_program_does_not_have_is_refused(arguments: tuple[str, ...], file: Path) -> None:
-    """In one line that says what is allowed, with exit code 2."""
+    """The error is one line with the valid choices; the exit code is 2."""
     result = run(*(str(file) if each == "FILE" else each for each in arguments))
     assert result.exit_code == 2, result.output
     assert re.search("allowed|Expected", result.stderr)
@@ -89,7 +89,7 @@ def test_what_a_program_does_not_have_is_refused(arguments: tuple[str, ...], fil
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    """With those that there are."""
+    """The error lists the known kinds."""
     path = tmp_path / "file.json"
     path.write_text('{"kind": "song", "format": 1}')
     result = run("check", path)
@@ -99,7 +99,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_check_here")
 def test_a_finding_is_replayed_and_listed(finding: Path) -> None:
-    """Without the fault it no longer shows."""
+    """It no longer shows, because the fault is not planted."""
     result = run("replay", finding)
     assert result.exit_code == 0, result.output
     assert "no longer shows" in result.stdout
@@ -109,7 +109,7 @@ def test_a_finding_is_replayed_and_listed(finding: Path) -> None:
 
 
 def test_a_finding_is_exported_and_has_a_page(finding: Path, tmp_path: Path) -> None:
-    """A script of torch alone, and a page with the text, the program and the script."""
+    """The page has verdict, program and script; the script needs only torch."""
     result = run("export", finding, "-o", tmp_path / "repro.py")
     assert result.exit_code == 0, result.output
     script = (tmp_path / "repro.py").read_text()
@@ -133,7 +133,7 @@ def test_a_finding_is_exported_and_has_a_page(finding: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_check_here")
 def test_a_script_shows_what_is_on_file(tmp_path: Path) -> None:
-    """Over processes, by torch alone, with exit code 1."""
+    """On processes, it exits with 1."""
     path = tmp_path / "program.json"
     path.write_text(to_json(NEGATIVE_SCAN))
     result = run("export", path, "--run")
@@ -143,7 +143,7 @@ def test_a_script_shows_what_is_on_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_coverage_of_programs_names_overloads() -> None:
-    """Those that DTensor has a rule for, reached or not."""
+    """Overloads with a sharding rule are counted, reached or not."""
     result = run("coverage", "--programs", "--seconds", "2", "--seed", "1", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)

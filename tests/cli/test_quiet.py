@@ -1,4 +1,4 @@
-"""Rules of what commands keep off stderr."""
+"""Commands print no remarks from torch on stderr."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ check(from_json(sys.stdin.read()))
     ]
 )
 def remarked_on(request: pytest.FixtureRequest) -> str:
-    """A scenario on which torch remarks: DDP does so in C++, DTensor through its logger."""
+    """A scenario on which torch remarks: DDP in C++, DTensor through its logger."""
     parallelism: Parallelism = request.param
     layout = Layout(mesh=Mesh(axes=(Axis(name="dp", size=2),)), parallelisms=(parallelism,))
     return to_json(Scenario(training=TRAINING, layout=layout))
 
 
 def stderr_of(arguments: list[str], scenario: str, environment: dict[str, str]) -> str:
-    """What a Python process given a scenario on stdin prints there."""
+    """Return the stderr of a Python process that gets a scenario on stdin."""
     command = [sys.executable, *arguments]
     return subprocess.run(
         command, env=environment | PATH, input=scenario, capture_output=True, text=True, timeout=600, check=True
@@ -46,25 +46,25 @@ def stderr_of(arguments: list[str], scenario: str, environment: dict[str, str]) 
 
 
 def test_a_command_prints_only_its_own_lines(remarked_on: str) -> None:
-    """What torch remarks on a scenario is not printed."""
+    """Torch's remarks on a scenario are not printed."""
     environment = {name: value for name, value in os.environ.items() if name not in quiet_environment({})}
     assert stderr_of(["-m", "equivcheck", "check", "-"], remarked_on, environment) == ""
 
 
 @pytest.mark.slow
 def test_the_processes_of_a_campaign_are_quiet(remarked_on: str) -> None:
-    """A worker's output is kept for what it says when it dies."""
+    """A worker's output is kept only for its last words."""
     assert stderr_of(["-c", CHECK_STDIN], remarked_on, quiet_environment(os.environ)) == ""
 
 
 def test_what_the_user_has_set_stays() -> None:
-    """Who asks torch for its logs gets them."""
+    """If you ask torch for its logs, you get them."""
     assert quiet_environment({"TORCH_LOGS": "+distributed", "HOME": "/"})["TORCH_LOGS"] == "+distributed"
     assert quiet_environment({"HOME": "/"}).items() > {"HOME": "/", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items()
 
 
 def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that is run inside another program leaves nothing behind."""
+    """A command inside another program restores the environment."""
     monkeypatch.setenv("TORCH_LOGS", "+distributed")
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
     before = dict(os.environ)
@@ -78,7 +78,7 @@ def test_the_environment_is_as_it_was_afterwards(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_torch_logs_and_then_raises_is_not_printed(caplog: pytest.LogCaptureFixture) -> None:
-    """Where ranks refuse an operation the verdict has the error; what else that logger says is heard."""
+    """If ranks refuse an operation, only the verdict has the error; other messages from that logger are printed."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def log(text: str) -> None:

@@ -1,4 +1,4 @@
-"""`equivcheck report` and `fuzz --html`: one page about a run."""
+"""`equivcheck report` and `fuzz --html` write a page about a run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("workers_are_forked")
 
 
 def run(*arguments: object) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Of two runs, the first with a finding."""
+    """A store with two runs; the first has a finding."""
     store = tmp_path / "findings"
     campaign(store, 0, found=(fakes.diverged(fakes.scenario()),))
     campaign(store, 1)
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_the_last_run_is_reported_unless_another_is_named(store: Path, tmp_path: Path) -> None:
-    """By the first digits of its identifier; stdout says which it is and where the page lies."""
+    """Stdout names the run and the page."""
     page = tmp_path / "page.html"
     result = run("report", "--store", store, "-o", page)
     assert result.exit_code == 0, result.output
@@ -59,7 +59,7 @@ def test_the_last_run_is_reported_unless_another_is_named(store: Path, tmp_path:
     ],
 )
 def test_what_cannot_be_reported_is_one_line(store: Path, tmp_path: Path, arguments: Sequence[str], error: str) -> None:
-    """With exit code 2, and no page."""
+    """The exit code is 2, and no page is written."""
     page = tmp_path / "page.html"
     result = run("report", "--store", store, "-o", page, *arguments)
     assert result.exit_code == 2
@@ -69,7 +69,7 @@ def test_what_cannot_be_reported_is_one_line(store: Path, tmp_path: Path, argume
 
 
 def test_a_history_that_is_none_is_one_line(store: Path, tmp_path: Path) -> None:
-    """With exit code 3: the file is there, and broken."""
+    """The exit code is 3, because the file is broken."""
     store.joinpath(FILE).write_text("not a database " * 100)
     result = run("report", "--store", store, "-o", tmp_path / "page.html")
     assert result.exit_code == 3
@@ -78,7 +78,7 @@ def test_a_history_that_is_none_is_one_line(store: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def fuzz_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Campaigns end before their first check."""
+    """End campaigns before their first check."""
 
     def fuzz(plan: Plan, store: FindingStore, listeners: Sequence[Listener], _crew: object = None) -> Summary:
         summary = Summary(plan=plan, seconds=1.0, tally=Tally(), findings=(), store=store.path)
@@ -91,7 +91,7 @@ def fuzz_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fuzz_at_once")
 def test_fuzz_writes_the_page_of_its_run(tmp_path: Path) -> None:
-    """The same that `report` writes of it later."""
+    """`report` writes the same page later."""
     store, page, again = tmp_path / "findings", tmp_path / "page.html", tmp_path / "again.html"
     result = run("fuzz", "--seconds", 1, "--seed", 3, "--store", store, "--html", page)
     assert result.exit_code == 0, result.output
@@ -103,7 +103,7 @@ def test_fuzz_writes_the_page_of_its_run(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fuzz_at_once")
 def test_a_page_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line on stderr says why; where that is clear before the campaign, nothing begins."""
+    """Stderr has the reason. If it is known before the campaign, nothing starts."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -120,7 +120,7 @@ def test_a_page_that_cannot_be_written_costs_no_result(tmp_path: Path, monkeypat
 
 
 def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
-    """From the moment it has begun."""
+    """A running campaign has a page from its start."""
     History(tmp_path).begin(run_of(0))
     page = tmp_path / "page.html"
     assert run("report", "--store", tmp_path, "-o", page).exit_code == 0
@@ -128,7 +128,7 @@ def test_a_run_that_goes_on_can_be_looked_at(tmp_path: Path) -> None:
 
 
 def test_an_issue_has_the_findings_that_make_a_run_fail(store: Path, tmp_path: Path) -> None:
-    """A title, an empty line, and a text with a script; on stdout, or in a file."""
+    """The issue has a title, an empty line, and a text with a script, on stdout or in a file."""
     result = run("report", "--store", store, "--run", f"{0:016x}", "--format", "issue")
     assert result.exit_code == 0, result.output
     title, empty, *text = result.stdout.splitlines()
@@ -141,7 +141,7 @@ def test_an_issue_has_the_findings_that_make_a_run_fail(store: Path, tmp_path: P
 
 
 def test_the_parts_of_a_night_have_one_issue(tmp_path: Path) -> None:
-    """That has what each of them found, once; what was found before that night is not in it."""
+    """Each finding is in it once; earlier findings are not."""
     before, first, both = (fakes.diverged(fakes.scenario(), tensor=name) for name in ("a", "b", "c"))
     campaign(tmp_path, 0, found=(before,))
     campaign(tmp_path, 1, found=(first, both))
@@ -157,12 +157,12 @@ def test_the_parts_of_a_night_have_one_issue(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("others", [("--run", "0"), ("--format", "html"), ("beef",)])
 def test_an_issue_about_several_runs_is_no_page(store: Path, others: Sequence[str]) -> None:
-    """Nor one about a single run."""
+    """`--since` works neither for pages nor with `--run`."""
     assert "--since is not valid with --run" in run("report", "--store", store, "--since", "2031-01-01", *others).stderr
 
 
 def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
-    """One line on stderr says so."""
+    """Stderr has one line."""
     result = run("report", "--store", store, "--format", "issue")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no finding that makes it fail" in result.stderr
@@ -170,7 +170,7 @@ def test_a_run_that_does_not_fail_has_no_issue(store: Path) -> None:
 
 
 def test_a_finding_has_a_page_of_its_own(store: Path, tmp_path: Path) -> None:
-    """Of its kept verdict, with what its ranks leave in one more run, its script, and what checks it again."""
+    """The page has the verdict, the tensors and calls from another run, the script, and the commands."""
     (mark,) = FindingStore(store).fingerprints()
     page = tmp_path / "finding.html"
     result = run("report", mark[:6], "--store", store, "-o", page)
@@ -186,14 +186,14 @@ def test_a_finding_has_a_page_of_its_own(store: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("--run", "0"), ("--format", "issue")])
 def test_a_finding_is_no_run(store: Path, arguments: Sequence[str]) -> None:
-    """Nor an issue: exit code 2."""
+    """Finding and run together give exit code 2."""
     result = run("report", "abc", "--store", store, *arguments)
     assert result.exit_code == 2
     assert "a finding is not valid with --run or --format issue" in result.stderr
 
 
 def test_json_says_what_was_written(store: Path, tmp_path: Path) -> None:
-    """Of a page where it lies and which run it is about, of an issue title and text."""
+    """For a page, JSON has path and run; for an issue, title and text."""
     page = tmp_path / "page.html"
     written = json.loads(run("report", "--store", store, "-o", page, "--json").stdout)
     assert (written["path"], written["run"], written["mode"]) == (str(page), f"{1:016x}", "nightly")

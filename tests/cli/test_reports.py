@@ -1,4 +1,4 @@
-"""What is said of a campaign."""
+"""Texts about a campaign."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ EQUIVALENT = Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.scenario(), worl
 
 @pytest.fixture
 def summary() -> Summary:
-    """Three checks, one of them a finding, one inconclusive."""
+    """Three checks: one finding, one inconclusive."""
     tally = Tally()
     tally.add(DIVERGED, 0.5)
     tally.add(EQUIVALENT, 0.01)
@@ -53,21 +53,21 @@ def summary() -> Summary:
 
 
 def screen(summary: Summary) -> list[str]:
-    """The lines that people read at the end."""
+    """Lines of the final screen."""
     out = io.StringIO()
     print_summary(Console(file=out, width=80), summary)
     return out.getvalue().splitlines()
 
 
 def details(summary: Summary) -> str:
-    """What `-v` adds, on a narrow terminal."""
+    """Output of `-v` on a narrow terminal."""
     out = io.StringIO()
     print_details(Console(file=out, width=60), summary)
     return out.getvalue()
 
 
 def finding(verdict: CaseVerdict, kept: Kept = Kept.NEW) -> KeptFinding:
-    """A finding in the usual store."""
+    """A finding in the default store."""
     return KeptFinding(fingerprint=fingerprint(verdict), path=DEFAULT_STORE / fingerprint(verdict), verdict=verdict, kept=kept)
 
 
@@ -77,7 +77,7 @@ def explained(verdict: Verdict, cause: Cause, *, exact: bool = True) -> Verdict:
 
 
 def test_the_screen_tells_the_result_in_one_order(summary: Summary) -> None:
-    """Findings with why and the command that shows more, parallelisms, known problems, the control, and three commands."""
+    """Findings with cause and command, parallelisms, known issues, the control, and three commands."""
     found = finding(explained(DIVERGED, Cause.SUMMED))
     summary.tally.add(Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one"), 0.1)
     control = Control(name="a_bug", wrong="Nothing.", examples=3, caught=True)
@@ -101,7 +101,7 @@ def test_the_screen_tells_the_result_in_one_order(summary: Summary) -> None:
 
 @pytest.mark.parametrize("num_causes", [0, 1, 2, 5, 30])
 def test_the_screen_has_40_lines_of_80_columns(summary: Summary, num_causes: int) -> None:
-    """However many causes there are: their paragraphs become shorter, and in the end they are counted."""
+    """If there are many causes, paragraphs become shorter, and then they are only counted."""
     for name in layout_names():
         summary.tally.durations[name] = summary.tally.durations["ddp"]
         summary.tally.outcomes[name, Outcome.EQUIVALENT] += 1
@@ -117,7 +117,7 @@ def test_the_screen_has_40_lines_of_80_columns(summary: Summary, num_causes: int
 
 
 def test_findings_of_one_cause_are_one_paragraph(summary: Summary) -> None:
-    """The example is the smallest that is explained exactly; the layouts of all are named."""
+    """The example is the smallest with an exact cause; all layouts are named."""
     wide, small = fakes.scenario(width=5), fakes.scenario(width=2)
     verdicts = (
         explained(fakes.diverged(small, tensor="bias"), Cause.SUMMED, exact=False),
@@ -134,7 +134,7 @@ def test_findings_of_one_cause_are_one_paragraph(summary: Summary) -> None:
 
 
 def test_what_was_not_shrunk_is_one_paragraph_that_says_so(summary: Summary) -> None:
-    """Nothing is claimed of its cause."""
+    """The paragraph claims no cause."""
     verdicts = [mark_not_shrunk(fakes.diverged(fakes.scenario(), tensor=name)) for name in ("one", "two", "three")]
     lines = screen(replace(summary, findings=tuple(map(finding, verdicts))))
     assert sum(line.startswith("DIVERGED") for line in lines) == 1
@@ -143,14 +143,14 @@ def test_what_was_not_shrunk_is_one_paragraph_that_says_so(summary: Summary) -> 
 
 
 def test_a_finding_that_is_nowhere_else_is_printed_with_its_case(summary: Summary) -> None:
-    """Otherwise it would be lost."""
+    """Otherwise the finding would be lost."""
     lines = screen(replace(summary, findings=(finding(DIVERGED, Kept.UNKEPT),), unkept="the disk is full"))
     assert f"  case:  {to_json(DIVERGED.scenario)}" in lines
     assert any("the disk is full" in line for line in lines)
 
 
 def test_a_composition_counts_in_each_of_its_parallelisms(summary: Summary) -> None:
-    """One line for each parallelism, and one for tensor programs after them."""
+    """Each parallelism has a line; tensor programs come last."""
     both = Verdict(outcome=Outcome.EQUIVALENT, scenario=fakes.static_graph(tensor_parallel=True), world="sim")
     for verdict in (both, verdict_on(fakes.program(), outcome=Outcome.EQUIVALENT, world="sim")):
         summary.tally.add(verdict, 0.1)
@@ -160,7 +160,7 @@ def test_a_composition_counts_in_each_of_its_parallelisms(summary: Summary) -> N
 
 
 def test_commands_can_be_copied_under_tox(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """There the program is not on the reader's PATH, so that commands have its path."""
+    """Commands have the program's path, because it is not on the reader's PATH."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(tmp_path / ".tox/try/bin/equivcheck")])
     monkeypatch.setenv("TOX_ENV_NAME", "try")
@@ -170,7 +170,7 @@ def test_commands_can_be_copied_under_tox(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_details_say_everything_that_was_counted(summary: Summary) -> None:
-    """Counts by outcome, times, the slowest scenario in words, reasons, and each finding with how to see it again, unbroken."""
+    """Outcomes, times, the slowest scenario, reasons, and each finding with an unbroken replay command."""
     text = details(summary)
     (row,) = [line.split() for line in text.splitlines() if line.startswith("ddp")]
     assert row[:5] == ["ddp", "1", "1", "1", "3"]
@@ -181,7 +181,7 @@ def test_the_details_say_everything_that_was_counted(summary: Summary) -> None:
 
 
 def test_a_campaign_that_never_started_can_be_told_too() -> None:
-    """No check, no time: still a table and a JSON object without NaN."""
+    """Without checks, there is still a table, and a JSON object without NaN."""
     empty = Summary(plan=PLAN, seconds=0.0, tally=Tally(), findings=(), store=Path("findings"), broken="it broke")
     assert "the checker itself failed: it broke" in screen(empty)
     text = json.dumps(summary_object(empty), allow_nan=False)
@@ -189,7 +189,7 @@ def test_a_campaign_that_never_started_can_be_told_too() -> None:
 
 
 def test_the_object_has_every_outcome(summary: Summary) -> None:
-    """Outcomes that never came up are there with a count of 0, in all and for each layout."""
+    """Outcomes that did not occur have a count of 0."""
     found = summary_object(summary)
     expected = {outcome.value: 0 for outcome in Outcome} | {"diverged": 1, "equivalent": 1, "inconclusive": 1}
     assert found["outcomes"] == expected
@@ -199,14 +199,14 @@ def test_the_object_has_every_outcome(summary: Summary) -> None:
 
 
 def test_what_is_decided_in_part_is_told(summary: Summary) -> None:
-    """Of what is equivalent, checks whose later steps nothing could decide are counted, with the reason."""
+    """Equivalent checks with undecided later steps are counted, with the reason."""
     summary.tally.add(replace(EQUIVALENT, undecided="not decided from step 2 on: noise"), 0.1)
     assert "equivalent: not decided from step N on: noise, 1 check" in details(summary)
     assert summary_object(summary)["equivalent_up_to_a_step"] == 1
 
 
 def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> None:
-    """Each with the checks that could tell, and those that avoided it: what no longer shows may be mended."""
+    """Each issue has its counts, because one that no longer shows may be fixed."""
     known = Verdict(outcome=Outcome.KNOWN, scenario=fakes.scenario(), world="sim", known="one")
     for verdict, told in ((known, ("one",)), (EQUIVALENT, ("one", "other")), (EQUIVALENT, ())):
         summary.tally.add(verdict, 0.1, decided=told, avoided=() if told else ("one",))
@@ -220,20 +220,20 @@ def test_known_issues_are_told_that_show_and_that_do_not(summary: Summary) -> No
 
 
 def test_progress_is_one_line(summary: Summary) -> None:
-    """Time left of the budget, checks, findings and checks that met a known problem."""
+    """The line has the remaining time, checks, findings and known issues."""
     event = Ticked(seconds=2.0, tally=summary.tally, num_findings=1)
     assert progress_text(event, PLAN) == "58 s left | 3 checks | 1 finding | 0 known"
     assert progress_text(event, Plan(num_checks=9, seed=7)) == "4 s left | 3/9 checks | 1 finding | 0 known"
 
 
 def test_progress_says_when_the_time_is_over(summary: Summary) -> None:
-    """What has begun is ended then: a check, shrinking, or the control."""
+    """Checks, shrinking and the control may then still end."""
     event = Ticked(seconds=PLAN.seconds + 1.0, tally=summary.tally, num_findings=1)
     assert progress_text(event, PLAN).startswith("finishing | 3 checks")
 
 
 def test_progress_fits_in_80_columns(summary: Summary) -> None:
-    """Also that of a long night; the time left is the smaller one of both budgets."""
+    """A long night fits too; the shown time is the smaller one of both budgets."""
     summary.tally.outcomes["ddp", Outcome.EQUIVALENT] = 1_234_567
     summary.tally.known["one"] = 123_456
     event = Ticked(seconds=30_000.0, tally=summary.tally, num_findings=12)
@@ -253,7 +253,7 @@ NODES = (
 
 
 def test_the_end_tells_the_speed_of_each_node(summary: Summary) -> None:
-    """One that was lost by the time that it worked, and one that took no part with the reason."""
+    """A lost node has its speed until then; an unused node has the reason."""
     told = replace(summary, nodes=NODES)
     assert [line for line in details(told).splitlines() if line.startswith("node")] == [
         "node 10.0.0.2: 1,200 checks by 4 workers in 60.0 s, 20.0 checks/s",
@@ -269,7 +269,7 @@ def test_the_end_tells_the_speed_of_each_node(summary: Summary) -> None:
 
 
 def test_progress_has_a_line_for_each_node(summary: Summary) -> None:
-    """Those that took no part are told at the start, and why one is lost once, when it happens."""
+    """Unused nodes are named at the start. The reason for a loss appears once."""
     out = io.StringIO()
     with ProgressLine(Console(file=out, width=80, force_terminal=True)) as line:
         line(Started(plan=PLAN, nodes=NODES))
@@ -284,14 +284,14 @@ def test_progress_has_a_line_for_each_node(summary: Summary) -> None:
 
 
 def test_of_many_nodes_progress_has_the_first_few() -> None:
-    """A terminal has room for some."""
+    """A terminal has room for some nodes only."""
     many = [NodeWork(name=str(number), num_workers=1, num_checks=1, seconds=1.0) for number in range(20)]
     assert list(node_lines(many))[-1] == "and 12 more nodes"
     assert len(list(node_lines(many))) == 9
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(summary: Summary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log is not flooded: of many ticks few are written, and nothing moves the cursor."""
+    """A log gets few lines, and no cursor movements."""
     out = io.StringIO()
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -1,4 +1,4 @@
-"""`equivcheck selftest` as users type it."""
+"""`equivcheck selftest` reports caught mutants."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAME = "gradients_summed"
 
 
 def run(*arguments: str) -> Result:
-    """What a command line gives."""
+    """Run a command line."""
     return CliRunner().invoke(main, ["selftest", *arguments])
 
 
 def test_a_mutant_is_killed_and_all_of_it_is_told() -> None:
-    """Exit code 0, one object on stdout with every field that programs read, a line a mutant on stderr."""
+    """The exit code is 0, JSON has all fields, and each mutant has a line on stderr."""
     result = run("--mutants", NAME, "--examples", "10", "--workers", "1", "--json")
     assert result.exit_code == 0, result.output
     (line,) = result.stdout.splitlines()
@@ -46,7 +46,7 @@ def test_a_mutant_is_killed_and_all_of_it_is_told() -> None:
 
 
 def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
-    """One example, which is the plainest scenario of one rank, reaches no fault of several: exit code 1, and it is named."""
+    """One example has one rank and reaches no error between ranks, so the exit code is 1."""
     result = run("--mutants", NAME, "--examples", "1", "--workers", "1")
     assert result.exit_code == 1
     assert f"{NAME} had no effect in 1 example" in result.stdout
@@ -64,7 +64,7 @@ def test_a_mutant_that_is_not_reached_fails_the_selftest() -> None:
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], names: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr that names what is wrong or what is allowed."""
+    """Exit code 2, an empty stdout, and one line on stderr that names the error or the valid choices."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -75,7 +75,7 @@ def test_bad_input_is_one_clear_line(arguments: tuple[str, ...], names: str) -> 
 
 @pytest.mark.slow
 def test_an_interruption_keeps_what_was_found_and_leaves_no_process() -> None:
-    """After the first mutant is through, Ctrl-C ends the rest: the first is told, exit code 1, no process is left."""
+    """After Ctrl-C, the first mutant's result is printed with exit code 1, and no process is left."""
     command = [sys.executable, "-m", "equivcheck", "selftest", "--examples", "1", "--workers", "1", "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""What every command has in common."""
+"""Properties that all commands share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Shell(commands={"waits": waits})(["waits"])
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
-    """It says so in one line, with exit code 3, after it has ended what it started."""
+    """It ends its child processes, prints one line, and exits with 3."""
     fifo = tmp_path / "child"
     os.mkfifo(fifo)
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(fifo)], stderr=subprocess.PIPE, text=True)
@@ -48,7 +48,7 @@ def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path, number: signa
 
 
 def test_a_command_collects_garbage_rarely() -> None:
-    """Importing torch takes a fifth less time so; the caller's thresholds come back."""
+    """This saves a fifth of the time for importing torch. The caller's thresholds are restored."""
     found, before = [], gc.get_threshold()
     command = click.Command("looks", callback=lambda: found.append(gc.get_threshold()))
     gc.set_threshold(700, 10, 10)
@@ -75,7 +75,7 @@ Shell(commands={"imports": imports})(["imports"])
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_imports_is_ended_at_once(tmp_path: Path, number: signal.Signals) -> None:
-    """An import that loses an interruption, as that of torch may, does not keep it alive."""
+    """An import may swallow the interrupt, as torch's does, but the command ends anyway."""
     fifo = tmp_path / "pid"
     os.mkfifo(fifo)
     environment = os.environ | {"EQUIVCHECK_TEST_PID": str(fifo), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

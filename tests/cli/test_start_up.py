@@ -1,4 +1,4 @@
-"""Commands start quickly because each imports only what it uses. The tests look at modules, not at clocks."""
+"""Commands start quickly because each imports only what it uses. These tests look at modules, not at clocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ finally:
 
 
 def modules_after(code: str, *arguments: str) -> set[str]:
-    """Names of the modules that a new process has imported; the last line that the code prints."""
+    """Modules that a new process has imported, from the last line that the code prints."""
     command = [sys.executable, "-c", code, *arguments]
     ended = subprocess.run(command, env={"PYTHONPATH": ":".join(sys.path)}, check=False, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -48,7 +48,7 @@ def modules_after(code: str, *arguments: str) -> set[str]:
 
 
 def test_a_check_imports_only_what_it_uses(tmp_path: Path) -> None:
-    """A passing check of DDP imports no diagnosis, no known issues, no other parallelism, and no rare module of torch."""
+    """A passing DDP check imports no diagnosis, known issue, other parallelism or rare torch module."""
     file = tmp_path / "scenario.json"
     file.write_text(to_json(smallest(DDP)), encoding="utf-8")
     found = modules_after(CHECK, str(file))
@@ -57,7 +57,7 @@ def test_a_check_imports_only_what_it_uses(tmp_path: Path) -> None:
 
 
 def test_a_training_is_defined_without_dtensor() -> None:
-    """A file of tests that names `check_training` is collected in the time that importing torch takes."""
+    """Collecting a test file with `check_training` takes no longer than importing torch."""
     found = modules_after("import sys; from equivcheck import check_training; print(*sys.modules)")
     assert "torch" in found
     assert not found & {"torch.distributed.tensor", "torch._dynamo", "equivcheck.scenario", "equivcheck.user.judging"}
@@ -85,7 +85,7 @@ print(*found, "end")
 
 
 def test_ranks_import_no_rare_module() -> None:
-    """A module imported by a rank would keep the functions that sim replaces; so layouts name it, and it is imported before."""
+    """A module that a rank imports would keep functions that sim replaces. Layouts name such modules, to import them before."""
     sharing = smallest(DDP)
     sharing = replace(sharing, layout=replace(sharing.layout, parallelisms=(DDP(zero_redundancy=True),)))
     scenarios = [*(smallest(kind.parallelism) for kind in layout_kinds().values()), sharing]

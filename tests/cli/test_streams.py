@@ -1,4 +1,4 @@
-"""Rules of standard streams that are closed, full, or read by nobody."""
+"""Standard streams may be closed, full, or read by nobody."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Shell(commands={"works": works})(["works"])
 
 
 def shell(redirected: str, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """What Python does with these arguments in a shell that redirects its streams."""
+    """Run Python in a shell that redirects its streams."""
     line = ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, *command]
     return subprocess.run(line, env=os.environ | PATH, input=stdin, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "<&- 2>&-", "2> >(exec true)"])
 def test_a_command_whose_stderr_fails_goes_on_without_it(redirected: str) -> None:
-    """What it finds and its exit code are as ever, and no file that it opens takes the number of a closed stream."""
+    """Results and exit code stay, and no opened file gets a closed stream's number."""
     ended = shell(redirected, "-c", PROGRESS)
     assert (ended.returncode, ended.stdout) == (1, "done with True\n")
 
@@ -49,7 +49,7 @@ def test_a_command_whose_stderr_fails_goes_on_without_it(redirected: str) -> Non
     "arguments", [("--version",), ("--help",), ("check", "--help"), pytest.param(("check", "-"), marks=pytest.mark.slow)]
 )
 def test_output_that_cannot_be_written_is_exit_code_3(arguments: tuple[str, ...]) -> None:
-    """One line says so, and why."""
+    """Stderr has one line with the reason."""
     ended = shell(">/dev/full", "-m", "equivcheck", *arguments, stdin=to_json(fakes.scenario()))
     assert ended.returncode == 3
     assert ended.stderr == "error: standard output cannot be written: No space left on device\n"
@@ -57,7 +57,7 @@ def test_output_that_cannot_be_written_is_exit_code_3(arguments: tuple[str, ...]
 
 @pytest.mark.parametrize(("redirected", "names"), [(">&-", "standard output"), ("<&-", "standard input")])
 def test_a_stream_that_is_needed_and_closed_is_bad_input(redirected: str, names: str) -> None:
-    """Nothing is run of which nobody could be told, or that cannot be read."""
+    """Nothing runs if its result could not be printed, or its input not be read."""
     ended = shell(redirected, "-m", "equivcheck", "check", "-")
     assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
@@ -65,5 +65,5 @@ def test_a_stream_that_is_needed_and_closed_is_bad_input(redirected: str, names:
 
 
 def test_with_all_streams_closed_the_exit_code_tells() -> None:
-    """There is nothing else left."""
+    """No stream is left for an error message."""
     assert shell("<&- >&- 2>&-", "-m", "equivcheck", "check", "-").returncode == 2

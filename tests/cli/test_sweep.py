@@ -1,4 +1,4 @@
-"""`equivcheck sweep`."""
+"""`equivcheck sweep` runs operations with all placements."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 
 def test_a_sweep_without_differences_is_one_object() -> None:
-    """Counts of programs, and exit code 0."""
+    """JSON has counts of programs; the exit code is 0."""
     result = CliRunner().invoke(main, ["sweep", "--operation", "neg", "--seconds", "60", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -30,14 +30,14 @@ def test_a_sweep_without_differences_is_one_object() -> None:
 
 
 def test_what_is_on_file_is_shown_and_is_no_finding() -> None:
-    """With what the programs have in common."""
+    """Known errors are printed with the property that their programs share."""
     result = CliRunner().invoke(main, ["sweep", "--operation", "item", "--seconds", "20"])
     assert result.exit_code == 0, result.output
     assert "item: known, dtensor_item_of_addends" in result.output
 
 
 def test_pairs_say_what_they_have_covered_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part of the second operations has its own; the time also ends a sweep of pairs."""
+    """Each shard has its own second operations. `--seconds` also ends a sweep over pairs."""
     of_few = Sweep(operations=("to_int", "t"))
     monkeypatch.setattr(results, "first_programs", lambda _, seed: first_programs(of_few, seed))
     totals = {}
@@ -52,7 +52,7 @@ def test_pairs_say_what_they_have_covered_and_what_is_left(monkeypatch: pytest.M
 
 
 def test_what_does_not_exist_is_refused() -> None:
-    """In one line that says what does."""
+    """The error is one line with the valid choices."""
     for arguments in (["--operation", "nope"], ["--mesh", "0"], ["--pairs", "--shard", "3/2"]):
         result = CliRunner().invoke(main, ["sweep", *arguments])
         assert result.exit_code == 2
@@ -60,7 +60,7 @@ def test_what_does_not_exist_is_refused() -> None:
 
 
 def test_an_interruption_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends a sweep after the program that runs, and what was run is printed."""
+    """After Ctrl-C, the running program ends, and all results are printed."""
 
     def interrupted(*arguments: Any, **options: Any) -> ProgramVerdict:
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""`--world torchrun`: a command that torchrun starts on two hosts."""
+"""`--world torchrun` on two hosts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from support.hosts import Host, two_hosts
 from unit.worlds.torchrun.programs import scenario
 
 LIMIT = 900.0
-"""Seconds for a test of many processes; it takes some twenty."""
+"""Time limit in seconds; the tests take about twenty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What torchrun left on one host."""
+    """Output of torchrun on one host."""
 
     code: int
     stdout: str
@@ -32,19 +32,19 @@ class Ended:
 
     @property
     def exit_codes(self) -> list[int]:
-        """Of its processes that failed, as it tells them."""
+        """Exit codes of failed processes, from torchrun's output."""
         return [int(code) for code in re.findall(r"exitcode\s*: (-?\d+)", self.stderr)]
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
-    """Two, for all tests."""
+    """Two hosts for all tests."""
     with two_hosts(str(tmp_path_factory.mktemp("hosts"))) as made:
         yield made
 
 
 def started(hosts: tuple[Host, Host], ranks_each: int, arguments: list[str]) -> list[Ended]:
-    """What comes of a command of equivcheck on two hosts, the one of rank 0 first."""
+    """Run a command on two hosts. The host with rank 0 comes first."""
     with socket.socket() as unbound:
         unbound.bind(("127.0.0.1", 0))
         port = unbound.getsockname()[1]
@@ -67,7 +67,7 @@ def _torchrun(hosts: tuple[Host, Host], number: int, options: list[str], argumen
 
 @pytest.mark.slow
 def test_two_ranks_on_each_of_two_hosts_check_a_scenario(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    """Rank 0 prints the verdict and nothing else, the others nothing, and all end well."""
+    """Only rank 0 prints, and only the verdict; all exit codes are 0."""
     file = tmp_path / "scenario.json"
     file.write_text(to_json(scenario(4)))
     first, second = started(hosts, 2, ["check", str(file), "--world", "torchrun", "--json"])
@@ -79,7 +79,7 @@ def test_two_ranks_on_each_of_two_hosts_check_a_scenario(hosts: tuple[Host, Host
 
 @pytest.mark.slow
 def test_a_scenario_of_more_ranks_is_refused_once(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    """Rank 0 says how many ranks there are and how many are needed; every process ends with exit code 2."""
+    """Rank 0 prints both numbers of ranks; every process exits with 2."""
     file = tmp_path / "scenario.json"
     file.write_text(to_json(scenario(4)))
     first, second = started(hosts, 1, ["check", str(file), "--world", "torchrun"])

@@ -1,4 +1,4 @@
-"""`equivcheck versions`: what works on each version of torch."""
+"""`equivcheck versions` checks each torch version."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ARGUMENTS = ("versions", "--torch", HERE, "--python", f"{HERE}={sys.executable}"
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are written to the current folder."""
+    """Write results to the current folder."""
     monkeypatch.chdir(tmp_path)
 
 
 def run(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+    """Run the command and return exit code, stdout and stderr."""
     with pytest.raises(SystemExit) as left:
         main([*ARGUMENTS, *more])
     captured = capsys.readouterr()
@@ -40,21 +40,21 @@ def run(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
 
 
 def found(*, outcome: Outcome = Outcome.EQUIVALENT, shows: Shows = Shows.SHOWS) -> VersionResult:
-    """What a version does in a test that runs nothing."""
+    """Results for a version in tests that run nothing."""
     probe = Probe(world="sim", subject="ddp", works=True, reason="", known="", seconds=1.0)
     checked = (CorpusResult(outcome=Outcome.EQUIVALENT), CorpusResult(outcome=outcome, reason="differs"))
     return VersionResult(torch=HERE, probes=(probe,), corpus=checked, scripts={ISSUE.id: Showing(shows=shows)})
 
 
 class Measured:
-    """Stands in for the measurement."""
+    """Replaces the measurement."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: VersionResult) -> None:
         self.result, self.times = result, 0
         monkeypatch.setattr(matrix, "measure_version", self)
 
     def __call__(self, installation: Installation, *_: object) -> VersionResult:
-        """The result."""
+        """Return the prepared result."""
         assert installation.torch.startswith(HERE)
         self.times += 1
         return self.result
@@ -62,7 +62,7 @@ class Measured:
 
 @pytest.mark.slow
 def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None:
-    """The doctor, two scenarios and a script really run; a second time there is nothing to do."""
+    """Doctor, two scenarios and a script really run. The second time, nothing is left to do."""
     code, out, err = run(capsys)
     again, same, told = run(capsys)
     assert (code, again) == (0, 0), out + err
@@ -87,7 +87,7 @@ def test_the_installed_version_works(capsys: pytest.CaptureFixture[str]) -> None
 def test_findings_and_scripts_that_disagree_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, result: VersionResult, code: int, line: str
 ) -> None:
-    """By the exit code and a line."""
+    """They give exit code 1 and a line each."""
     Measured(monkeypatch, result)
     left, out, _ = run(capsys)
     assert left == code
@@ -95,7 +95,7 @@ def test_findings_and_scripts_that_disagree_are_told(
 
 
 def test_only_the_same_question_is_not_asked_again(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another seed is another corpus, --again and other code ask for everything, and a file that is torn counts for nothing."""
+    """Another seed, other code or `--again` measure again, and so does a damaged file."""
     measured = Measured(monkeypatch, found())
     for more in ((), (), ("--seed", "2"), ("--seed", "2"), ("--seed", "2", "--again")):
         run(capsys, *more)
@@ -111,7 +111,7 @@ def test_only_the_same_question_is_not_asked_again(capsys: pytest.CaptureFixture
 def test_the_table_of_known_issues_takes_what_was_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And keeps what was not; where there is no checkout, nothing is run."""
+    """Other entries stay. If it is no checkout, nothing runs."""
     before, measured = showing.measured(), Measured(monkeypatch, found(shows=Shows.DOES_NOT))
     table = tmp_path / "equivcheck" / "oracle" / "known_issues" / "shows.toml"
     table.parent.mkdir(parents=True)
@@ -126,14 +126,14 @@ def test_the_table_of_known_issues_takes_what_was_measured(
 
 
 def test_json_has_every_result(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One object on stdout, as it is in the file."""
+    """Stdout has the same object as the file."""
     Measured(monkeypatch, found())
     _, out, _ = run(capsys, "--json")
     assert json.loads(out) == json.loads(Path("matrix.json").read_text("utf-8"))
 
 
 def test_an_issue_that_does_not_exist_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """With those that do, and exit code 2."""
+    """The error lists known issues; the exit code is 2."""
     code, _, err = run(capsys, "--issue", "fsdp9")
     assert code == 2
     assert "known issue 'fsdp9' is not valid: it does not exist. Expected one of adafactor_norm_of_shard, " in err

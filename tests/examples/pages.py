@@ -1,15 +1,15 @@
-"""README and the pages of the docs: their fenced examples, and running them.
+"""Finds and runs the fenced examples in README and docs.
 
-A page's examples share one folder and one namespace, in their order:
+All examples on a page run in order, in one folder and one namespace:
 
-- ``python`` runs; if its first line is ``# name.py``, it is written to that file instead.
-- ``text`` right after it is what it prints.
-- ``console`` has commands behind ``$`` and what they print.
-- ``sh`` has commands that take too long, or install something: they do not run, but those of equivcheck must parse.
+- ``python`` runs. If its first line is ``# name.py``, it is written to this file instead.
+- ``text`` after it is its output.
+- ``console`` has commands after ``$``, each with its output.
+- ``sh`` has commands that take too long or install something. They do not run, but commands of equivcheck must parse.
 
-Each line shown is found in what is printed, in the same order, as a line with the same first word and the same numbers. A line
-``...`` stands for what is left out. Times and numbers of a tolerance depend on the machine and are not compared, nor is wording,
-which belongs to the tests of what prints it.
+Each shown line must be in the real output, in the same order, with the same first word and the same numbers. ``...`` stands for
+omitted lines. Times and tolerances depend on the machine, so they are not compared. Wording is not compared either, because other
+tests cover it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ SKIPPED = "..."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A fenced block."""
+    """A fenced code block."""
 
     language: str
-    """What stands behind the fence."""
+    """Language after the fence."""
     text: str
-    """What stands in it."""
+    """Content of the block."""
     line: int
-    """Where it begins in its page."""
+    """Line of the block's first line in its page."""
 
 
 def examples(page: Path) -> list[Example]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced blocks in a page, in order."""
     text = page.read_text("utf-8")
     return [
         Example(language=found[1], text=found[2], line=text.count("\n", 0, found.start()) + 2) for found in FENCE.finditer(text)
@@ -64,7 +64,7 @@ def examples(page: Path) -> list[Example]:
 
 
 def run(page: Path) -> list[str]:
-    """Run what runs on a page, in the current folder; what is shown and not printed, in words."""
+    """Run a page's examples in the current folder. Returns an error for each shown line that was not printed."""
     namespace: dict[str, Any] = {"__name__": "__page__"}
     printed, wrong = "", []
     for example in examples(page):
@@ -90,26 +90,26 @@ def run_python(example: Example, where: str, namespace: dict[str, Any]) -> str:
 
 
 def run_command(command: str) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     name, *arguments = shlex.split(command)
     return RUN[name](arguments)
 
 
 def commands(example: Example) -> Iterator[tuple[str, str]]:
-    """Each command of a block with what is shown below it."""
+    """Yield each command in a block with the output shown below it."""
     for part in f"\n{example.text}".split("\n$ ")[1:]:
         command, _, shown = part.partition("\n")
         yield command, shown
 
 
 def run_equivcheck(arguments: list[str]) -> str:
-    """In this process, which has imported torch."""
+    """Run equivcheck in this process, which has imported torch."""
     result = CliRunner().invoke(main, arguments)
     return result.output
 
 
 def run_pytest(arguments: list[str]) -> str:
-    """In another process, with the plugin, installed or not."""
+    """Run pytest in another process, with the plugin, installed or not."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):  # under the first two, pytest prints errors at another width
         environment.pop(name, None)
@@ -126,13 +126,13 @@ def is_installed() -> bool:
 
 
 def run_torchrun(arguments: list[str]) -> str:
-    """In forked processes, as other tests run scripts: seconds less."""
+    """Run a script in forked processes, because torchrun takes seconds longer."""
     *_, ranks, script = arguments
     return run_forked(Path(script), int(ranks), Path.cwd())[1]
 
 
 def run_python_script(arguments: list[str]) -> str:
-    """One of this repository, in this process."""
+    """Run a script from this repository in this process."""
     (script,) = arguments
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -145,11 +145,11 @@ RUN: dict[str, Callable[[list[str]], str]] = {
     "python": run_python_script,
     "torchrun": run_torchrun,
 }
-"""How a command of a console runs, by its name."""
+"""Runners by the first word in a command."""
 
 
 def missing(shown: str, printed: str, where: str) -> str:
-    """Look for each line that a page shows in what was printed, in the same order; the first that is not there, in words."""
+    """Search the output for all shown lines in order. Returns an error for the first missing line, or an empty string."""
     lines = iter(printed.splitlines())
     for line in shown.splitlines():
         if line.strip() not in ("", SKIPPED) and not any(same(line, other) for other in lines):
@@ -158,28 +158,28 @@ def missing(shown: str, printed: str, where: str) -> str:
 
 
 def same(shown: str, printed: str) -> bool:
-    """Whether two lines begin alike and have the same numbers."""
+    """Whether two lines start with the same word and have the same numbers."""
     return first_word(shown) == first_word(printed) and close(numbers(shown), numbers(printed))
 
 
 def first_word(line: str) -> str:
-    """What a line begins with, but for the mark of pytest's errors."""
+    """First word in a line, without pytest's mark for errors."""
     words = line.removeprefix("E ").split()
     return words[0] if words else ""
 
 
 def numbers(line: str) -> list[float]:
-    """What a line says in digits."""
+    """Numbers in a line."""
     return [float(number) for number in NUMBER.findall(MEASURED.sub("", line))]
 
 
 def close(these: list[float], those: list[float]) -> bool:
-    """Whether numbers are the same but for rounding on another processor."""
+    """Whether numbers are equal up to rounding on another processor."""
     return len(these) == len(those) and all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(these, those, strict=True))
 
 
 def parse(command: str) -> None:
-    """Raise if equivcheck has no such command, or the command no such option."""
+    """Raise if equivcheck does not have this command or option."""
     name, *arguments = shlex.split(command, comments=True)
     if name == "equivcheck":
         with click.Context(main) as context:

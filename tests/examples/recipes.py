@@ -1,4 +1,4 @@
-"""Which files of `examples/` are recipes, and what is wrong in them."""
+"""Recipes in `examples/` and their planted bugs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = sorted(path.stem for path in EXAMPLES.glob("*.py") if "equivcheck.Matrix(" in path.read_text("utf-8"))
-"""Their names."""
+"""File names without suffix."""
 PLANTED = {
     "distributed_muon": {"each shard by itself (DeepSpeed #8437)": "step 0 update 0.weight"},
     "edges": {
@@ -32,4 +32,4 @@ PLANTED = {
     "token_weighted": {"DDP, counts of own rows (torchtitan #1842)": "step 0 loss loss"},
     "weight_averaging": {"updated with each microbatch (F5-TTS #631)": "step 0 update average.0.weight"},
 }
-"""Layouts that are wrong on purpose, and where they first differ."""
+"""Layouts with planted bugs, and their first difference."""

@@ -1,4 +1,4 @@
-"""The scripts of `examples/` run, and say what the docs tell of them."""
+"""Scripts in `examples/` run and print the documented verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAYS = {
 
 
 def test_every_example_is_run() -> None:
-    """A new script is a new row here; recipes have tests of their own."""
+    """A new script needs a row here. Recipes have their own tests."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SAYS, *RECIPES}
 
 
@@ -29,7 +29,7 @@ STAGES = pytest.mark.torch(">=2.10", "stages greet each other in another element
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=STAGES if name == "pipeline" else ()) for name in SAYS])
 def test_an_example_says_what_it_finds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each has a `main` that prints its verdicts, in this order."""
+    """Each script's `main` prints its verdicts in this order."""
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
     printed, position = capsys.readouterr().out, 0
     for words in SAYS[name]:

@@ -1,4 +1,4 @@
-"""Pages of the docs that are written from the code leave nothing out."""
+"""Generated documentation pages are complete."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from equivcheck.programs.run.known.on_file import ON_FILE
 
 @pytest.mark.parametrize("name", mutants())
 def test_each_mutant_has_an_entry(name: str) -> None:
-    """One that says what is wrong."""
+    """The entry has the mutant's description."""
     (entry,) = [entry for entry in re.split(r"^(?=`)", pages.mutants(), flags=re.MULTILINE) if entry.startswith(f"`{name}`\n")]
     assert plain(mutants()[name].wrong) in plain(entry)
 
 
 @pytest.mark.parametrize("name", equivcheck.scenario.__all__)
 def test_each_noun_is_documented(name: str) -> None:
-    """Once."""
+    """Each class is documented once."""
     assert pages.scenario().count(f".. autoclass:: equivcheck.scenario.{name}\n") == 1
 
 
 @pytest.mark.parametrize("name", main.commands)
 def test_each_command_has_its_help(name: str) -> None:
-    """With its options."""
+    """The section has the command's options."""
     section = pages.cli().partition(f"## `{name}`\n")[2].partition("\n## ")[0]
     assert f"Usage: equivcheck {name} " in section
     assert "  --json " in section
 
 
 def test_each_known_issue_has_a_section() -> None:
-    """With its script, and with a scenario if one reaches it."""
+    """The section has the script, and a scenario if one can show the issue."""
     page = pages.known_issues()
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
     assert list(sections) == [issue.id for issue in all_known_issues()]
@@ -63,7 +63,7 @@ def test_each_known_issue_has_a_section() -> None:
 
 
 def test_each_limit_is_listed() -> None:
-    """Also one that no parallelism has for its own: what the interpreter holds is on the page."""
+    """All limits in memory are on the page, also if no parallelism owns them."""
     page = plain(pages.limits())
     gc.unfreeze()  # a session of tests hides from the collector what it has imported
     limits = [found for found in gc.get_objects() if type(found) in (Limit, LayoutLimit)]
@@ -79,19 +79,19 @@ def test_a_limit_is_a_sentence() -> None:
 
 
 def test_limits_are_listed_by_layout() -> None:
-    """Each parallelism has its own in a part of the page."""
+    """Each parallelism's limits are in its section."""
     for tag, limits in sources.limits_by_layout().items():
         part = pages.limits().partition(f"## {f'`{tag}`' if tag else 'Any layout'}\n")[2].partition("\n## ")[0]
         assert part.count("\n- ") == len(limits)
 
 
 def plain(text: str) -> str:
-    """Text without what Markdown needs."""
+    """Text without Markdown escapes."""
     return " ".join(text.replace("\\", "").replace("`", "").split())
 
 
 def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
-    """With what its program came to on each version, and a script."""
+    """The section has results for each version, and a script."""
     page = pages.dtensor_differences()
     sections = {section.split("\n")[0].replace("\\", ""): section for section in page.split("\n## ")[1:]}
     assert list(sections) == [known.id for known in ON_FILE]

@@ -1,4 +1,4 @@
-"""What README and the docs show is what happens."""
+"""Examples in README and docs run and print the shown output."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _marks(page: Path) -> Iterator[pytest.MarkDecorator]:
     [pytest.param(page, id=identifier, marks=[*_marks(page)]) for page, identifier in zip(pages.PAGES, IDS, strict=True)],
 )
 def test_what_a_page_shows_happens(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its code runs, and prints what stands below it."""
+    """The code runs and prints the output below it."""
     monkeypatch.chdir(tmp_path)
     assert pages.run(page) == []
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
 def test_commands_that_do_not_run_exist(page: Path) -> None:
-    """So do their options."""
+    """Their options exist too."""
     for example in pages.examples(page):
         assert example.language in LANGUAGES, f"{page.name}:{example.line}: who runs {example.language!r}?"
         if example.language == "sh":
@@ -48,14 +48,14 @@ def test_commands_that_do_not_run_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=IDS)
 def test_links_lead_to_files(page: Path) -> None:
-    """Those to other pages and files of this repository; generated pages are known by name."""
+    """Links to pages and files resolve; generated pages only need a valid folder."""
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
         path = (page.parent / target).resolve()
         assert path.exists() or path.parent.name == "generated", f"{page.name}: {target}"
 
 
 def test_readme_is_short() -> None:
-    """It is for somebody with two minutes."""
+    """The README is for a reader with two minutes."""
     assert len(pages.PAGES[0].read_text("utf-8").splitlines()) <= 120
 
 
@@ -69,7 +69,7 @@ def test_readme_is_short() -> None:
     ],
 )
 def test_what_is_not_printed_is_noticed(shown: str, printed: str) -> None:
-    """Another outcome, another number, nothing at all, another order."""
+    """Another outcome, number or order is an error, and so is a missing line."""
     assert pages.missing(shown, printed, "page.md:1").startswith("page.md:1: ")
 
 
@@ -81,6 +81,6 @@ def test_numbers_of_a_tolerance_are_not_compared() -> None:
 
 @pytest.mark.parametrize("command", ["equivcheck fuss", "equivcheck fuzz --hours 1"])
 def test_a_command_that_does_not_exist_is_noticed(command: str) -> None:
-    """By its name, and by its options."""
+    """Unknown commands and unknown options are errors."""
     with pytest.raises(Exception, match=r"No such (command|option)"):
         pages.parse(command)

@@ -1,4 +1,4 @@
-"""The recipes of `examples/`: each layout is right, and each planted bug is found where it is."""
+"""In each recipe, correct layouts pass, and each planted bug is found."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SLOW = (
     "positions counted anew",
     "local_map says nothing",
 )
-"""Names of layouts, in part, whose recipes have another bug that every run looks for."""
+"""Parts of layout names that only nightly runs check, because their recipe has another bug."""
 VERSIONS = {
     ("edges", "to_local"): (">=2.12", "DTensor refuses earlier to view rows that are cut as one dim with another"),
     ("edges", "local_map"): (">=2.12", "DTensor refuses earlier to view rows that are cut as one dim with another"),
     ("llama", "pipeline"): (">=2.10", "stages greet each other in another element type than they expect"),
 }
-"""Of layouts by the beginnings of their names, on which torch they run, and why not on others."""
+"""Supported torch versions with the reason, by the start of a layout's name."""
 
 
 def _marks(recipe: str, name: str) -> Iterator[pytest.MarkDecorator]:
@@ -44,12 +44,12 @@ LAYOUTS = [
 
 
 def recipe(name: str) -> Matrix:
-    """As the command reads it."""
+    """Load a recipe as the command does."""
     return matrix_of(EXAMPLES / f"{name}.py")
 
 
 def test_every_recipe_has_a_bug_of_public_record() -> None:
-    """Its number is in the layout's name and in the docstring of the file."""
+    """The bug's number is in the layout's name and in the file's docstring."""
     assert set(RECIPES) == set(PLANTED)
     for name, layouts in PLANTED.items():
         docstring = EXAMPLES.joinpath(f"{name}.py").read_text("utf-8").split('"""')[1]
@@ -58,7 +58,7 @@ def test_every_recipe_has_a_bug_of_public_record() -> None:
 
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: value.replace(" ", "_"))
 def test_a_layout_is_as_the_recipe_says(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EQUIVALENT, with the gradient norm of one device, or DIVERGED at the place of its bug. Nobody looks for the cause."""
+    """EQUIVALENT with one device's gradient norm, or DIVERGED at the planted bug. No cause is searched."""
     monkeypatch.setattr("equivcheck.user.judging.with_cause", lambda verdict, *_: verdict)
     row = recipe(name).run(layout)[layout]
     assert row.is_as_expected, row.details
