@@ -41,7 +41,7 @@ IN_LOOP = "        for parameter in m.parameters():\n            parameter.grad 
 SENT = "    for parameter in m.parameters():\n        dist.broadcast(parameter.detach(), 0, group=dp)\n"
 
 REPLICAS = Program(
-    name="replicas by hand",
+    name="explicit data parallel",
     step=replicas,
     model=Matrices,
     batches=BATCHES,
@@ -53,21 +53,21 @@ REPLICAS = Program(
     alone=clipping,
     changes=(
         wrong("gradients are not reduced", (MEAN, "parameter.grad")),
-        wrong("the sum of gradients is taken, not the mean", ("grad / dp.size()", "grad")),
+        wrong("gradients are summed instead of averaged", ("grad / dp.size()", "grad")),
         wrong("gradients are reduced twice", (MEAN, f"spmd.all_reduce({MEAN}, dp, src=P, dst=R)")),
-        wrong("one parameter is left out", (MEAN, f"{MEAN} if parameter is m.first else parameter.grad")),
+        wrong("one parameter is not reduced", (MEAN, f"{MEAN} if parameter is m.first else parameter.grad")),
         wrong(
             "the last microbatch comes after the reduction",
             (REDUCTION, ""),
             (ACCUMULATED, f"{ACCUMULATED}        if x.data_ptr() != rows.data_ptr():\n            break\n{IN_LOOP}"),
         ),
-        wrong("microbatches are added up, not averaged", (", target) / 2", ", target)")),
+        wrong("microbatches are summed instead of averaged", (", target) / 2", ", target)")),
         wrong(
             "the second microbatch replaces the first", ("        spmd.rein", "        optimizer.zero_grad()\n        spmd.rein")
         ),
         wrong("gradients are clipped before they are reduced", (REDUCTION, ""), (CLIPPING, CLIPPING + REDUCTION)),
-        wrong("the norm is of own gradients, before they are reduced", (NORM, ""), (REDUCTION, NORM + REDUCTION)),
-        wrong("the root is missing in the norm", (".sum().sqrt()", ".sum()")),
+        wrong("the norm uses local gradients, before they are reduced", (NORM, ""), (REDUCTION, NORM + REDUCTION)),
+        wrong("the norm lacks its square root", (".sum().sqrt()", ".sum()")),
         wrong("the norm counts each replica", ("torch.stack(", "dp.size() ** 0.5 * torch.stack(")),
         wrong(
             "the update comes before the reduction",
@@ -76,14 +76,14 @@ REPLICAS = Program(
         ),
         wrong("gradients of a small norm are scaled up to the limit", (".clamp(max=1)", "")),
         harmless("weights are sent from the first rank after each step", ("optimizer.step()\n", f"optimizer.step()\n{SENT}")),
-        harmless("means of gradients are averaged once more", (NORM, REDUCTION + NORM)),
+        harmless("averaged gradients are averaged again", (NORM, REDUCTION + NORM)),
         harmless(
-            "what is accumulated is reduced after each microbatch",
+            "accumulated gradients are reduced after each microbatch",
             (REDUCTION, ""),
             (ACCUMULATED, ACCUMULATED + IN_LOOP),
         ),
         harmless(
-            "backward begins at a rank's own loss",
+            "backward starts from the local loss",
             ("spmd.reinterpret(loss, dp, src=V, dst=P).backward()", "loss.backward()"),
         ),
     ),
@@ -106,7 +106,7 @@ def replicas_of_parts(m, batch, optimizer, dp, tp):
 
 
 REPLICAS_OF_PARTS = Program(
-    name="replicas over tensor parallelism",
+    name="data parallel over tensor parallel",
     step=replicas_of_parts,
     model=Block,
     batches=BATCHES,
@@ -120,7 +120,7 @@ REPLICAS_OF_PARTS = Program(
         wrong("the sum is over the data axis", ("m.down.weight), tp,", "m.down.weight), dp,")),
         wrong("gradients are reduced over the tensor axis", ("(parameter.grad, dp,", "(parameter.grad, tp,")),
         wrong("the mean is over all ranks", ("loss / dp.size()", "loss / (dp.size() * tp.size())")),
-        wrong("gradients of parts are not reduced", ("in m.parameters()", "in (*m.norm.parameters(), m.down.bias)")),
+        wrong("gradients of sharded weights are not reduced", ("in m.parameters()", "in (*m.norm.parameters(), m.down.bias)")),
     ),
 )
 

@@ -31,7 +31,7 @@ def sequence(m, batch, optimizer, tp):
 
 
 SEQUENCE_PARALLEL = Program(
-    name="perceptron, sequence parallel",
+    name="MLP, sequence parallel",
     step=sequence,
     model=Block,
     batches=numbers((ROWS, SEQUENCE, WIDTH), (ROWS, SEQUENCE, WIDTH)),
@@ -40,24 +40,24 @@ SEQUENCE_PARALLEL = Program(
     replicated={"tp": I},
     cuts=COLUMNS_AND_ROWS,
     changes=(
-        wrong("the gradient of the norm's weight is of own positions", ("copied(m.norm.weight, tp)", "m.norm.weight")),
-        wrong("the gradient of the row bias is of own positions", ("copied(m.down.bias, tp)", "m.down.bias")),
+        wrong("the gradient of the norm's weight is local", ("copied(m.norm.weight, tp)", "m.norm.weight")),
+        wrong("the gradient of the row bias is local", ("copied(m.down.bias, tp)", "m.down.bias")),
         wrong("the gather does not sum gradients", (GATHERED, "(normed, tp, src=S(1), dst=I)")),
         wrong(
             "the row bias is added before the sum",
             (" + copied(m.down.bias, tp)", ""),
             ("m.down.weight)", "m.down.weight, copied(m.down.bias, tp))"),
         ),
-        wrong("means over parts are added up", ("own / tp.size()", "own")),
+        wrong("means over shards are summed", ("own / tp.size()", "own")),
         wrong("the gradient of the loss is summed as well", ("src=V, dst=I)\n    loss.", "src=V, dst=R)\n    loss.")),
-        wrong("targets are not those of own positions", ("spmd.convert(targets,", "spmd.convert(targets.flip(1),")),
-        wrong("parts are gathered in another order", (GATHERED, "(normed, tp, src=S(1), dst=R).flip(1)")),
+        wrong("targets belong to other positions", ("spmd.convert(targets,", "spmd.convert(targets.flip(1),")),
+        wrong("shards are gathered in another order", (GATHERED, "(normed, tp, src=S(1), dst=R).flip(1)")),
         wrong(
-            "a part of the whole is taken where the sum is meant",
+            "a shard is taken instead of a sum",
             (SCATTERED, "part.chunk(tp.size(), 1)[tp.rank()]"),
         ),
         harmless(
-            "all-reduce and cut, not reduce-scatter",
+            "all-reduce and split instead of reduce-scatter",
             (
                 SCATTERED,
                 "spmd.convert(spmd.all_reduce(part, tp, src=V, dst=I), tp, src=I, dst=S(1))",
@@ -89,7 +89,7 @@ def sequence_by_hand(m, batch, optimizer, tp):
 
 
 SEQUENCE_BY_HAND = Program(
-    name="the same, norms by hand",
+    name="MLP, sequence parallel, explicit norm reduction",
     step=sequence_by_hand,
     model=Block,
     batches=SEQUENCE_PARALLEL.batches,
@@ -98,12 +98,12 @@ SEQUENCE_BY_HAND = Program(
     replicated={"tp": R},
     cuts=COLUMNS_AND_ROWS,
     changes=(
-        wrong("norms' gradients are not added up", ("(*m.norm.parameters(), m.down.bias)", "(m.down.bias,)")),
-        wrong("the row bias is forgotten there", ("(*m.norm.parameters(), m.down.bias)", "m.norm.parameters()")),
-        wrong("norms' gradients are averaged", ("(parameter.grad, tp", "(parameter.grad / tp.size(), tp")),
-        wrong("gradients of parts are added up as well", ("(*m.norm.parameters(), m.down.bias)", "m.parameters()")),
+        wrong("gradients of norms are not summed", ("(*m.norm.parameters(), m.down.bias)", "(m.down.bias,)")),
+        wrong("the gradient of the row bias is not summed", ("(*m.norm.parameters(), m.down.bias)", "m.norm.parameters()")),
+        wrong("gradients of norms are averaged", ("(parameter.grad, tp", "(parameter.grad / tp.size(), tp")),
+        wrong("gradients of sharded weights are summed as well", ("(*m.norm.parameters(), m.down.bias)", "m.parameters()")),
         wrong(
-            "they are added up after the update",
+            "they are summed after the update",
             ("    optimizer.step()\n", ""),
             ("    for parameter in", "    optimizer.step()\n    for parameter in"),
         ),

@@ -44,7 +44,7 @@ def shards(m, batch, optimizer, dp):
 
 
 SHARDS = Program(
-    name="shards by hand",
+    name="explicit sharded data parallel",
     step=shards,
     model=Matrices,
     batches=BATCHES,
@@ -56,16 +56,16 @@ SHARDS = Program(
     alone=clipping,
     changes=(
         wrong("the gather does not sum gradients", ("dst=R) for", "dst=I) for")),
-        wrong("the sum of gradients is taken, not the mean", ("loss / dp.size()", "loss")),
-        wrong("the norm is of a rank's shards", (NORM, "squares.sqrt()")),
-        wrong("norms of shards are added up", (NORM, "spmd.all_reduce(squares.sqrt(), dp, src=V, dst=R)")),
+        wrong("gradients are summed instead of averaged", ("loss / dp.size()", "loss")),
+        wrong("the norm uses local shards", (NORM, "squares.sqrt()")),
+        wrong("norms of shards are summed", (NORM, "spmd.all_reduce(squares.sqrt(), dp, src=V, dst=R)")),
         wrong(
-            "the root is taken of addends",
+            "the square root is taken of partial sums",
             (NORM, "spmd.all_reduce(spmd.reinterpret(squares, dp, src=V, dst=P).sqrt(), dp, src=P, dst=R)"),
         ),
         wrong("rows are gathered in another order", ("(x @ first)", "(x @ first.roll(1, 0))")),
         wrong(
-            "a matrix is the one of the first step",
+            "a matrix stays from the first step",
             (
                 "    loss = func",
                 "    m.kept = getattr(m, 'kept', second.detach())\n    second += (m.kept - second).detach()\n    loss = func",
@@ -102,7 +102,7 @@ def owners(m, batch, optimizer, dp):
 
 
 OWNERS = Program(
-    name="Muon by owners",
+    name="distributed Muon",
     step=owners,
     model=Matrices,
     batches=BATCHES,
@@ -114,10 +114,10 @@ OWNERS = Program(
     alone=orthogonalising,
     changes=(
         wrong("each rank orthogonalises its shards", (TO_OWNERS, "torch.stack([m.first.grad, m.second.grad])"), (BACK, OWN)),
-        wrong("owners do not send back", (BACK, OWN)),
-        wrong("owners send to others in another order", (OWN, "whole.unflatten(0, (dp.size(), -1)).flip(0)")),
-        wrong("the whole is put together transposed", ("owned.flatten(0, 1)", "owned.transpose(0, 1).flatten(0, 1)")),
-        harmless("the sum of gradients is taken, not the mean, of which the same is orthogonal", ("loss / dp.size()", "loss")),
+        wrong("owners do not send results back", (BACK, OWN)),
+        wrong("owners send results in another order", (OWN, "whole.unflatten(0, (dp.size(), -1)).flip(0)")),
+        wrong("the full matrix is assembled transposed", ("owned.flatten(0, 1)", "owned.transpose(0, 1).flatten(0, 1)")),
+        harmless("gradients are summed instead of averaged, which has the same orthogonal matrix", ("loss / dp.size()", "loss")),
     ),
 )
 

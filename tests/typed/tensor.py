@@ -31,7 +31,7 @@ def perceptron(m, batch, optimizer, tp):
 
 
 PERCEPTRON = Program(
-    name="perceptron, tensor parallel",
+    name="MLP, tensor parallel",
     step=perceptron,
     model=Block,
     batches=numbers((ROWS, WIDTH), (ROWS, WIDTH)),
@@ -44,7 +44,7 @@ PERCEPTRON = Program(
         wrong("the sum over ranks is missing", (SUM, "part")),
         wrong("the gradient of the sum is summed as well", ("dst=I", "dst=R")),
         wrong("the sum is taken twice", ("(part, tp,", "(spmd.all_reduce(part, tp, src=V, dst=R), tp,")),
-        wrong("the mean over ranks is taken, not the sum", ("(part, tp,", "(part / tp.size(), tp,")),
+        wrong("the mean over ranks is used instead of the sum", ("(part, tp,", "(part / tp.size(), tp,")),
         wrong("the row bias is added before the sum", ("m.down.weight)", "m.down.weight, m.down.bias)"), (" + m.down.bias", "")),
         wrong(
             "the row bias is copied and added before the sum",
@@ -54,20 +54,20 @@ PERCEPTRON = Program(
         wrong(
             "the residual is copied and added before the sum", ("(part, tp,", "(part + copied(x, tp), tp,"), ("x + left", "left")
         ),
-        wrong("the gradient of a weight is cut off", ("m.up.weight", "m.up.weight.detach()")),
+        wrong("a weight is detached", ("m.up.weight", "m.up.weight.detach()")),
         wrong("gradients are not zeroed", ("    optimizer.zero_grad()\n", "")),
         harmless(
-            "the row bias is copied, and a share of it added before the sum",
+            "the row bias is copied, and divided among ranks before the sum",
             ("m.down.weight)", "m.down.weight, copied(m.down.bias, tp) / tp.size())"),
             (" + m.down.bias", ""),
         ),
         harmless(
-            "copy-to comes before the norm, for its weights as well",
+            "copy-to comes before the norm, also for its weights",
             ("m.norm(x)", "functional.layer_norm(x, (WIDTH,), copied(m.norm.weight, tp), copied(m.norm.bias, tp))"),
             ("copied(normed, tp)", "normed"),
         ),
-        harmless("the sum is made by a gather", (SUM, "spmd.all_gather(part, tp, src=V, dst=I).sum(0)")),
-        harmless("the sum is put in past autograd", (SUM, "part + (spmd.all_reduce(part, tp, src=V, dst=R) - part).detach()")),
+        harmless("the sum is written as a gather", (SUM, "spmd.all_gather(part, tp, src=V, dst=I).sum(0)")),
+        harmless("the sum bypasses autograd", (SUM, "part + (spmd.all_reduce(part, tp, src=V, dst=R) - part).detach()")),
     ),
 )
 
@@ -95,7 +95,7 @@ def vocabulary(m, batch, optimizer, tp):
 
 
 VOCABULARY_PARALLEL = Program(
-    name="vocabulary in parts",
+    name="vocabulary parallel",
     step=vocabulary,
     model=Words,
     batches=words(),
@@ -104,25 +104,25 @@ VOCABULARY_PARALLEL = Program(
     replicated={"tp": I},
     cuts={"*": ((0, "tp"),)},
     changes=(
-        wrong("the largest logit is of own tokens", (HIGHEST, "logits.amax(-1)")),
+        wrong("the largest logit is local", (HIGHEST, "logits.amax(-1)")),
         wrong("rows of other ranks' tokens are not masked", (" * mine[:, None]", "")),
         wrong("logits of other ranks' targets are not masked", ("[:, 0] * here", "[:, 0]")),
-        wrong("the first token is that of the next rank", ("tp.rank() * len", "(tp.rank() + 1) % tp.size() * len")),
+        wrong("the first token is the next rank's", ("tp.rank() * len", "(tp.rank() + 1) % tp.size() * len")),
         wrong("the embedding is not summed", ("spmd.all_reduce(rows, tp, src=V, dst=I)", "rows")),
-        wrong("the denominator is of own tokens", (DENOMINATOR, "(logits - highest[:, None]).exp().sum(-1)")),
+        wrong("the denominator is local", (DENOMINATOR, "(logits - highest[:, None]).exp().sum(-1)")),
         wrong("copy-to is missing before the head", ("copied(x, tp)", "x")),
         wrong(
             "the gradient of the denominator is summed as well",
             ("exp().sum(-1), tp, src=V, dst=I)", "exp().sum(-1), tp, src=V, dst=R)"),
         ),
-        wrong("the loss is that of half of the targets", ("chosen).mean()", "chosen)[: len(targets) // 2].mean()")),
+        wrong("the loss uses half of the targets", ("chosen).mean()", "chosen)[: len(targets) // 2].mean()")),
         harmless(
-            "the sum of the embedding is copied at once",
+            "the embedding's sum is copied immediately",
             ("(rows, tp, src=V, dst=I)", "(rows, tp, src=V, dst=R)"),
             ("copied(x, tp)", "x"),
         ),
         wrong(
-            "the largest logit is left away, so that large ones overflow",
+            "the largest logit is not subtracted, so large ones overflow",
             (" - highest[:, None]", ""),
             (" + highest", ""),
         ),

@@ -46,7 +46,7 @@ def experts(m, batch, optimizer, ep):
 
 
 EXPERTS = Program(
-    name="experts by all-to-all",
+    name="expert parallel",
     step=experts,
     model=Experts,
     batches=numbers((4 * ROWS, WIDTH), (4 * ROWS, WIDTH)),
@@ -57,36 +57,34 @@ EXPERTS = Program(
     data_axes=("ep",),
     alone=of_whole_batch,
     changes=(
-        wrong("the gradient of the router is of own rows", ("copied(m.router, ep)", "m.router")),
-        wrong("the load is of own rows", ("spmd.all_reduce(mask.mean(0) / ep.size(), ep, src=V, dst=R)", "mask.mean(0)")),
-        wrong("loads are added up, not averaged", ("mask.mean(0) / ep.size()", "mask.mean(0)")),
+        wrong("the gradient of the router is local", ("copied(m.router, ep)", "m.router")),
+        wrong("the load is local", ("spmd.all_reduce(mask.mean(0) / ep.size(), ep, src=V, dst=R)", "mask.mean(0)")),
+        wrong("loads are summed instead of averaged", ("mask.mean(0) / ep.size()", "mask.mean(0)")),
         wrong("results are not sent back", ("spmd.all_to_all(done, ep, src=V, dst=V)", "done")),
         wrong("results are sent back in another order", ("(done, ep,", "(done.flip(0), ep,")),
-        wrong("experts of all rows are added up", ("x * mask.T", "x * torch.ones_like(mask).T"), ("(chances * mask)", "chances")),
-        wrong("the router has no gradient from results", ("(chances * mask).T", "(chances.detach() * mask).T")),
+        wrong("experts of all rows are summed", ("x * mask.T", "x * torch.ones_like(mask).T"), ("(chances * mask)", "chances")),
+        wrong("results give the router no gradient", ("(chances * mask).T", "(chances.detach() * mask).T")),
         wrong(
-            "experts' gradients are averaged once more", ("optimizer.step()", "m.experts.grad /= ep.size()\n    optimizer.step()")
+            "gradients of experts are averaged again", ("optimizer.step()", "m.experts.grad /= ep.size()\n    optimizer.step()")
         ),
         wrong(
-            "experts' gradients are added up over ranks",
+            "gradients of experts are summed over ranks",
             ("optimizer.step()", "m.experts.grad = spmd.all_reduce(m.experts.grad, ep, src=V, dst=R)\n    optimizer.step()"),
         ),
         wrong(
-            "an expert takes no more than three rows of a rank",
+            "an expert takes at most three rows from a rank",
             (".to(x.dtype)\n", ".to(x.dtype)\n    mask = mask * (mask.cumsum(0) <= 3)\n"),
         ),
+        wrong("rows go to the wrong expert", ("x * mask.T", "x * mask.flip(1).T"), ("* mask).T", "* mask.flip(1)).T")),
         wrong(
-            "rows go to the expert that is not chosen", ("x * mask.T", "x * mask.flip(1).T"), ("* mask).T", "* mask.flip(1)).T")
-        ),
-        wrong(
-            "an expert takes no more than seven rows of a rank",
+            "an expert takes at most seven rows from a rank",
             (".to(x.dtype)\n", ".to(x.dtype)\n    mask = mask * (mask.cumsum(0) <= 7)\n"),
         ),
         harmless(
-            "all rows go to all experts, and some are chosen on return",
+            "all rows go to all experts, and results are selected afterwards",
             (" * mask.T[..., None]", " * torch.ones_like(mask).T[..., None]"),
         ),
-        harmless("results are not masked, as experts make nothing of zeros", ("(chances * mask)", "chances")),
+        harmless("results are not masked, because experts map zeros to zeros", ("(chances * mask)", "chances")),
     ),
 )
 
@@ -134,11 +132,11 @@ CONTEXT = Program(
         ),
         wrong("positions of the mask are local", ("positions[:, None] >=", "everywhere[: x.shape[1], None] >=")),
         wrong(
-            "the mask takes ranks in another order",
+            "the mask has ranks in another order",
             ("positions[:, None] >= everywhere", "positions[:, None] >= everywhere.roll(x.shape[1])"),
         ),
         wrong(
-            "keys and values are those of own positions",
+            "keys and values are local",
             ("spmd.all_gather(rotated(key, positions), cp, src=S(1), dst=R)", "rotated(key, positions)"),
             ("spmd.all_gather(value, cp, src=S(1), dst=R)", "value"),
             (">= everywhere", ">= positions"),
@@ -149,13 +147,13 @@ CONTEXT = Program(
             "values are gathered in another order",
             ("(value, cp, src=S(1), dst=R)", "(value, cp, src=S(1), dst=R).roll(x.shape[1], 1)"),
         ),
-        wrong("the gradient of weights is of own positions", ("copied(each, cp)", "each")),
-        wrong("the loss divides by the number of own positions, and averages", (" / number", " / counts.sum() / cp.size()")),
+        wrong("gradients of weights are local", ("copied(each, cp)", "each")),
+        wrong("the loss divides by the local number of positions, and averages", (" / number", " / counts.sum() / cp.size()")),
         wrong(
-            "the gradient of the loss is of own positions and averaged",
+            "the gradient of the loss is local and averaged",
             ("loss.backward()", "(spmd.reinterpret(own, cp, src=V, dst=P) / cp.size()).backward()"),
         ),
-        harmless("backward begins at a rank's own part of the loss", ("loss.backward()", "own.backward()")),
+        harmless("backward starts from the local part of the loss", ("loss.backward()", "own.backward()")),
     ),
 )
 
