@@ -249,6 +249,18 @@ def _documented(names: Iterable[str]) -> str:
     return "\n".join(["```{eval-rst}", *lines, "```"])
 
 
+def private_api() -> str:
+    """Every module that uses private torch API, with the names that it uses."""
+    return "\n\n".join([_PRIVATE_API, *map(_private_use, sources.private_uses())]) + "\n"
+
+
+def _private_use(use: sources.PrivateUse) -> str:
+    facts = [f"- **Tested with**: torch {use.versions}"]
+    if use.names:
+        facts.append(f"- **Names**: {', '.join(f'`{name}`' for name in use.names)}")
+    return "\n\n".join([f"## `{use.module}`", _prose(use.text), "\n".join(facts)])
+
+
 TOPICS = (
     "scenario",
     "training",
@@ -273,6 +285,12 @@ _SCENARIO = """\
 
 A scenario is built from these classes in `equivcheck.scenario`. They are frozen dataclasses. They print as code without
 defaults, and raise `InvalidScenario` if you build one with a value outside its range."""
+
+_PRIVATE_API = """\
+# Private torch API
+
+equivcheck uses these private parts of torch. A new version of torch may change them, so each module says with which versions it
+was tested."""
 
 _LIMITS = """\
 # Limits of each layout
@@ -331,6 +349,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "results": results,
     "cli": cli,
     "scenario": scenario,
+    "private_api": private_api,
 }
 """Pages by file name."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
+import re
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +41,7 @@ __all__ = [
     "measured",
     "mutants",
     "nouns",
+    "private_uses",
     "sentence_of",
     "smallest_scenarios",
 ]
@@ -93,3 +97,70 @@ def smallest_scenarios() -> dict[str, Scenario]:
     from unit.oracle.known.examples import SHOWN
 
     return {name: smallest for name, (smallest, _healthy) in SHOWN.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateUse:
+    """A module that uses private torch API, as its source describes it."""
+
+    module: str
+    """Dotted name."""
+    text: str
+    """Docstring of the module, which gives the reason."""
+    versions: str
+    """Versions of torch with which it was tested, such as ``2.9 to 2.15``."""
+    names: tuple[str, ...]
+    """Private names of torch, sorted."""
+
+
+_MARK = "private torch api"
+"""Text, in any case, in the docstring of a module that uses private torch API; one named ``torch_private`` needs no mark."""
+_VERSIONS = re.compile(r"(?:tested|tried) (?:with|on) torch ([\d., and to]*\d)", re.IGNORECASE)
+_PRIVATE = re.compile(r"torch(\.\w+)*\._(?!_)\w+(\.\w+)*")
+
+
+def private_uses() -> list[PrivateUse]:
+    """Every module that uses private torch API, by name."""
+    found = []
+    for path in sorted((ROOT / "equivcheck").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        text = " ".join((ast.get_docstring(tree) or "").split())
+        if path.name == "torch_private.py" or _MARK in text.lower():
+            versions, names = _VERSIONS.search(text), set(_private_names(tree))
+            longest = sorted(name for name in names if not any(other.startswith(f"{name}.") for other in names))
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found.append(PrivateUse(module=module, text=text, versions=versions[1] if versions else "", names=tuple(longest)))
+    return found
+
+
+def _private_names(tree: ast.Module) -> Iterator[str]:
+    """Imports, attributes and strings that name something private in torch; local variables count as what they were assigned."""
+    full: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            full |= {
+                each.asname or each.name.partition(".")[0]: each.name if each.asname else "torch"
+                for each in node.names
+                if each.name.startswith("torch")
+            }
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            full |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    yield from (name for name in full.values() if _PRIVATE.fullmatch(name))
+    for node in ast.walk(tree):  # breadth first, so an assignment in a module comes before uses in its functions
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and (name := _dotted(node.value, full)):
+            full[target.id] = name
+    for node in ast.walk(tree):
+        name = _dotted(node, full)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value
+        if name and _PRIVATE.fullmatch(name):
+            yield name
+
+
+def _dotted(node: ast.AST | None, full: dict[str, str]) -> str:
+    """Full name of an attribute of torch; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return full.get(node.id, "")
+    owner = _dotted(node.value, full) if isinstance(node, ast.Attribute) else ""
+    return f"{owner}.{node.attr}" if owner else ""

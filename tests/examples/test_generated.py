@@ -102,3 +102,19 @@ def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
         row = re.search(r"^\| result \|.*$", sections[known.id], re.MULTILINE)[0]
         cells = row.removesuffix(" |").split(" | ")[1:]
         assert cells == list(known.shows.values())
+
+
+def test_each_module_with_private_api_has_a_section() -> None:
+    """With its versions, and with names in modules for private API."""
+    package = ROOT / "equivcheck"
+    marked = {
+        path for path in package.rglob("*.py") if re.search(r"private torch API", path.read_text("utf-8")[:1500], re.IGNORECASE)
+    }
+    private = set(package.rglob("torch_private.py"))
+    assert len(private) >= 4
+    page = pages.private_api()
+    for path in marked | private:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        section = page.partition(f"## `{module}`\n")[2].partition("\n## ")[0]
+        assert re.search(r"\*\*Tested with\*\*: torch 2\.\d+", section), module
+        assert path not in private or re.search(r"\*\*Names\*\*: `torch\.", section), module

@@ -1,6 +1,6 @@
 """Finds torch's persistent state in modules, classes, caches, objects and C++.
 
-Reads private parts of torch, tested with torch 2.9 to 2.15. Per-thread state is left out, because it already belongs to a rank.
+Private torch API, tested with torch 2.9 to 2.15. Per-thread state is left out, because it already belongs to a rank.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from equivcheck.worlds.sim.exchange import BEFORE, RawCall
+from equivcheck.worlds.sim.torch_private import Store
 
-_Store: Any = torch._C._distributed_c10d.Store
 _READS = ("check", "num_keys", "list_keys", "has_extended_api", "queue_len", "set_timeout")
 _WRITES = ("set", "add", "append", "compare_set", "multi_set", "delete_key", "queue_push")
 
@@ -26,7 +24,7 @@ class _Board(Protocol):
         """Ranks waiting for a write to a store."""
 
 
-class PatientStore(_Store):  # type: ignore[misc]  # torch says nothing of its type
+class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its type
     """One rank's view of a store.
 
     torch's own store would wait for a key while holding the baton, so no other rank could set the key.
@@ -83,5 +81,5 @@ def _passed_on(name: str, wakes: bool) -> Callable[..., Any]:
 
 
 for _name in (*_READS, *_WRITES):
-    if hasattr(_Store, _name):
+    if hasattr(Store, _name):
         setattr(PatientStore, _name, _passed_on(_name, _name in _WRITES))
