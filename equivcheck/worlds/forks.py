@@ -107,9 +107,9 @@ class WatchedForks:
         for pid in (*out, *ended):
             with contextlib.suppress(OSError):  # the program has waited for it, or it is a copy of a copy
                 os.waitpid(pid, 0)
-        told = [f"process {pid} came out of it" for pid in out]
-        told += [f"process {pid} was left running and has been ended" for pid in ended]
-        return f"the program forked (os.fork): {'; '.join(told)}; allowed are copies that end by os._exit or exec" if told else ""
+        told = [f"process {pid} returned from the program" for pid in out]
+        told += [f"process {pid} was left running and has been killed" for pid in ended]
+        return f"the program forked (os.fork): {'; '.join(told)}. A copy must end by os._exit or exec." if told else ""
 
     def _pids(self) -> set[int]:
         return {pid for copy in self._left for pid in copy.pids}

@@ -57,14 +57,14 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     Raises `UsageError` if the world does not exist or the size is not valid.
     """
     if world not in WORLDS:
-        raise UsageError(f"world {world!r} does not exist; allowed: {', '.join(WORLDS)}")
-    if size is None and world != TORCHRUN:
-        raise UsageError(f"world {world!r} needs a size; allowed: World({world!r}, size=2), or another number of ranks")
+        raise UsageError(f"world {world!r} is not valid: it does not exist. Expected one of {', '.join(WORLDS)}.")
+    if size is None and world != STARTED:
+        raise UsageError(f"size None is not valid for {world}. Expected a number of ranks, such as World({world!r}, size=2).")
     if size is not None and size < 1:
-        raise UsageError(f"a world of {size} ranks cannot run; allowed: at least 1")
+        raise UsageError(f"size {size} is not valid: a world needs a rank. Expected 1 or more.")
     if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"{size:,} ranks are too many for {world}, which runs all of them; allowed: 1 to {MAX_LOCAL_RANKS} (fake has more)"
+            f"size {size} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}; fake accepts more."
         )
     return WORLDS[world](size)
 

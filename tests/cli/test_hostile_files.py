@@ -134,7 +134,7 @@ def test_values_that_nothing_can_run_are_refused_in_short(tmp_path: Path, case: 
 def test_too_many_ranks_are_bad_input_wherever_they_would_run(tmp_path: Path, command: tuple[str, ...]) -> None:
     """No rank is started, and an isolated check passes the refusal on."""
     (path := tmp_path / "it").write_text(scenario_with(MANY_RANKS))
-    assert "4,096 ranks are too many" in refused(run(*command, path))
+    assert "size 4,096 is not valid" in refused(run(*command, path))
 
 
 def changed(file: str, **values: object) -> Callable[[Path], None]:

@@ -10,7 +10,7 @@ from collectives.gradients import Derivative, Form
 
 ROWS, REVERSED, GAPS, EXPANDED = Memory
 MISMATCH = "collectives do not match: .* dims lie in memory in the orders"
-GAPS_REFUSED = "comes out wrong over gloo"
+GAPS_REFUSED = "gloo transfers wrong elements"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,14 +87,14 @@ DECLARED = (
         kinds=REDUCTIONS,
         dtypes=OTHER_TYPES,
         ops=("sum",),
-        text="Invalid scalar type|does not take",
+        text="Invalid scalar type|is not supported",
         reason="gloo and NCCL have no such type",
     ),
     Refusal(
         name="move of other integers",
         kinds=MOVES,
         dtypes=OTHER_TYPES,
-        text="Invalid scalar type|does not take",
+        text="Invalid scalar type|is not supported",
         reason="gloo and NCCL have no such type, although a move need not know it",
     ),
     Refusal(

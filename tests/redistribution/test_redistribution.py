@@ -79,7 +79,7 @@ def assert_differs(difference: Difference) -> None:
 
 def assert_hangs(case: Redistribution) -> None:
     """Some ranks wait for others in vain; over gloo some may raise instead."""
-    with open_ranks("sim", _size(case)) as ranks, pytest.raises(RanksFailed, match="no rank can go on"):
+    with open_ranks("sim", _size(case)) as ranks, pytest.raises(RanksFailed, match="no rank can continue"):
         ranks.run(redistribute, [case], deadline=DEADLINE)
     with open_ranks("gloo", _size(case)) as ranks, contextlib.suppress(RanksFailed):
         assert any(values[0].error for values in ranks.run(redistribute, [case], deadline=1.0).values)

@@ -31,7 +31,7 @@ class Search:
         """Wait for the search, and return the full names. Raises `EquivCheckError` if the search fails."""
         printed, errors = self._process.communicate()
         if self._process.returncode:
-            raise EquivCheckError(f"torch could not be looked through: {errors.strip().splitlines()[-1:]}")
+            raise EquivCheckError(f"the search through torch's state failed: {errors.strip().splitlines()[-1:]}")
         return tuple(printed.split())
 
 

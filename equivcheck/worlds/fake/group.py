@@ -25,7 +25,9 @@ class LoneScheduler:
 
     def block(self, _rank: int, pending: RawCall) -> None:
         """Raise `EquivCheckError`, because no other rank can end the wait."""
-        raise EquivCheckError(f"{pending[0]}: only one rank of a fake world runs, so nobody sets it; this runs in sim and gloo")
+        raise EquivCheckError(
+            f"{pending[0]}: a fake world is not supported: only one rank runs, so no rank can set the key. Use sim or gloo."
+        )
 
     def wake(self, _rank: int) -> None:
         """No effect, because no rank waits."""

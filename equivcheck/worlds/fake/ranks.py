@@ -37,7 +37,7 @@ class FakeRanks(Ranks):
 
     def __init__(self, size: int, rank: int = 0) -> None:
         if not 0 <= rank < size:
-            raise UsageError(f"rank {rank} is not in a world of {size}; allowed: 0 to {size - 1}")
+            raise UsageError(f"rank {rank} is not valid: the world has {size} ranks. Expected 0 to {size - 1}.")
         super().__init__(size)
         self.rank = rank
 
@@ -54,7 +54,7 @@ class FakeRanks(Ranks):
         Raises `RanksFailed` if it raises or takes longer than `deadline` seconds.
         """
         if is_rank_thread():
-            raise EquivCheckError("FakeRanks.run: called by a rank, allowed is any other thread")
+            raise EquivCheckError("FakeRanks.run: a call from a rank thread is not supported: call it from another thread.")
         visit = _Visit(self.rank, self.size, lambda: program(*arguments))
         with threads_as_ranks(visit.make_group, StateKeeper(), is_user_code=is_user_code):
             visit.thread.start()

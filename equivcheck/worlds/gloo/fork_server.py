@@ -82,7 +82,7 @@ class ForkServer:
                 self._share_imports()
                 return int(self._ask("fork", (), fd))
             except (EOFError, OSError) as error:
-                raise RanksLost(f"the fork server of the gloo ranks has gone: {error}") from error
+                raise RanksLost(f"the fork server of the gloo ranks has ended: {error}") from error
 
     def prepare_to_compile(self) -> None:
         """Compile once in the server, so that the first compilation of a rank forked later takes a sixth of the time."""

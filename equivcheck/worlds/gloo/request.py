@@ -26,7 +26,9 @@ def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_c
     try:
         return copied((program, arguments)) if is_user_code else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        raise UsageError(f"the program {program!r} or its arguments cannot be pickled for processes: {error}") from error
+        raise UsageError(
+            f"program {program!r} is not valid: it or its arguments cannot be pickled for gloo's processes: {error}"
+        ) from error
 
 
 def copied(value: object) -> bytes:

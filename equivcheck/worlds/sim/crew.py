@@ -80,7 +80,7 @@ class Crew:
             self.run(self.join_world, 0, JOIN_SECONDS)
         except RanksFailed as error:
             self.dismiss()
-            raise RanksDidNotStart(f"the ranks of sim could not join: {error}") from None
+            raise RanksDidNotStart(f"the sim ranks could not join: {error}") from None
 
     def join_world(self) -> None:
         """Create the default group of the calling rank."""

@@ -172,7 +172,7 @@ class Exchange:
     def _mismatch(self, member: int, raw: RawCall, meeting: PendingCollective, detail: str) -> None:
         rank = self.ranks[member]
         other, theirs = meeting.first
-        text = f"rank {rank} issued {call_of(raw).describe()} where rank {other} issued {call_of(theirs).describe()}{detail}"
+        text = f"rank {rank} issued {call_of(raw).describe()}, but rank {other} issued {call_of(theirs).describe()}{detail}"
         self._scheduler.give_up(rank, raw, text)
 
 
@@ -181,4 +181,4 @@ def _other_orders(agree: tuple[Hashable, ...], theirs: tuple[Hashable, ...]) -> 
     if agree[:-1] != theirs[:-1]:
         return ""
     ours, others = (orders or "contiguous" for orders in (agree[-1], theirs[-1]))
-    return f": dims lie in memory in the orders {ours} and {others}, which comes out wrong over gloo (pytorch #192920)"
+    return f": memory orders of dims differ, {ours} and {others}, so gloo computes wrong values (pytorch #192920)"

@@ -42,7 +42,7 @@ def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))
-    what = f"ranks that could not be stopped still run in this process, so that later runs in it prove nothing: {names}"
+    what = f"ranks that could not be stopped still run in this process, so later runs in it prove nothing: {names}"
     return replace(failure, summary=f"{failure.summary}; {what}")
 
 
@@ -54,7 +54,7 @@ def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[Failure
     states = "; ".join(f"rank {report.rank} {_doing(report)}" for report in reports)
     if evidence.hung:
         return FailureKind.TIMEOUT, f"{evidence.hung}: {states}"
-    return FailureKind.DEADLOCK, f"no rank can go on: {states}"
+    return FailureKind.DEADLOCK, f"no rank can continue: {states}"
 
 
 def _doing(report: RankReport) -> str:

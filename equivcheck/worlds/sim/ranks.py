@@ -29,7 +29,7 @@ from equivcheck.worlds.sim.torch_private import (
 )
 from equivcheck.worlds.state.keeper import StateKeeper, preserved_state
 
-STILL_RUN = "threads of a run that was given up still run in this process, so that later runs in it prove nothing"
+STILL_RUN = "threads of an aborted run still run in this process, so later runs in it prove nothing"
 
 _one_run_at_a_time = threading.Lock()
 
@@ -63,7 +63,7 @@ class SimRanks(Ranks):
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise EquivCheckError(f"SimRanks: size is {size}, allowed is 1 or more")
+            raise EquivCheckError(f"size {size} is not valid: a sim world needs a rank. Expected 1 or more.")
         super().__init__(size)
         self._crew: Crew | None = None
         self._state = StateKeeper()
@@ -82,7 +82,7 @@ class SimRanks(Ranks):
         chosen by the seed, ranks share no DTensor caches.
         """
         if is_rank_thread():
-            raise EquivCheckError("SimRanks.run: called by a rank of a simulated world, allowed is any other thread")
+            raise EquivCheckError("SimRanks.run: a call from a rank thread is not supported: call it from another thread.")
         if abandoned := abandoned_threads():
             warnings.warn(f"SimRanks.run: {STILL_RUN}: {', '.join(abandoned)}", RuntimeWarning, stacklevel=3)
         (preload if is_user_code else preload_common)()

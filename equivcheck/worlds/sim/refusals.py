@@ -30,7 +30,7 @@ def check_type(op: str, dtype: torch.dtype) -> None:
     """Raise `CallRefused` if a collective, named as in `Call.op`, does not support this element type."""
     reason = _reason(op, dtype)
     if reason:
-        raise CallRefused(f"{op} does not take {dtype}: {reason}")
+        raise CallRefused(f"{op}: {dtype} is not supported: {reason}")
 
 
 @cache
@@ -39,13 +39,13 @@ def _reason(op: str, dtype: torch.dtype) -> str:
     if reduction == "premul_sum":
         return "gloo has no premultiplied sum"
     if dtype not in CARRIED:
-        return f"allowed are {_CARRIED}"
+        return f"gloo transfers only {_CARRIED}"
     if reduction in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         return "bitwise reductions are for integers and bool"
     if reduction == "avg" and not (dtype.is_floating_point or dtype.is_complex):
         return "a mean is for floating-point and complex types"
     if dtype.is_complex and reduction and reduction not in _LINEAR:
-        return "complex numbers are added or averaged only"
+        return "complex numbers can only be summed or averaged"
     return ""
 
 
@@ -54,43 +54,47 @@ def check_strided(op: str, tensors: Sequence[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.layout is not torch.strided:
             raise CallRefused(
-                f"{op} does not take {tensor.layout}: allowed are strided tensors, and sparse_coo for a sum by all_reduce"
+                f"{op}: {tensor.layout} is not supported: gloo sends strided tensors, and sparse_coo in a summing all_reduce"
             )
 
 
 def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
     """Raise `CallRefused` for sparse tensors that gloo cannot reduce."""
     if reduction != "sum":
-        raise CallRefused(f"all_reduce.{reduction} does not take torch.sparse_coo: gloo adds sparse tensors only")
+        raise CallRefused(f"all_reduce.{reduction}: torch.sparse_coo is not supported: gloo can only sum sparse tensors")
     if tensor.dtype == torch.bool or tensor.is_complex():
-        raise CallRefused(f"all_reduce.sum does not take sparse {tensor.dtype}: gloo adds sparse numbers of real types only")
+        raise CallRefused(f"all_reduce.sum: sparse {tensor.dtype} is not supported: gloo sums only real sparse numbers")
 
 
 def check_list_all_to_all() -> None:
     """Raise `CallRefused` if gloo of this torch version cannot exchange lists of tensors."""
     if is_torch_in(NO_LIST_ALL_TO_ALL):
         raise CallRefused(
-            f"all_to_all: gloo does not exchange lists of tensors in torch {NO_LIST_ALL_TO_ALL}; allowed is all_to_all_single"
+            f"all_to_all: a list of tensors is not supported by gloo in torch {NO_LIST_ALL_TO_ALL}: use all_to_all_single"
         )
 
 
 def check_root(op: str, root: int, size: int) -> None:
     """Raise `CallRefused` for a root outside a group of `size` members."""
     if not 0 <= root < size:
-        raise CallRefused(f"{op}: root {root} is no member; allowed are 0 to {size - 1} within the group")
+        raise CallRefused(
+            f"{op}: root {root} is not valid: it is no member. Expected 0 to {size - 1}, the rank within the group."
+        )
 
 
 def check_peer(op: str, member: int, peer: int | None) -> None:
     """Raise `CallRefused` for a message to or from the member itself."""
     if member == peer:
-        raise CallRefused(f"{op}: a message of rank {member} of the group to itself; allowed is any other member")
+        raise CallRefused(f"{op}: rank {member} is not valid: it is the caller itself. Expected another rank within the group.")
 
 
 def check_contiguous(op: str, tensors: Sequence[torch.Tensor]) -> None:
     """Raise `CallRefused` for a tensor that is not contiguous in a call that sends raw memory."""
     for tensor in tensors:
         if not tensor.is_contiguous():
-            raise CallRefused(f"{op}: {tensor.dtype} {list(tensor.shape)} is not contiguous; allowed are contiguous tensors")
+            raise CallRefused(
+                f"{op}: {tensor.dtype} {list(tensor.shape)} is not valid: it is not contiguous. Expected a contiguous tensor."
+            )
 
 
 def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -98,8 +102,9 @@ def check_gaps(op: str, tensors: Sequence[torch.Tensor]) -> None:
     check_strided(op, tensors)
     for tensor in tensors:
         if not tensor.is_contiguous() and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-            text = f"{op}: {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} comes out wrong over gloo"
-            raise CallRefused(f"{text} (pytorch #192920); allowed are tensors without gaps in memory")
+            text = f"{op}: {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} is not supported"
+            why = "gloo transfers wrong elements (pytorch #192920). Use tensors without gaps in memory."
+            raise CallRefused(f"{text}: {why}")
 
 
 Order = tuple[int, ...]
@@ -119,8 +124,8 @@ def common_order(op: str, tensors: Sequence[torch.Tensor]) -> tuple[Order, ...]:
     orders = set(orders_in_memory(tensors))
     if len(orders) > 1:
         raise CallRefused(
-            f"{op}: tensors whose dims lie in memory in the orders {sorted(orders)} come out wrong over gloo (pytorch #24836); "
-            "allowed are contiguous tensors"
+            f"{op}: memory orders {sorted(orders)} of dims are not supported: gloo transfers wrong elements (pytorch #24836). "
+            "Use contiguous tensors."
         )
     return tuple(orders)
 

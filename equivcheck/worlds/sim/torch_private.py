@@ -38,6 +38,7 @@ crashes."""
 
 _bindings: Any = torch._C._distributed_c10d
 HashStore: Any = _bindings.HashStore
+Store: Any = _bindings.Store
 
 _OWN_FIELDS: dict[str, Callable[[], Any]] = {
     "default_pg": lambda: None,
@@ -153,7 +154,7 @@ def _groups_pass_for_gloo() -> Iterator[None]:
         if not is_rank_thread() or backend == _TALKS_TO_NOBODY:
             return original(size, rank, ranks, backend, store, *arguments, **options)  # type: ignore[no-any-return]
         if backend not in _TAKEN:
-            raise CallRefused(f"a group of backend {backend!r}: allowed in a simulated world is {_PASSES_FOR!r}")
+            raise CallRefused(f"backend {backend!r} is not valid in a simulated world. Expected {_PASSES_FOR!r}.")
         group, store = original(size, rank, ranks, _BACKEND, getattr(store, "store", store), *arguments, **options)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             store = group.complete(store, options.get("group_desc") or "undefined")

@@ -98,7 +98,7 @@ class SimWork(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """Call outputs; raises `CallRefused` before `wait`."""
         if self._meeting is not None:
-            raise CallRefused(f"result of {self.raw[0]}, which has not been waited for; gloo asks for wait() first")
+            raise CallRefused(f"result of {self.raw[0]} is not valid before wait(): gloo requires wait() first")
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:

@@ -69,7 +69,7 @@ def preserved_state(keeper: StateKeeper) -> Iterator[None]:
     finally:
         if keeper.lost:
             names = ", ".join(keeper.lost)
-            warnings.warn(f"a program left this changed, which cannot be undone in this process: {names}", RuntimeWarning, 4)
+            warnings.warn(f"a program changed state that cannot be restored in this process: {names}", RuntimeWarning, 4)
 
 
 def read(entries: tuple[Entry, ...]) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from equivcheck.worlds.gloo.failures import failure_of, raised
 Answers = dict[int, bytes | None]
 """Each rank's answer, None if it was lost; a busy rank is missing."""
 
-LOST_TEXT = "was lost: its process has ended, which torchrun tells more of, or its host is gone"
+LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host is gone"
 """Error text of a rank whose connection has ended."""
 
 

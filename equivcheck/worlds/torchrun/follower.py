@@ -37,7 +37,9 @@ class Follower:
                 try:
                     verb, payload = self._leader.recv()
                 except LOST as error:
-                    raise EquivCheckError(f"world torchrun: rank {self.place.rank} has lost rank 0: has it ended?") from error
+                    raise EquivCheckError(
+                        f"world torchrun: rank {self.place.rank} has lost its connection to rank 0, which may have ended"
+                    ) from error
                 if verb == "end":
                     return self._outcome(*payload)  # type: ignore[no-any-return]
                 self._obey(verb, payload)

@@ -30,8 +30,8 @@ def own_place() -> Place:
     backend = str(dist.get_backend_config())
     if "cpu:gloo" not in backend:
         raise UsageError(
-            f"world torchrun: the script's process group is {backend}, but checks train on the CPU, over gloo; "
-            "allowed: init_process_group('cpu:gloo,cuda:nccl') or init_process_group('gloo')"
+            f"process group {backend} is not valid for world torchrun: checks train on the CPU over gloo. "
+            "Expected init_process_group('cpu:gloo,cuda:nccl') or init_process_group('gloo')."
         )
     return Place(rank=dist.get_rank(), size=dist.get_world_size())
 

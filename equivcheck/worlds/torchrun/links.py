@@ -51,7 +51,7 @@ class Entrance:
             ready = wait([self._socket, *strangers], max(0.0, until - time.monotonic()))
             if not ready:
                 missing = sorted(set(range(1, size)) - set(admitted))
-                raise RanksDidNotStart(f"world torchrun: ranks {missing} have not come within {START_SECONDS:g} s")
+                raise RanksDidNotStart(f"world torchrun: ranks {missing} did not connect within {START_SECONDS:g} s")
             if self._socket in ready:
                 strangers.add(self._socket.accept()[0])
             for stranger in strangers.intersection(ready):

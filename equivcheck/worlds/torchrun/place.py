@@ -30,14 +30,14 @@ def place_of(environment: Mapping[str, str]) -> Place:
     missing = [name for name in NAMES if not environment.get(name)]
     if missing and "SLURM_PROCID" in environment:
         raise UsageError(
-            f"world torchrun: {', '.join(missing)} not set, and torch reads none of Slurm's variables; "
-            f"allowed: torchrun on each node, or in each task: export {_SLURM}"
+            f"world torchrun: {', '.join(missing)} not set, and torch reads none of Slurm's variables. "
+            f"Use torchrun on each node, or in each task: export {_SLURM}"
         )
     if missing:
-        raise UsageError(f"world torchrun: {', '.join(missing)} not set: nobody has started this world; allowed: {_HOW}")
+        raise UsageError(f"world torchrun: {', '.join(missing)} not set: no launcher has started this world. Expected: {_HOW}")
     rank, size = _number(environment, "RANK", least=0), _number(environment, "WORLD_SIZE", least=1)
     if rank >= size:
-        raise UsageError(f"world torchrun: RANK is {rank} of WORLD_SIZE {size}; allowed: 0 to {size - 1}")
+        raise UsageError(f"RANK {rank} is not valid for WORLD_SIZE {size}. Expected 0 to {size - 1}.")
     return Place(rank=rank, size=size)
 
 
@@ -49,5 +49,5 @@ def is_first_rank(environment: Mapping[str, str]) -> bool:
 def _number(environment: Mapping[str, str], name: str, *, least: int) -> int:
     text = environment[name]
     if not (text.isdecimal() and int(text) >= least):
-        raise UsageError(f"world torchrun: {name} is {text!r:.40}; allowed: a number, at least {least}")
+        raise UsageError(f"{name} {text!r:.40} is not valid. Expected a number, at least {least}.")
     return int(text)

@@ -57,8 +57,8 @@ class TorchrunRanks(Ranks):
         place = own_place()
         if size not in (None, place.size):
             raise UsageError(
-                f"world torchrun has {place.size} ranks, and {size} are needed; "
-                f"allowed: torchrun with --nnodes times --nproc-per-node = {size}"
+                f"size {size} is not valid: world torchrun has {place.size} ranks. "
+                f"Expected torchrun with --nnodes times --nproc-per-node = {size}."
             )
         super().__init__(place.size)
         self._joined()
@@ -126,7 +126,7 @@ def _entered(place: Place, store: Any) -> Any:
         store.wait([_ADDRESS], timedelta(seconds=START_SECONDS))
         return entered(store.get(_ADDRESS), place.rank)
     except RuntimeError as error:
-        raise RanksDidNotStart(f"world torchrun: rank {place.rank} waits for rank 0 in vain: {error}") from error
+        raise RanksDidNotStart(f"world torchrun: rank {place.rank} waited in vain for rank 0: {error}") from error
 
 
 def _make_group(member: Leader | Follower, name: str) -> None:

@@ -77,7 +77,7 @@ _lock = threading.Lock()
         ({"parallelize": lambda model, mesh: mesh}, "parallelize .* returned DeviceMesh.* Expected a torch.nn.Module, or None"),
         ({"full_tensors": lambda module: 3}, "full_tensors .* returned a int. Expected a dict"),
         ({"world": "fake"}, "world 'fake' .* no data to compare. Expected one of sim, gloo"),
-        ({"world": "mpi"}, "world 'mpi' does not exist; allowed: sim, gloo, fake"),
+        ({"world": "mpi"}, "world 'mpi' is not valid: it does not exist. Expected one of sim, gloo, fake"),
         ({"world": "gloo", "loss": lambda outputs, targets: _lock}, "loss <function <lambda>.*cannot be copied to"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),

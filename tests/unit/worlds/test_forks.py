@@ -31,9 +31,9 @@ def are_gone(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("program", "error"),
     [
-        (forking.comes_out, r"process \d+ came out of it"),
-        (forking.raises, r"process \d+ came out of it"),
-        (forking.communicates, r"process \d+ was left running and has been ended"),
+        (forking.comes_out, r"process \d+ returned from the program"),
+        (forking.raises, r"process \d+ returned from the program"),
+        (forking.communicates, r"process \d+ was left running and has been killed"),
     ],
 )
 def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Callable[..., object], error: str) -> None:
@@ -41,8 +41,8 @@ def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Cal
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program, str(tmp_path))
     assert caught.value.failure.kind is FailureKind.RAISED
-    allowed = "allowed are copies that end by os._exit or exec"
-    expected = rf"rank 0 raised (\w+\.)*ProgramForked: the program forked \(os.fork\): {error}; {allowed}"
+    advice = "A copy must end by os._exit or exec"
+    expected = rf"rank 0 raised (\w+\.)*ProgramForked: the program forked \(os.fork\): {error}\. {advice}"
     assert re.fullmatch(expected, caught.value.failure.summary)
     assert are_gone(tmp_path)
     assert ranks.run(forking.ends_its_copies).values == ((3, 0),) * 2

@@ -37,13 +37,13 @@ def test_a_simulated_world_runs_closures() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "text"),
     [
-        ("moon", 2, "'moon' does not exist; allowed: sim, gloo, fake, torchrun"),
-        ("sim", 0, "0 ranks cannot run"),
-        ("sim", None, "needs a size"),
+        ("moon", 2, "'moon' is not valid: it does not exist. Expected one of sim, gloo, fake, torchrun"),
+        ("sim", 0, "size 0 is not valid"),
+        ("sim", None, "size None is not valid for sim"),
     ],
 )
 def test_a_world_that_cannot_be_is_refused(name: str, size: int | None, text: str) -> None:
-    """The error says what is allowed."""
+    """The error names the allowed values."""
     with pytest.raises(UsageError, match=text):
         World(name, size=size)
 

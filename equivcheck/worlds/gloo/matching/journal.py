@@ -42,7 +42,7 @@ class Mismatch:
     def text(self) -> str:
         """One line that names both calls."""
         (rank, call), (other, theirs) = self.calls
-        return f"rank {rank} issued {call} where rank {other} issued {theirs}"
+        return f"rank {rank} issued {call}, but rank {other} issued {theirs}"
 
 
 class Journal:

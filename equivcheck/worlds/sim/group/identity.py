@@ -113,11 +113,11 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
 
     def split_group(self, *_: Any, **__: Any) -> Never:
         """Raise `CallRefused`."""
-        raise CallRefused("split_group: a simulated group does not split; allowed is new_group, and splitting runs over gloo")
+        raise CallRefused("split_group: a simulated group is not supported: use new_group, or run over gloo.")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> Never:
         """Raise `CallRefused`."""
-        raise CallRefused("merge_remote_group: simulated groups do not merge; this runs over gloo")
+        raise CallRefused("merge_remote_group: a simulated group is not supported: run over gloo.")
 
     splitGroup = split_group  # noqa: N815
     mergeRemoteGroup = merge_remote_group  # noqa: N815

@@ -47,7 +47,8 @@ class Moves(GroupCalls):
         """Apply `allgather` to several tensors; the output has one list for each member."""
         if len(outputs) != len(self.ranks) or any(len(theirs) != len(inputs) for theirs in outputs):
             lengths = [len(theirs) for theirs in outputs]
-            raise CallRefused(f"all_gather: lists of {lengths} outputs; allowed is one for each member, of {len(inputs)} each")
+            expected = f"Expected one list for each member, with {len(inputs)} tensors each."
+            raise CallRefused(f"all_gather: outputs of lengths {lengths} are not valid. {expected}")
         by_tensor = [list(gathered) for gathered in zip(*outputs, strict=True)]
         for source, gathered in zip(inputs, by_tensor, strict=True):
             check_list("all_gather", "outputs", gathered, source, len(self.ranks))
@@ -93,7 +94,9 @@ class Moves(GroupCalls):
         """List of tensors on the root, possibly nested in another list; empty on other members."""
         if root != self.member:
             if tensors:
-                raise CallRefused(f"{op}: a list of tensors on member {self.member}; allowed on the root, {root}, only")
+                raise CallRefused(
+                    f"{op}: a tensor list on member {self.member} is not valid. Expected one only on the root, {root}."
+                )
             return []
         return list(tensors[0] if tensors and isinstance(tensors[0], (list, tuple)) else tensors)
 
@@ -113,7 +116,7 @@ class Moves(GroupCalls):
         check_strided("all_to_all", [output, source])
         check_contiguous("all_to_all", [output, source])
         if output.dtype != source.dtype:
-            raise CallRefused(f"all_to_all: an output of {output.dtype} for {source.dtype}; allowed is one type")
+            raise CallRefused(f"all_to_all: output {output.dtype} is not valid for input {source.dtype}. Expected equal types.")
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
         share = (captured(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
@@ -123,8 +126,10 @@ class Moves(GroupCalls):
             return list(torch.split(tensor, list(sizes)))
         size = len(self.ranks)
         if not tensor.dim() or tensor.shape[0] % size:
-            text = "some versions of torch cut them anywhere over gloo"
-            raise CallRefused(f"all_to_all: {list(tensor.shape)} without sizes; allowed are multiples of {size} rows ({text})")
+            text = "some torch versions split other sizes wrongly over gloo"
+            raise CallRefused(
+                f"all_to_all: shape {list(tensor.shape)} is not valid without sizes. Expected a multiple of {size} rows ({text})."
+            )
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them

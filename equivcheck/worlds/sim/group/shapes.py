@@ -17,42 +17,44 @@ Tensors = Sequence[torch.Tensor]
 def check_one(op: str, tensors: Sequence[object]) -> None:
     """Raise `CallRefused` unless the list has one tensor; for several, gloo raises or adds all of them up."""
     if len(tensors) != 1:
-        raise CallRefused(f"{op}: a list of {len(tensors)} tensors; allowed on a simulated rank is one, several run over gloo")
+        raise CallRefused(
+            f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one, or run over gloo."
+        )
 
 
 def check_some(op: str, tensors: Tensors) -> None:
     """Raise `CallRefused` for an empty list or tensors of different types."""
     if not tensors:
-        raise CallRefused(f"{op}: no tensors; allowed are one or more")
+        raise CallRefused(f"{op}: an empty list is not valid. Expected one or more tensors.")
     dtype = tensors[0].dtype
     if any(tensor.dtype != dtype for tensor in tensors):
-        raise CallRefused(f"{op}: tensors of {', '.join(_types(tensors))}; allowed is one type")
+        raise CallRefused(f"{op}: types {', '.join(_types(tensors))} are not valid. Expected one type.")
 
 
 def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: int) -> None:
     """Raise `CallRefused` unless there is one tensor for each member, with the shape and type of `like`."""
     if len(tensors) != size:
-        raise CallRefused(f"{op}: {len(tensors)} {what}; allowed is one for each of {size} members")
+        raise CallRefused(f"{op}: {len(tensors)} {what} are not valid. Expected one for each of {size} members.")
     shape, dtype = like.shape, like.dtype
     for tensor in tensors:
         if tensor.shape != shape or tensor.dtype != dtype:
-            raise CallRefused(f"{op}: {what} of {_described(tensors)}; gloo allows {_described([like])} only")
+            raise CallRefused(f"{op}: {what} {_described(tensors)} are not valid. Gloo expects {_described([like])} only.")
 
 
 def check_part(op: str, output: torch.Tensor, parts: Tensors, member: int, size: int) -> None:
     """Raise `CallRefused` unless there is one part for each member and the output matches this member's part."""
     if len(parts) != size:
-        raise CallRefused(f"{op}: {len(parts)} inputs; allowed is one for each of {size} members")
+        raise CallRefused(f"{op}: {len(parts)} inputs are not valid. Expected one for each of {size} members.")
     if parts[member].shape != output.shape or parts[member].dtype != output.dtype:
         raise CallRefused(
-            f"{op}: an output of {_described([output])} for an input of {_described([parts[member]])}; gloo allows equal ones"
+            f"{op}: output {_described([output])} is not valid for input {_described([parts[member]])}. Gloo expects equal ones."
         )
 
 
 def check_wholes(op: str, parts: Tensors, wholes: Tensors, size: int) -> None:
     """Raise `CallRefused` unless each tensor in `wholes` is `size` parts, concatenated along dim 0."""
     if len(parts) != len(wholes):
-        raise CallRefused(f"{op}: {len(parts)} parts of {len(wholes)} tensors; allowed is one part of each")
+        raise CallRefused(f"{op}: {len(parts)} parts of {len(wholes)} tensors are not valid. Expected one part of each.")
     for part, whole in zip(parts, wholes, strict=True):
         theirs, shape = part.shape, whole.shape
         if not theirs or not shape or shape[0] != size * theirs[0] or shape[1:] != theirs[1:] or part.dtype != whole.dtype:

@@ -21,7 +21,9 @@ _EVAL_FRAME = "torch._dynamo.eval_frame"
 _CALLBACK = "_callback_from_stance"
 """Called by each compiled function to get its compiler; None and False mean that nothing is compiled."""
 
-REFUSAL = "torch.compile: simulated ranks are threads and would share what is compiled for one; compiled functions run over gloo"
+REFUSAL = (
+    "torch.compile: a simulated rank is not supported: ranks are threads and would share one rank's compiled code. Run over gloo."
+)
 
 
 _put_later: list[Any] = []

@@ -19,7 +19,8 @@ from equivcheck.worlds.sim.refusals import CallRefused
 from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 REFUSAL = (
-    "torch's profiler is one for the process, and in use; allowed is one simulated rank at a time, and all profile over gloo"
+    "torch's profiler: a second simulated rank is not supported: the process has one profiler, and it is in use. "
+    "Profile one rank at a time, or run over gloo."
 )
 
 _profiling: threading.Thread | None = None

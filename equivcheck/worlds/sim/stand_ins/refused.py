@@ -16,14 +16,14 @@ from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel"
 REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "context parallelism replaces functions and sharding rules of torch for the process, which simulated ranks share; "
-    "allowed is a run over gloo": {
+    "context parallelism: a simulated rank is not supported: it replaces torch functions and sharding rules for the process, "
+    "which simulated ranks share. Run over gloo.": {
         f"{_CONTEXT_PARALLEL}._attention": ("_enable_context_parallel_dispatcher_impl", "_enable_cp_dtensor_dispatcher"),
         f"{_CONTEXT_PARALLEL}._sharding_rules": ("register_cp_sharding_rules",),
         "torch.distributed.tensor.experimental._attention": ("_enable_cp_dispatcher",),
     },
-    "async_save writes from a thread or process that is no simulated rank, so that what other ranks hold is lost; "
-    "allowed are save, and async_save over gloo": {
+    "async_save: a simulated rank is not supported: it writes from another thread or process, which sees no simulated rank, "
+    "so the shards of other ranks are lost. Use save, or run over gloo.": {
         "torch.distributed.checkpoint._async_thread_executor": ("_ThreadBasedAsyncCheckpointExecutor.execute_save",),
         "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.execute_save",),
     },
@@ -32,8 +32,8 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "forward-mode differentiation has one level for the process, and another rank is in it; "
-    "allowed is one simulated rank at a time, and all of them over gloo": {
+    "forward-mode differentiation: a second simulated rank is not supported: the process has one level, "
+    "and another rank is in it. Use one rank at a time, or run over gloo.": {
         "torch._C": ("_enter_dual_level",),
         "torch._functorch.predispatch": ("_enter_dual_level",),
     },

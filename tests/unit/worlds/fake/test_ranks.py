@@ -88,7 +88,7 @@ def test_what_the_rank_raises_is_reported() -> None:
 
 def test_a_rank_outside_the_world_is_refused() -> None:
     """The error says which ranks there are."""
-    with pytest.raises(UsageError, match="rank 8 is not in a world of 8; allowed: 0 to 7"):
+    with pytest.raises(UsageError, match=r"rank 8 is not valid: the world has 8 ranks\. Expected 0 to 7"):
         FakeRanks(8, 8)
 
 

@@ -38,7 +38,7 @@ def test_calls_that_do_not_match_are_named(ranks: GlooRanks, program: Callable[[
         ranks.run(program)
     found = caught.value.failure
     assert found.kind is FailureKind.MISMATCH
-    assert found.summary == f"collectives do not match: rank 0 issued {first} where rank 1 issued {second}"
+    assert found.summary == f"collectives do not match: rank 0 issued {first}, but rank 1 issued {second}"
     assert [(report.state, report.pending) for report in found.reports] == [
         (RankState.WAITING, first),
         (RankState.WAITING, second),
@@ -49,7 +49,7 @@ def test_calls_that_do_not_match_are_named(ranks: GlooRanks, program: Callable[[
 
 def test_a_call_of_many_tensors_is_named_with_some(ranks: GlooRanks) -> None:
     """What does not fit is left out of the text, not of the comparison."""
-    with pytest.raises(RanksFailed, match=r"rank 0 issued all_reduce.sum float32\[100, 1\] .* where rank 1 .*float32\[100, 2\]"):
+    with pytest.raises(RanksFailed, match=r"rank 0 issued all_reduce.sum float32\[100, 1\] .*, but rank 1 .*float32\[100, 2\]"):
         ranks.run(programs.many_tensors)
 
 

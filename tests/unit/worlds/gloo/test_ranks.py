@@ -237,5 +237,5 @@ def test_ranks_have_what_torchrun_sets(ranks: GlooRanks) -> None:
 
 def test_no_ranks_at_all() -> None:
     """A world needs a rank."""
-    with pytest.raises(UsageError, match="size is 0"):
+    with pytest.raises(UsageError, match="size 0 is not valid"):
         GlooRanks(0)

@@ -131,7 +131,7 @@ def test_sim_agrees_with_gloo(world: World) -> None:
 
 def test_forward_mode_is_for_one_rank_at_a_time(world: World) -> None:
     """The level of dual numbers is torch's for the process: a second rank is told so."""
-    with pytest.raises(RanksFailed, match="CallRefused: forward-mode differentiation has one level for the process"):
+    with pytest.raises(RanksFailed, match="CallRefused: forward-mode differentiation: a second simulated rank is not supported"):
         world(2).run(lambda: acted(("dual_level", STAY), ()))
 
 

@@ -70,7 +70,7 @@ def test_a_training_of_a_user_is_that_of_rank_0(seen: list[dict[str, Any]]) -> N
 
 def test_a_world_of_another_size_is_refused(seen: list[dict[str, Any]]) -> None:
     """The line says how many ranks there are, and how many are needed."""
-    assert both(seen, "too small").startswith("world torchrun has 2 ranks, and 4 are needed; allowed: torchrun with --nnodes")
+    assert both(seen, "too small").startswith("size 4 is not valid: world torchrun has 2 ranks. Expected torchrun with --nnodes")
 
 
 def test_a_rank_that_raises_is_told_with_its_host(seen: list[dict[str, Any]]) -> None:
