@@ -30,9 +30,9 @@ PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _forgotten = threading.local()
 
 
-def bound_shardings() -> None:
+def limit_sharding_cache() -> None:
     """Clear this thread's sharding cache if it is large, or if this torch version would reuse wrong entries."""
-    are_many = num_worked_out() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
+    are_many = num_propagations() - _forgotten.__dict__.get("num_worked_out", 0) > MAX_SHARDINGS
     if are_many or is_torch_in(REMEMBERS_ROWS_OF_EMBEDDINGS):
         forget_shardings()
 
@@ -41,7 +41,7 @@ def forget_shardings() -> None:
     """Clear this thread's sharding cache, and the redistribution plans of all threads."""
     if PROPAGATION not in sys.modules:
         return
-    _forgotten.num_worked_out = num_worked_out()
+    _forgotten.num_worked_out = num_propagations()
     for clear in (getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None), *_python_caches()):
         if clear is not None:
             clear()
@@ -49,7 +49,7 @@ def forget_shardings() -> None:
         _forgotten.num_dropped = _forgotten.num_worked_out
 
 
-def num_worked_out() -> int:
+def num_propagations() -> int:
     """DTensor's propagation count in this thread."""
     if PROPAGATION not in sys.modules:
         return 0
@@ -59,7 +59,7 @@ def num_worked_out() -> int:
 
 
 @contextlib.contextmanager
-def looked_up_anew() -> Iterator[None]:
+def patchable_propagation() -> Iterator[None]:
     """Make patches to DTensor's propagation method take effect.
 
     Torch 2.9 binds the method once and ignores later patches.

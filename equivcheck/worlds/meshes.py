@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from equivcheck.worlds.dtensor_caches import bound_shardings, forget_shardings
+from equivcheck.worlds.dtensor_caches import forget_shardings, limit_sharding_cache
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -73,7 +73,7 @@ def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
     return tuple(c10d._world.pg_map)
 
 
-def has_lost(groups: tuple[dist.ProcessGroup, ...]) -> bool:
+def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
     """Whether a program has destroyed one of these groups."""
     return not all(group in c10d._world.pg_map for group in groups)
 
@@ -97,7 +97,7 @@ def end_run(*, finished: bool = True) -> None:
         _kept.num_groups = _num_groups()
         forget_shardings()
     else:
-        bound_shardings()
+        limit_sharding_cache()
 
 
 def _num_groups() -> int:

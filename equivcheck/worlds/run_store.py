@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def own_keys() -> Iterator[None]:
+def prefixed_store_keys() -> Iterator[None]:
     """Make the default group's store prefix keys with the run's number.
 
     torch finds the members of a new group by the group's name, and reuses the name of a destroyed group. Without a prefix,

@@ -10,8 +10,8 @@ from typing import Any
 
 from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.rank import leave, serve_rank
+from equivcheck.worlds.gloo.rank_processes import RankProcesses
 from equivcheck.worlds.gloo.request import import_path, packed, request
 from equivcheck.worlds.ranks import Run
 
@@ -28,11 +28,11 @@ def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadlin
     with contextlib.ExitStack() as undo:
         started = [_start(undo) for _ in range(size)]
         by_pid = {process.pid: process for process, _ in started}
-        crew = Crew(tuple((process.pid, channel) for process, channel in started), lambda pid: _exit_code(by_pid[pid]))
-        undo.callback(crew.close)
-        crew.form()
-        values = crew.run(request(task, None), deadline)
-        crew.close()
+        ranks = RankProcesses(tuple((process.pid, channel) for process, channel in started), lambda pid: _exit_code(by_pid[pid]))
+        undo.callback(ranks.close)
+        ranks.form()
+        values = ranks.run(request(task, None), deadline)
+        ranks.close()
         for process, _ in started:
             process.wait(_EXIT_SECONDS)
     return Run(values=values)

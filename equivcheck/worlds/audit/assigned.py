@@ -22,7 +22,7 @@ Chain = tuple[str, ...]
 _GLOBAL, _LOCAL = "global", "local"
 
 
-def assigned(module: ModuleType) -> Iterator[tuple[Any, str]]:
+def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
     """Owner and name of each variable that a function assigns."""
     for code in _nested(_code(module)):
         if not _OPCODES.isdisjoint(code.co_code[::2]):

@@ -35,7 +35,7 @@ class Search:
         return tuple(printed.split())
 
 
-def found_here() -> tuple[str, ...]:
+def find_state_names() -> tuple[str, ...]:
     """Full names for all state in torch in this environment."""
     with Search() as search:
         return search.names()

@@ -27,7 +27,7 @@ class Treatment(PrintableEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StateRow:
     """State with one treatment for one reason."""
 
     treatment: Treatment
@@ -50,27 +50,29 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 @functools.cache
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[StateRow, ...]:
     """Rows from `states.toml`, after the variables and flags that are saved for each rank."""
     text = files("equivcheck.worlds.audit").joinpath("states.toml").read_text("utf-8")
     return (*_switched(), *(row for kind, group in tomllib.loads(text).items() for row in _declared(kind, group)))
 
 
-def _declared(kind: str, group: Iterable[dict[str, object]]) -> Iterator[Row]:
+def _declared(kind: str, group: Iterable[dict[str, object]]) -> Iterator[StateRow]:
     for row in group:
         names = row["names"]
         assert isinstance(names, list)
-        yield Row(treatment=Treatment(kind), reason=str(row["reason"]), names=tuple(names), torch=str(row.get("torch", "")))
+        yield StateRow(treatment=Treatment(kind), reason=str(row["reason"]), names=tuple(names), torch=str(row.get("torch", "")))
 
 
-def _switched() -> Iterator[Row]:
+def _switched() -> Iterator[StateRow]:
     """Rows from the tables in `worlds.state`; flags are named by their setters."""
     variables = tuple(f"{module}.{path}" for module, paths in VARIABLES.items() for path in paths)
     setters = tuple(f"torch._C.*{name}" for name in SETTERS)
-    yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
-    yield Row(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a flag", names=setters)
+    yield StateRow(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
+    yield StateRow(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a flag", names=setters)
     restored = tuple(entry.name for entry in PYTHON)
-    yield Row(treatment=Treatment.RESTORED, reason="of Python: ranks share it, and after a run it is as before", names=restored)
+    yield StateRow(
+        treatment=Treatment.RESTORED, reason="of Python: ranks share it, and after a run it is as before", names=restored
+    )
 
 
 def is_outside(module: str) -> bool:
@@ -78,7 +80,7 @@ def is_outside(module: str) -> bool:
     return any(row.covers(module) for row in rows() if row.treatment is Treatment.OUTSIDE)
 
 
-def row_of(name: str) -> Row | None:
+def row_of(name: str) -> StateRow | None:
     """First row that covers the name; None if no row does."""
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from equivcheck.worlds.audit.assigned import assigned
+from equivcheck.worlds.audit.assigned import assigned_variables
 
 ROOTS = (
     "torch.distributed",
@@ -110,7 +110,7 @@ class _Places:
             for cls in _classes(module):
                 self._look(f"{module.__name__}.{cls.__qualname__}", vars(cls), _DEPTH)
         for module in modules:
-            for owner, name in assigned(module):
+            for owner, name in assigned_variables(module):
                 self._add_assigned(owner, name)
 
     def _look(self, owner: str, namespace: Mapping[str, Any], depth: int) -> None:

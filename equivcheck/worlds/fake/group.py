@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, PendingCollective, RawCall, Request
+from equivcheck.worlds.sim.exchange import BEFORE, CallMatcher, Mark, PendingCollective, RawCall, Request
 from equivcheck.worlds.sim.process_group import SimGroup
 from equivcheck.worlds.sim.torch_private import raw_memory
 from equivcheck.worlds.sim.work import ReceiveWork, SimWork
@@ -43,13 +43,13 @@ class LoneBoard:
         self.unwaited: set[SimWork] = set()
         self.last_waited: dict[int, SimWork] = {}
         self.store_waiters: list[int] = []
-        self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+        self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
-    def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
+    def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
         """Counts the calls of a group, without matching them."""
         key = (name, ranks)
         if key not in self._exchanges:
-            self._exchanges[key] = Exchange(ranks, self.scheduler)
+            self._exchanges[key] = CallMatcher(ranks, self.scheduler)
         return self._exchanges[key]
 
 

@@ -54,18 +54,18 @@ def answer(rank: int, load: Callable[[], Task]) -> bytes:
     """Run the task that `load` returns, and pickle its value or `Raised` after a tag byte."""
     import torch
 
-    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost, numbers_of_groups
-    from equivcheck.worlds.run_store import own_keys
+    from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
+    from equivcheck.worlds.run_store import prefixed_store_keys
 
     torch.default_generator.manual_seed(rank)
     try:
         is_user_code, program, arguments = load()
         state, groups = _state_keeper(), groups_of_rank()
         with state.kept() if is_user_code else contextlib.nullcontext():
-            with WatchedForks(), own_keys():
+            with WatchedForks(), prefixed_store_keys():
                 value = program(*arguments)
             end_run()
-        is_changed = state.patched or state.lost or has_lost(groups)
+        is_changed = state.patched or state.lost or has_lost_groups(groups)
         tag = CHANGED_TAG if is_changed else VALUE_TAG
         return tag + NUMBERS_OF_GROUPS.pack(*numbers_of_groups()) + _pickled(value)
     except BaseException as error:

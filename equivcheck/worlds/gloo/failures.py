@@ -11,7 +11,7 @@ from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankStat
 from equivcheck.worlds.gloo.answer import Raised
 from equivcheck.worlds.gloo.matching.journal import Mismatch
 from equivcheck.worlds.gloo.member import Member
-from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited, read_stack, sleeps
+from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited_call, is_asleep, read_stack
 
 _SUMMARY_WIDTH = 300
 """Maximum characters of an error in the summary."""
@@ -20,22 +20,22 @@ _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
 """One frame of a printed stack; the group is the function's name."""
 
 
-def died(member: Member, exit_code: int | None) -> RankReport:
+def died_report(member: Member, exit_code: int | None) -> RankReport:
     """Report for a rank whose process has ended, with the end of its output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
-def raised(rank: int, what: Raised) -> RankReport:
+def raised_report(rank: int, what: Raised) -> RankReport:
     """Report for a rank whose program raised."""
     return RankReport(rank=rank, state=RankState.RAISED, error=what.error, stack=what.stack)
 
 
-def unfinished(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
+def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
     """Reports for busy ranks; `threads` are the ids of their main threads."""
-    asleep = [sleeps(member.pid) for member in members]  # before the signal wakes them
+    asleep = [is_asleep(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
-    return [busy(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
+    return [busy_report(member.rank, stack, sleeping) for member, stack, sleeping in zip(members, stacks, asleep, strict=True)]
 
 
 def failure_of(reports: Sequence[RankReport], times: Mapping[int, float], why: str | Mismatch) -> Failure:
@@ -81,9 +81,9 @@ def _end_in_words(exit_code: int | None) -> str:
         return f"killed by signal {-exit_code}"
 
 
-def busy(rank: int, stack: Stack, asleep: bool) -> RankReport:
+def busy_report(rank: int, stack: Stack, asleep: bool) -> RankReport:
     """Report for a rank that still computes or waits."""
-    pending = awaited(stack) if asleep else ""
+    pending = awaited_call(stack) if asleep else ""
     state = RankState.WAITING if pending else RankState.RUNNING
     return RankReport(rank=rank, state=state, pending=pending, stack="".join(stack.format()))
 

@@ -64,7 +64,7 @@ def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSumm
     return frames[ours[-1] + 1 :] or frames if ours else frames
 
 
-def sleeps(pid: int) -> bool:
+def is_asleep(pid: int) -> bool:
     """Whether a process's main thread is blocked; True if the system does not say."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -73,7 +73,7 @@ def sleeps(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "R"
 
 
-def awaited(stack: Stack) -> str:
+def awaited_call(stack: Stack) -> str:
     """Call in which a blocked rank waits (``all_reduce``, ``wait``, ``backward``); empty if there seems to be none.
 
     This is a guess from the innermost frames: in torch.distributed (possibly a private function: DDP compares parameters in one),

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import RanksDidNotStart, RanksLost
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.crew import Crew
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER, START_SECONDS
+from equivcheck.worlds.gloo.rank_processes import RankProcesses
 from equivcheck.worlds.gloo.request import Surroundings, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
 
@@ -72,52 +72,52 @@ class _Processes:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._crew: Crew | None = None
+        self._ranks: RankProcesses | None = None
         self._sent: Surroundings | None = None
         self._uses_server = False
 
     def run(self, size: int, task: bytes, deadline: float, *, is_user_code: bool) -> tuple[Any, ...]:
-        self._leave_to_parent()
-        if self._crew is not None and self._crew.disturbed():
-            self._dismiss()
+        self._forget_in_fork()
+        if self._ranks is not None and self._ranks.has_lost_rank():
+            self._stop()
         try:
-            crew = self._crew or self._hire_in_time(size)
+            ranks = self._ranks or self._start_with_retries(size)
             now = Surroundings.of_owner()
-            values = crew.run(request(task, None if now == self._sent else now, is_user_code=is_user_code), deadline)
+            values = ranks.run(request(task, None if now == self._sent else now, is_user_code=is_user_code), deadline)
             self._sent = now
-            if crew.is_changed:
-                self._dismiss()
+            if ranks.is_changed:
+                self._stop()
             return values
         except BaseException:  # Ctrl-C as well: ranks in the middle of something cannot be used again
-            self._dismiss()
+            self._stop()
             raise
 
     def prepare_to_compile(self) -> None:
-        self._leave_to_parent()
-        if self._crew is None:
+        self._forget_in_fork()
+        if self._ranks is None:
             self._use_server()
             FORK_SERVER.prepare_to_compile()
 
     def end(self) -> None:
-        self._leave_to_parent()
-        self._dismiss()
+        self._forget_in_fork()
+        self._stop()
         if self._uses_server:
             self._uses_server = False
             FORK_SERVER.leave()
 
-    def _hire_in_time(self, size: int) -> Crew:
+    def _start_with_retries(self, size: int) -> RankProcesses:
         """Start the processes, and retry if one ends meanwhile. Raises `RanksDidNotStart`."""
         until = time.monotonic() + START_SECONDS
         for attempt in itertools.count(1):
             try:
-                return self._hire(size)
+                return self._start(size)
             except RanksLost as error:
-                self._dismiss()
+                self._stop()
                 if attempt == _ATTEMPTS or time.monotonic() >= until:
                     raise RanksDidNotStart(f"{error} (tried {attempt} times)") from error
         raise AssertionError
 
-    def _hire(self, size: int) -> Crew:
+    def _start(self, size: int) -> RankProcesses:
         self._use_server()
         processes: list[tuple[int, Channel]] = []
         try:
@@ -127,28 +127,28 @@ class _Processes:
             FORK_SERVER.stop(tuple(pid for pid, _ in processes))
             raise
         self._sent = None
-        self._crew = Crew(tuple(processes), FORK_SERVER.exit_code)
-        self._crew.form()
-        return self._crew
+        self._ranks = RankProcesses(tuple(processes), FORK_SERVER.exit_code)
+        self._ranks.form()
+        return self._ranks
 
     def _use_server(self) -> None:
         if not self._uses_server:
             FORK_SERVER.join()
             self._uses_server = True
 
-    def _dismiss(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            FORK_SERVER.stop(crew.pids)
-            crew.close()
+    def _stop(self) -> None:
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            FORK_SERVER.stop(ranks.pids)
+            ranks.close()
 
-    def _leave_to_parent(self) -> None:
+    def _forget_in_fork(self) -> None:
         """Forget the processes in a forked copy of this process, because they belong to the parent."""
         if self._owner != os.getpid():
             self._owner, self._uses_server = os.getpid(), False
-            if self._crew is not None:
-                self._crew.close()
-                self._crew = None
+            if self._ranks is not None:
+                self._ranks.close()
+                self._ranks = None
 
 
 def _fork() -> tuple[int, Channel]:

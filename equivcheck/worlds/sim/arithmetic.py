@@ -34,7 +34,7 @@ class DisagreementError(Exception):
     """Members passed sizes that do not fit together."""
 
 
-def withhold(output: torch.Tensor) -> None:
+def fill_unset(output: torch.Tensor) -> None:
     """Fill an output with its unset value: NaN, bytes of `UNSET_BYTE`, or True."""
     (output._values() if output.is_sparse else output).fill_(unset_value(output.dtype))
 

@@ -19,7 +19,7 @@ import torch
 
 from equivcheck.worlds.dtensor_caches import PROPAGATION, forget_shardings
 from equivcheck.worlds.sim.dtensor_meta import UNKNOWN, answer_on_meta
-from equivcheck.worlds.sim.dtensor_orders import kept_orders
+from equivcheck.worlds.sim.dtensor_orders import cached_shard_orders
 from equivcheck.worlds.sim.dtensor_patterns import PARTICULAR, pattern_of
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def shared_propagation() -> Iterator[set[str]]:
     for name, original in originals.items():
         setattr(propagator, name, wrappers[name](original))
     try:
-        with kept_orders():
+        with cached_shard_orders():
             yield asked
     finally:
         for name, original in originals.items():
@@ -64,7 +64,7 @@ def is_unshared(schedule_seed: int) -> bool:
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 
 
-def alone(program: Callable[[], T]) -> Callable[[], T]:
+def without_caches(program: Callable[[], T]) -> Callable[[], T]:
     """Program after first clearing its rank's DTensor caches first."""
 
     def run() -> T:

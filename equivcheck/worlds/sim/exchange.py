@@ -98,7 +98,7 @@ class Parcel(PendingCollective):
         self.payload: list[torch.Tensor] | None = None
 
 
-class Exchange:
+class CallMatcher:
     """Matches the calls of one group of ranks."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:

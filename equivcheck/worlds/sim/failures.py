@@ -11,11 +11,11 @@ from equivcheck.worlds.failure import Failure, FailureKind, RankReport, RankStat
 from equivcheck.worlds.sim.exchange import call_of
 from equivcheck.worlds.sim.scheduler import Scheduler
 
-_OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/crew.py", "worlds/sim/exchange.py")
+_OWN_FILES = ("worlds/sim/scheduler.py", "worlds/sim/rank_threads.py", "worlds/sim/exchange.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class AbortedRun:
     """All ranks' state when their run is given up."""
 
     scheduler: Scheduler
@@ -28,7 +28,7 @@ class Evidence:
     """Why running ranks count as hung; empty if none runs."""
 
 
-def failure_of(evidence: Evidence) -> Failure:
+def failure_of(evidence: AbortedRun) -> Failure:
     """Failure for the run, to be built before the ranks are unwound."""
     frames = sys._current_frames()
     size = evidence.scheduler.size
@@ -46,7 +46,7 @@ def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
     return replace(failure, summary=f"{failure.summary}; {what}")
 
 
-def _cause(evidence: Evidence, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:
+def _cause(evidence: AbortedRun, reports: tuple[RankReport, ...]) -> tuple[FailureKind, str]:
     for rank in evidence.errors:
         return FailureKind.RAISED, f"rank {rank} raised {reports[rank].error}"
     if evidence.scheduler.mismatch:
@@ -63,7 +63,7 @@ def _doing(report: RankReport) -> str:
     return str(report.state.value)
 
 
-def _report(rank: int, evidence: Evidence, frame: FrameType | None) -> RankReport:
+def _report(rank: int, evidence: AbortedRun, frame: FrameType | None) -> RankReport:
     error = evidence.errors.get(rank)
     if error is not None:
         text = "".join(traceback.format_exception_only(error)).strip() + causes(error)

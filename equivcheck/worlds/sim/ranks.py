@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.dtensor_caches import looked_up_anew
+from equivcheck.worlds.dtensor_caches import patchable_propagation
 from equivcheck.worlds.preload import preload, preload_common
 from equivcheck.worlds.ranks import Ranks, Run
-from equivcheck.worlds.sim.crew import Crew
-from equivcheck.worlds.sim.dtensor_private import alone, is_unshared, shared_propagation
+from equivcheck.worlds.sim.dtensor_private import is_unshared, shared_propagation, without_caches
 from equivcheck.worlds.sim.interruption import abandoned_threads
 from equivcheck.worlds.sim.mesh_private import per_thread_meshes
 from equivcheck.worlds.sim.process_group import make_group
+from equivcheck.worlds.sim.rank_threads import RankThreads
 from equivcheck.worlds.sim.stand_ins import stand_ins
 from equivcheck.worlds.sim.torch_private import (
     is_rank_thread,
@@ -65,7 +65,7 @@ class SimRanks(Ranks):
         if size < 1:
             raise EquivCheckError(f"size {size} is not valid: a sim world needs a rank. Expected 1 or more.")
         super().__init__(size)
-        self._crew: Crew | None = None
+        self._threads: RankThreads | None = None
         self._state = StateKeeper()
 
     def run(
@@ -89,39 +89,39 @@ class SimRanks(Ranks):
         called: Callable[[], Any] = functools.partial(program, *arguments)
         sharing: AbstractContextManager[set[str]] = shared_propagation()
         if is_unshared(schedule_seed):
-            called, sharing = alone(called), contextlib.nullcontext(set())
+            called, sharing = without_caches(called), contextlib.nullcontext(set())
         with (
             threads_as_ranks(make_group, self._state, is_user_code=is_user_code),
-            looked_up_anew(),
+            patchable_propagation(),
             sharing as asked,
             stand_ins(),
         ):
-            crew = self._ready_crew()
+            threads = self._ready_threads()
             try:
-                return replace(crew.run(called, schedule_seed, deadline), shardings=frozenset(asked))
+                return replace(threads.run(called, schedule_seed, deadline), shardings=frozenset(asked))
             finally:
-                self._let_go(crew)
+                self._let_go(threads)
 
     def close(self) -> None:
         """End the rank threads; a later run starts new ones."""
-        crew, self._crew = self._crew, None
-        if crew is not None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
             with threads_as_ranks(make_group, self._state):
-                crew.dismiss()
+                threads.dismiss()
 
-    def _ready_crew(self) -> Crew:
-        if self._crew is not None and self._crew.board.has_too_many_groups:
-            crew, self._crew = self._crew, None
-            crew.dismiss()
-        if self._crew is None:
-            crew = Crew(self.size, self._state.variables)
-            crew.join()
-            self._crew = crew
-        return self._crew
+    def _ready_threads(self) -> RankThreads:
+        if self._threads is not None and self._threads.board.has_too_many_groups:
+            threads, self._threads = self._threads, None
+            threads.dismiss()
+        if self._threads is None:
+            threads = RankThreads(self.size, self._state.variables)
+            threads.join()
+            self._threads = threads
+        return self._threads
 
-    def _let_go(self, crew: Crew) -> None:
+    def _let_go(self, threads: RankThreads) -> None:
         """Drop threads that the run has made unusable or changed."""
-        if not crew.usable or crew.is_changed:
-            self._crew = None
-        if crew.usable and crew.is_changed:
-            crew.dismiss()
+        if not threads.usable or threads.is_changed:
+            self._threads = None
+        if threads.usable and threads.is_changed:
+            threads.dismiss()

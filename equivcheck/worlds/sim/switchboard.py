@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.worlds.sim.exchange import BEFORE, Exchange, Mark, RawCall
+from equivcheck.worlds.sim.exchange import BEFORE, CallMatcher, Mark, RawCall
 from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.work import SimWork
 
@@ -20,13 +20,13 @@ class Switchboard:
         self.unwaited: set[SimWork] = set()
         self.last_waited: list[SimWork | None] = [None] * size
         self.store_waiters: list[int] = []
-        self._exchanges: dict[tuple[str, tuple[int, ...]], Exchange] = {}
+        self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
-    def exchange(self, name: str, ranks: tuple[int, ...]) -> Exchange:
+    def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
         """Exchange of the group with this name, created for the first member that asks."""
         key = (name, ranks)
         if key not in self._exchanges:
-            self._exchanges[key] = Exchange(ranks, self.scheduler)
+            self._exchanges[key] = CallMatcher(ranks, self.scheduler)
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
@@ -37,7 +37,7 @@ class Switchboard:
         self.unwaited.difference_update(works)
         return works
 
-    def promised(self, rank: int) -> list[SimWork]:
+    def works_with_futures(self, rank: int) -> list[SimWork]:
         """The rank's works without a wait whose future was requested, in the order of issue on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from equivcheck.worlds.failure import Failure, RankReport, RankState
 from equivcheck.worlds.gloo.answer import Content
-from equivcheck.worlds.gloo.failures import failure_of, raised
+from equivcheck.worlds.gloo.failures import failure_of, raised_report
 
 Answers = dict[int, bytes | None]
 """Each rank's answer, None if it was lost; a busy rank is missing."""
@@ -31,7 +31,7 @@ def failure_of_hosts(
 
 def _report(rank: int, answers: Answers, said: Content | None, busy: RankReport | None) -> RankReport:
     if said is not None and said.raised is not None:
-        return raised(rank, said.raised)
+        return raised_report(rank, said.raised)
     if said is not None:
         return RankReport(rank=rank, state=RankState.FINISHED)
     if rank in answers:

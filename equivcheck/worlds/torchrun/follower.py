@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.worlds.torchrun.links import LOST, Link, told
+from equivcheck.worlds.torchrun.links import LOST, Link, send_message
 from equivcheck.worlds.torchrun.place import Place
 from equivcheck.worlds.torchrun.rank_thread import RankThread
 
@@ -32,7 +32,7 @@ class Follower:
         while True:
             found = wait([self._leader, self.thread.answers], self._tick if self.thread.is_busy else None)
             if self.thread.answers in found:
-                told(self._leader, "answer", self.thread.receive())
+                send_message(self._leader, "answer", self.thread.receive())
             if self._leader in found:
                 try:
                     verb, payload = self._leader.recv()
@@ -44,7 +44,7 @@ class Follower:
                     return self._outcome(*payload)  # type: ignore[no-any-return]
                 self._obey(verb, payload)
             if self.thread.is_busy:
-                told(self._leader, "cpu", self.thread.cpu_seconds())
+                send_message(self._leader, "cpu", self.thread.cpu_seconds())
 
     def close(self) -> None:
         """Close the connection."""
@@ -55,7 +55,7 @@ class Follower:
             request, self._tick = payload
             self.thread.start(request)
         elif verb == "report":
-            told(self._leader, "report", self.thread.report())
+            send_message(self._leader, "report", self.thread.report())
 
     def _outcome(self, value: Any, error: BaseException | None, is_usable: bool) -> Any:
         self.is_usable = is_usable

@@ -14,7 +14,7 @@ from equivcheck.worlds.failure import RanksFailed
 from equivcheck.worlds.gloo.answer import RAISED_TAG, content
 from equivcheck.worlds.patience import Patience
 from equivcheck.worlds.torchrun.failures import Answers, failure_of_hosts
-from equivcheck.worlds.torchrun.links import LOST, Link, told
+from equivcheck.worlds.torchrun.links import LOST, Link, send_message
 from equivcheck.worlds.torchrun.place import Place
 from equivcheck.worlds.torchrun.rank_thread import RankThread
 
@@ -66,7 +66,7 @@ class Leader:
         self._unusable = EquivCheckError("world torchrun: a run was interrupted, and its processes cannot be started afresh")
         patience = Patience(deadline, lambda: dict(self._cpu))
         for link in self._links.values():
-            told(link, "run", (request, patience.tick))
+            send_message(link, "run", (request, patience.tick))
         self.thread.start(request)
         answers, why = self._gather(patience)
         contents = {rank: content(answered) for rank, answered in answers.items() if answered is not None}
@@ -114,7 +114,7 @@ class Leader:
     def _reports(self, answers: Answers) -> dict[int, Any]:
         """Reports from ranks without an answer, if their processes send them."""
         reports = {} if 0 in answers else {0: self.thread.report()}
-        asked = {rank for rank, link in self._links.items() if rank not in answers and told(link, "report")}
+        asked = {rank for rank, link in self._links.items() if rank not in answers and send_message(link, "report")}
         settled: Answers = dict(answers) | dict.fromkeys(reports)
         until = time.monotonic() + _REPORT_SECONDS
         while asked - settled.keys() and (left := until - time.monotonic()) > 0:
@@ -127,7 +127,7 @@ class Leader:
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         for link in self._links.values():
-            told(link, "end", (*_sendable(value, error), self.is_usable))
+            send_message(link, "end", (*_sendable(value, error), self.is_usable))
 
 
 def _sendable(value: Any, error: BaseException | None) -> tuple[Any, BaseException | None]:

@@ -75,7 +75,7 @@ class Entrance:
         self._socket.close()
 
 
-def entered(address: bytes, rank: int) -> Link:
+def connect_to_leader(address: bytes, rank: int) -> Link:
     """Connect to rank 0 at this address. Raises `RanksDidNotStart`."""
     host, port, secret = json.loads(address)
     try:
@@ -99,7 +99,7 @@ def _link(end: socket.socket) -> Link:
     return Connection(end.detach())
 
 
-def told(link: Link, verb: str, payload: Any = None) -> bool:
+def send_message(link: Link, verb: str, payload: Any = None) -> bool:
     """Send a message, and return whether the connection was open."""
     try:
         link.send((verb, payload))

@@ -15,8 +15,8 @@ import torch
 
 from equivcheck.worlds.failure import RankReport
 from equivcheck.worlds.gloo.answer import Task, answer
-from equivcheck.worlds.gloo.failures import busy
-from equivcheck.worlds.gloo.stacks import of_program, sleeps
+from equivcheck.worlds.gloo.failures import busy_report
+from equivcheck.worlds.gloo.stacks import is_asleep, of_program
 
 _WAKING_SECONDS = 2.0
 """Seconds for a thread to wake up when other processes end, because their connections close."""
@@ -58,10 +58,10 @@ class RankThread:
 
     def report(self) -> RankReport:
         """Report with the thread's current stack."""
-        asleep = sleeps(self._thread.native_id or 0)
+        asleep = is_asleep(self._thread.native_id or 0)
         frame = sys._current_frames().get(self._thread.ident or 0)
         frames = of_program(list(traceback.extract_stack(frame))) if frame is not None else []
-        return busy(self.rank, traceback.StackSummary.from_list(frames), asleep)
+        return busy_report(self.rank, traceback.StackSummary.from_list(frames), asleep)
 
     def end(self) -> None:
         """End the idle thread; a thread that outlives the interpreter would abort the process."""

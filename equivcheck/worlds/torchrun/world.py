@@ -22,7 +22,7 @@ from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.torchrun.follower import Follower
 from equivcheck.worlds.torchrun.group import end_group, make_group, own_place, world_store
 from equivcheck.worlds.torchrun.leader import Leader
-from equivcheck.worlds.torchrun.links import START_SECONDS, Entrance, entered
+from equivcheck.worlds.torchrun.links import START_SECONDS, Entrance, connect_to_leader
 from equivcheck.worlds.torchrun.place import Place
 from equivcheck.worlds.torchrun.rank_thread import RankThread, requested
 
@@ -124,7 +124,7 @@ def _leader(place: Place, store: Any, thread: RankThread) -> Leader:
 def _entered(place: Place, store: Any) -> Any:
     try:
         store.wait([_ADDRESS], timedelta(seconds=START_SECONDS))
-        return entered(store.get(_ADDRESS), place.rank)
+        return connect_to_leader(store.get(_ADDRESS), place.rank)
     except RuntimeError as error:
         raise RanksDidNotStart(f"world torchrun: rank {place.rank} waited in vain for rank 0: {error}") from error
 

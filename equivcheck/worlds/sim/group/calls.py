@@ -45,7 +45,7 @@ class GroupCalls(GroupIdentity):
         if outputs:
             with raw_memory():
                 for output in outputs:
-                    arithmetic.withhold(output)
+                    arithmetic.fill_unset(output)
         return self._keep(make_work(self, raw, meeting, outputs, outputs if shown is None else shown))
 
     def _note(self, op: str, tensors: Tensors, peer: int | None) -> RawCall:
@@ -66,7 +66,7 @@ class GroupCalls(GroupIdentity):
         return work
 
 
-def listed(tensors: Any) -> Tensors:
+def as_list(tensors: Any) -> Tensors:
     """List of tensors from one tensor or a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
@@ -76,7 +76,7 @@ def root_of(opts: Any) -> int:
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
-def captured(tensors: Tensors) -> Tensors:
+def copies_of(tensors: Tensors) -> Tensors:
     """Contiguous copies of the tensors, which later writes do not change."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]

@@ -6,7 +6,7 @@ A send is buffered. Its work completes when the receiver has taken the message, 
 from __future__ import annotations
 
 from equivcheck.worlds.sim import arithmetic
-from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, copies_of
 from equivcheck.worlds.sim.group.shapes import check_one
 from equivcheck.worlds.sim.refusals import check_contiguous, check_peer, check_strided
 from equivcheck.worlds.sim.torch_private import raw_memory
@@ -22,7 +22,7 @@ class Messages(GroupCalls):
         check_peer("send", self.member, dstRank)
         check_strided("send", tensors)
         check_contiguous("send", tensors)
-        share = captured(tensors)
+        share = copies_of(tensors)
         raw = self._note("send", tensors, self.ranks[dstRank])
         parcel = self._exchange.send(self.member, dstRank, tag, raw, share)
         return self._keep(MessageWork(self, raw, parcel, [], tensors))
@@ -37,7 +37,7 @@ class Messages(GroupCalls):
         parcel = self._exchange.receive(self.member, srcRank, tag, raw)
         with raw_memory():
             for tensor in tensors:
-                arithmetic.withhold(tensor)
+                arithmetic.fill_unset(tensor)
         work = ReceiveWork(self, raw, parcel, tensors, tensors)
         work.parcel = parcel
         return self._keep(work)

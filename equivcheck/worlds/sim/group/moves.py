@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import Request
-from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured, listed, root_of
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, as_list, copies_of, root_of
 from equivcheck.worlds.sim.group.shapes import check_list, check_one, check_wholes
 from equivcheck.worlds.sim.refusals import (
     CallRefused,
@@ -27,17 +27,17 @@ class Moves(GroupCalls):
 
     def broadcast(self, tensors: Any, opts: Any = 0, root: int | None = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Overwrite a tensor with the root's."""
-        tensors = listed(tensors)
+        tensors = as_list(tensors)
         root = root_of(opts) if root is None else root
         check_one("broadcast", tensors)
         check_gaps("broadcast", tensors)
-        share, outputs = (captured(tensors), []) if root == self.member else ([], tensors)
+        share, outputs = (copies_of(tensors), []) if root == self.member else ([], tensors)
         request = Request("broadcast", tensors, share, arithmetic.broadcast(root), root, orders=orders_in_memory(tensors))
         return self._collective(request, outputs, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Gather one tensor of each member into a list, on all members."""
-        inputs = listed(inputs)
+        inputs = as_list(inputs)
         check_one("all_gather", inputs)
         gathered = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
         check_list("all_gather", "outputs", gathered, inputs[0], len(self.ranks))
@@ -56,7 +56,7 @@ class Moves(GroupCalls):
 
     def _gather_on_all(self, inputs: Tensors, outputs: Tensors) -> SimWork:
         check_strided("all_gather", inputs)
-        return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather), outputs)
+        return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
         """Gather one tensor of each member into one tensor, on all members."""
@@ -66,28 +66,28 @@ class Moves(GroupCalls):
         """Apply `all_gather_single` to several tensors."""
         check_wholes("all_gather", inputs, outputs, len(self.ranks))
         check_strided("all_gather", inputs)
-        return self._collective(Request("all_gather", inputs, captured(inputs), arithmetic.all_gather_single), outputs)
+        return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather_single), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
         """Gather one tensor of each member into a list on the root."""
-        inputs, root = listed(inputs), root_of(opts) if root is None else root
+        inputs, root = as_list(inputs), root_of(opts) if root is None else root
         check_one("gather", inputs)
         check_strided("gather", inputs)
         gathered = self._list_of_root("gather", outputs, root)
         if root == self.member:
             check_list("gather", "outputs", gathered, inputs[0], len(self.ranks))
-        return self._collective(Request("gather", inputs, captured(inputs), arithmetic.gather(root), root), gathered)
+        return self._collective(Request("gather", inputs, copies_of(inputs), arithmetic.gather(root), root), gathered)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
         """Give each member one tensor of the root's list."""
-        outputs, root = listed(outputs), root_of(opts) if root is None else root
+        outputs, root = as_list(outputs), root_of(opts) if root is None else root
         check_one("scatter", outputs)
         given = self._list_of_root("scatter", inputs, root)
         if root == self.member:
             check_list("scatter", "inputs", given, outputs[0], len(self.ranks))
         check_gaps("scatter", [*outputs, *given])
         orders = common_order("scatter", [*outputs, *given])
-        share = captured(given)
+        share = copies_of(given)
         return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
 
     def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
@@ -106,7 +106,7 @@ class Moves(GroupCalls):
         check_list("all_to_all", "inputs", inputs, inputs[0] if inputs else torch.empty(0), len(self.ranks))
         check_list("all_to_all", "outputs", outputs, inputs[0], len(self.ranks))
         check_strided("all_to_all", [*inputs, *outputs])
-        share = (captured(inputs), [tensor.numel() for tensor in outputs])
+        share = (copies_of(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", inputs, share, arithmetic.all_to_all, None, False), outputs)
 
     def all_to_all_single(
@@ -118,7 +118,7 @@ class Moves(GroupCalls):
         if output.dtype != source.dtype:
             raise CallRefused(f"all_to_all: output {output.dtype} is not valid for input {source.dtype}. Expected equal types.")
         outputs, inputs = self._split(output, output_sizes), self._split(source, input_sizes)
-        share = (captured(inputs), [tensor.numel() for tensor in outputs])
+        share = (copies_of(inputs), [tensor.numel() for tensor in outputs])
         return self._collective(Request("all_to_all", [source], share, arithmetic.all_to_all, None, False), outputs, [output])
 
     def _split(self, tensor: torch.Tensor, sizes: Any) -> Tensors:

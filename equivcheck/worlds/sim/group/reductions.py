@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from equivcheck.worlds.sim import arithmetic
 from equivcheck.worlds.sim.exchange import Request
-from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, captured, listed, reduction_of, root_of
+from equivcheck.worlds.sim.group.calls import GroupCalls, Tensors, as_list, copies_of, reduction_of, root_of
 from equivcheck.worlds.sim.group.shapes import check_one, check_part, check_some, check_wholes
 from equivcheck.worlds.sim.refusals import check_gaps, check_sparse, check_strided, common_order, orders_in_memory
 from equivcheck.worlds.sim.work import SimWork
@@ -23,7 +23,7 @@ class Reductions(GroupCalls):
 
     def allreduce(self, tensors: Any, opts: _Options = _SUM, timeout: Any = None, *, op: Any = None) -> SimWork:  # noqa: ARG002
         """Reduce a tensor in place on all members."""
-        tensors, opts = listed(tensors), opts if op is None else op
+        tensors, opts = as_list(tensors), opts if op is None else op
         check_one("all_reduce", tensors)
         if tensors[0].layout is torch.sparse_coo:
             return self._sum_sparse(tensors, reduction_of(opts))
@@ -31,14 +31,14 @@ class Reductions(GroupCalls):
 
     def allreduce_coalesced(self, tensors: Any, opts: _Options = _SUM) -> SimWork:
         """Apply `allreduce` to several tensors."""
-        tensors = listed(tensors)
+        tensors = as_list(tensors)
         check_some("all_reduce", tensors)
         return self._reduce_on_all(tensors, opts)
 
     def _reduce_on_all(self, tensors: Tensors, opts: _Options) -> SimWork:
         check_gaps("all_reduce", tensors)
         op, orders = reduction_of(opts), orders_in_memory(tensors)
-        share = captured(tensors)
+        share = copies_of(tensors)
         return self._collective(Request(f"all_reduce.{op}", tensors, share, arithmetic.all_reduce(op), orders=orders), tensors)
 
     def _sum_sparse(self, tensors: Tensors, op: str) -> SimWork:
@@ -57,12 +57,12 @@ class Reductions(GroupCalls):
         root: int | None = None,
     ) -> SimWork:
         """Reduce a tensor onto the root, by default the first member."""
-        tensors = listed(tensors)
+        tensors = as_list(tensors)
         check_one("reduce", tensors)
         check_gaps("reduce", tensors)
         root = root_of(opts) if root is None else root
         name, orders = reduction_of(getattr(opts, "reduceOp", op)), orders_in_memory(tensors)
-        share = captured(tensors)
+        share = copies_of(tensors)
         outputs = tensors if root == self.member else []
         return self._collective(
             Request(f"reduce.{name}", tensors, share, arithmetic.reduce(name, root), root, orders=orders), outputs
@@ -71,7 +71,7 @@ class Reductions(GroupCalls):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: _Options = _SUM, timeout: Any = None) -> SimWork:  # noqa: ARG002
         """Reduce a list with one tensor for each member, and give each member its own."""
         given = inputs if isinstance(inputs[0], (list, tuple)) else [inputs]
-        outputs = listed(outputs)
+        outputs = as_list(outputs)
         check_one("reduce_scatter", outputs)
         check_one("reduce_scatter", given)
         parts = list(given[0])
@@ -80,7 +80,7 @@ class Reductions(GroupCalls):
         common_order("reduce_scatter", [parts[self.member], *outputs])
         check_strided("reduce_scatter", parts)
         op, orders = reduction_of(opts), orders_in_memory(parts)
-        share = captured(parts)
+        share = copies_of(parts)
         request = Request(f"reduce_scatter.{op}", parts, share, arithmetic.reduce_scatter(op), orders=orders)
         work = self._collective(request, outputs)
         self._exchange.hidden[self.member] += 1  # gloo sends sizes first
@@ -95,7 +95,7 @@ class Reductions(GroupCalls):
         check_wholes("reduce_scatter", outputs, inputs, len(self.ranks))
         check_strided("reduce_scatter", inputs)
         op, orders = reduction_of(opts), orders_in_memory(inputs)
-        share = captured(inputs)
+        share = copies_of(inputs)
         request = Request(f"reduce_scatter.{op}", inputs, share, arithmetic.reduce_scatter_single(op), orders=orders)
         return self._collective(request, outputs)
 

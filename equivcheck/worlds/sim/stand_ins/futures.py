@@ -19,7 +19,7 @@ def _settling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wait(future: Any) -> Any:
         if is_rank_thread() and not future.done():
             board, rank = board_of_rank()
-            for work in board.promised(rank):
+            for work in board.works_with_futures(rank):
                 if not future.done():
                     work.wait()
         return original(future)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.worlds.audit.assigned import assigned
+from equivcheck.worlds.audit.assigned import assigned_variables
 
 SOURCE = """
 counter = 0
@@ -43,7 +43,7 @@ def test_assignments_that_outlive_a_function(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     module = __import__("assigning")
     monkeypatch.delitem(sys.modules, "assigning")
-    assert set(assigned(module)) == {
+    assert set(assigned_variables(module)) == {
         (module, "counter"),
         (module.Holder, "entered"),
         (module.Holder, "total"),

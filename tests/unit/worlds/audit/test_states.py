@@ -8,8 +8,8 @@ from fnmatch import translate
 import pytest
 
 from equivcheck.system.torch_version import is_torch_in
-from equivcheck.worlds.audit.found import found_here
-from equivcheck.worlds.audit.table import Row, Treatment, rows, unclassified_names
+from equivcheck.worlds.audit.found import find_state_names
+from equivcheck.worlds.audit.table import StateRow, Treatment, rows, unclassified_names
 from equivcheck.worlds.sim.stand_ins import profiling
 from equivcheck.worlds.sim.stand_ins.refused import REFUSED
 
@@ -20,8 +20,8 @@ COMPLETE_FOR = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15
 
 @pytest.fixture(scope="module")
 def found() -> tuple[str, ...]:
-    """Names of all that this torch keeps."""
-    return found_here()
+    """Names of all state in this torch."""
+    return find_state_names()
 
 
 @pytest.mark.skipif(
@@ -43,8 +43,8 @@ def test_an_entry_that_is_not_in_the_table_is_noticed(found: tuple[str, ...], mo
 rows_before = rows()
 
 
-def declared() -> list[tuple[Row, str]]:
-    """Every name in the file that is about this version."""
+def declared() -> list[tuple[StateRow, str]]:
+    """All names declared for this torch version."""
     switched_or_outside = (Treatment.OUTSIDE, Treatment.RESTORED)
     return [
         (row, name)

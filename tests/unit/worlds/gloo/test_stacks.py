@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from equivcheck.worlds.gloo.stacks import awaited, parse_dump
+from equivcheck.worlds.gloo.stacks import awaited_call, parse_dump
 from equivcheck.worlds.preload import COMMON, RARE
 
 TORCH = os.path.join(os.sep, "site-packages", "torch")
@@ -51,8 +51,8 @@ def test_one_thread_is_read_from_a_dump() -> None:
     ],
 )
 def test_waiting_is_told_by_where_the_stack_ends(frames: tuple[tuple[str, int, str], ...], name: str) -> None:
-    """A rank waits when its stack ends in communication, not when it has passed through some."""
-    assert awaited(stack(*frames)) == name
+    """A rank waits if its stack ends in communication, not if it has only passed through some."""
+    assert awaited_call(stack(*frames)) == name
 
 
 def test_what_is_preloaded_exists() -> None:

@@ -1,4 +1,4 @@
-"""Context managers of torch, and what tells whether one is entered: an effect that it has on what comes after, or its setting."""
+"""Context managers of torch, each with an observation that shows whether it is entered."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from equivcheck.worlds.sim.dtensor_orders import kept_orders
+from equivcheck.worlds.sim.dtensor_orders import cached_shard_orders
 
 MESH: Any = None
 pytestmark = pytest.mark.torch(">=2.10", "earlier versions have no orders of mesh dims")
@@ -19,7 +19,7 @@ def test_orders_are_those_of_torch() -> None:
     each = (Shard(0), Shard(1), Replicate(), Partial())
     pairs = [(one, other) for one in each for other in each]
     expected = [DTensorSpec(MESH, pair).shard_order for pair in pairs]
-    with kept_orders():
+    with cached_shard_orders():
         for _ in range(2):
             assert [DTensorSpec(MESH, pair).shard_order for pair in pairs] == expected
 
@@ -30,7 +30,7 @@ def test_a_wrong_order_is_refused_each_time() -> None:
 
     before = dict(vars(DTensorSpec))
     wrong = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1,)),)
-    with kept_orders():
+    with cached_shard_orders():
         for _ in range(2):
             with pytest.raises(AssertionError):
                 DTensorSpec(MESH, (Shard(0), Replicate()), shard_order=wrong)

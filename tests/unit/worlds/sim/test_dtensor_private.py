@@ -38,7 +38,7 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
     """Add one to a distributed tensor; also how many operations DTensor has worked out for this rank."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     total = distribute_tensor(torch.ones(rows, 3, dtype=dtype), mesh, [Shard(0)]) + 1
-    return tuple(total.full_tensor().shape), total.dtype, dtensor_caches.num_worked_out()
+    return tuple(total.full_tensor().shape), total.dtype, dtensor_caches.num_propagations()
 
 
 @pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
@@ -158,7 +158,7 @@ def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
 
     def num_worked_out() -> int:
         def program() -> int:
-            before = dtensor_caches.num_worked_out()
+            before = dtensor_caches.num_propagations()
             return add(20)[2] - before
 
         return world(2).run(program).values[0]

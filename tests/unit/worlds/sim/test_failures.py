@@ -412,7 +412,7 @@ def test_ranks_that_cannot_join_are_no_failure_of_the_program(monkeypatch: pytes
     before = threading.active_count()
     ranks = SimRanks(2)
     with monkeypatch.context() as patched:
-        patched.setattr("equivcheck.worlds.sim.crew.join_world", _refuses_to_join)
+        patched.setattr("equivcheck.worlds.sim.rank_threads.join_world", _refuses_to_join)
         with pytest.raises(RanksDidNotStart, match="the sim ranks could not join: rank 0 raised RuntimeError: no backend"):
             ranks.run(total)
         assert threading.active_count() == before

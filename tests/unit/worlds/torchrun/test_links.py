@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from equivcheck.worlds.failure import RanksDidNotStart
-from equivcheck.worlds.torchrun.links import LOST, Entrance, Link, entered, told
+from equivcheck.worlds.torchrun.links import LOST, Entrance, Link, connect_to_leader, send_message
 
 HOST = "127.0.0.1"
 LIMIT = 60.0
@@ -36,12 +36,12 @@ def admitted(entrance: Entrance, size: int) -> tuple[threading.Thread, dict[int,
 def test_those_who_know_the_secret_come_in(entrance: Entrance) -> None:
     """Each other rank has a link, under its number, and tells its host; messages arrive, a closed end is noticed."""
     thread, found = admitted(entrance, 3)
-    ends = {rank: entered(entrance.address(HOST), rank) for rank in (2, 1)}
+    ends = {rank: connect_to_leader(entrance.address(HOST), rank) for rank in (2, 1)}
     thread.join()
 
     assert {rank: host for rank, (_, host) in found.items()} == dict.fromkeys((1, 2), socket.gethostname())
     for rank, end in ends.items():
-        assert told(found[rank][0], "run", rank)
+        assert send_message(found[rank][0], "run", rank)
         assert end.recv() == ("run", rank)
         end.close()
         with pytest.raises(LOST):
@@ -53,18 +53,18 @@ def test_strangers_do_not(entrance: Entrance) -> None:
     """One with another secret, one that says something else and one that says nothing are let go, and hinder nobody."""
     host, port, _ = json.loads(entrance.address(HOST))
     thread, found = admitted(entrance, 2)
-    wrong = entered(json.dumps((host, port, "guessed")).encode(), 1)
+    wrong = connect_to_leader(json.dumps((host, port, "guessed")).encode(), 1)
     loud, silent = (socket.create_connection((host, port)) for _ in range(2))
     loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert wrong.poll(LIMIT)
     with pytest.raises(LOST):
         wrong.recv()
 
-    right = entered(entrance.address(HOST), 1)
+    right = connect_to_leader(entrance.address(HOST), 1)
     thread.join()
 
     assert list(found) == [1]
-    assert told(found[1][0], "run")
+    assert send_message(found[1][0], "run")
     assert right.recv() == ("run", None)
     assert silent.recv(1) == b""
     for end in (wrong, right, found[1][0], loud, silent):
@@ -76,4 +76,4 @@ def test_nobody_at_the_address_is_told(entrance: Entrance) -> None:
     host, port, secret = json.loads(entrance.address(HOST))
     entrance.close()
     with pytest.raises(RanksDidNotStart, match=rf"rank 1 on .+ cannot reach rank 0 at {host}:{port}"):
-        entered(json.dumps((host, port, secret)).encode(), 1)
+        connect_to_leader(json.dumps((host, port, secret)).encode(), 1)

@@ -14,10 +14,10 @@ from equivcheck.system.threads import wait_for_end_of
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.forks import WatchedForks
-from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost, numbers_of_groups
+from equivcheck.worlds.meshes import end_run, groups_of_rank, has_lost_groups, numbers_of_groups
 from equivcheck.worlds.ranks import Run
 from equivcheck.worlds.sim.exchange import call_of
-from equivcheck.worlds.sim.failures import Evidence, failure_of, with_abandoned
+from equivcheck.worlds.sim.failures import AbortedRun, failure_of, with_abandoned
 from equivcheck.worlds.sim.interruption import abandon, interrupt, is_importing
 from equivcheck.worlds.sim.process_group import take_seat
 from equivcheck.worlds.sim.scheduler import RankAborted, Scheduler
@@ -49,7 +49,7 @@ INTERRUPT_PATIENCE = 1.0
 Program = Callable[[], Any]
 
 
-class Crew:
+class RankThreads:
     """One world's threads, until they are dismissed or a run leaves them unusable."""
 
     def __init__(self, size: int, variables: RankVariables) -> None:
@@ -114,7 +114,7 @@ class Crew:
 
     def _give_up(self, hung: str) -> None:
         idents = tuple(thread.ident or 0 for thread in self._threads)
-        evidence = Evidence(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
+        evidence = AbortedRun(scheduler=self.scheduler, thread_idents=idents, errors=dict(self._errors), hung=hung)
         failure, calls = failure_of(evidence), self._calls()
         if hung or not self.scheduler.abort(UNWIND_PATIENCE):
             self._abandon(IMPORT_SECONDS)
@@ -160,7 +160,7 @@ class Crew:
                 groups = groups_of_rank()
                 if not self.scheduler.aborting:  # else its run was given up before it began
                     self._serve_once(rank, program)
-                self.is_changed |= has_lost(groups) or bool(changes(OF_THREAD, own_state))
+                self.is_changed |= has_lost_groups(groups) or bool(changes(OF_THREAD, own_state))
                 self._numbers_of_groups[rank] = numbers_of_groups()
                 del program
                 self.scheduler.finish(rank)

@@ -17,7 +17,7 @@ from typing import Any
 from equivcheck.worlds.failure import Failure, RankReport, RanksDidNotStart, RanksFailed, RanksLost, RankState, last_line
 from equivcheck.worlds.gloo.answer import RAISED_TAG, Content, content, leave_ranks_changed
 from equivcheck.worlds.gloo.channel import Channel
-from equivcheck.worlds.gloo.failures import died, failure_of, raised, unfinished
+from equivcheck.worlds.gloo.failures import died_report, failure_of, raised_report, unfinished_reports
 from equivcheck.worlds.gloo.fork_server import START_SECONDS
 from equivcheck.worlds.gloo.matching.guard import MISMATCH_TAG
 from equivcheck.worlds.gloo.matching.journal import Mismatch
@@ -32,7 +32,7 @@ Answers = dict[int, bytes | None]
 """Each rank's answer, None if its process ended; a busy rank is missing."""
 
 
-class Crew:
+class RankProcesses:
     """Processes for ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
 
     def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
@@ -81,11 +81,11 @@ class Crew:
         try:
             yield
         except (EOFError, OSError) as error:
-            end = died(member, self._exit_code(member.pid))
+            end = died_report(member, self._exit_code(member.pid))
             how = ": ".join(filter(None, (end.error, last_line(end.stack))))
             raise RanksLost(f"the gloo ranks could not join: rank {member.rank} {how}") from error
 
-    def disturbed(self) -> bool:
+    def has_lost_rank(self) -> bool:
         """Whether a rank has died between runs."""
         return bool(self._selector.select(0))
 
@@ -127,14 +127,14 @@ class Crew:
 
     def _failure(self, answers: Answers, contents: dict[int, Content], why: str | Mismatch) -> Failure:
         busy = [member for member in self._members if member.rank not in answers]
-        reports = {report.rank: report for report in unfinished(busy, [self._threads[member.rank] for member in busy])}
+        reports = {report.rank: report for report in unfinished_reports(busy, [self._threads[member.rank] for member in busy])}
         times = {}
         for member in self._members:
             content = contents.get(member.rank)
             if content is None and member.rank in answers:
-                reports[member.rank] = died(member, self._exit_code(member.pid))
+                reports[member.rank] = died_report(member, self._exit_code(member.pid))
             elif content is not None and content.raised is not None:
-                reports[member.rank] = raised(member.rank, content.raised)
+                reports[member.rank] = raised_report(member.rank, content.raised)
                 times[member.rank] = content.raised.when
             elif content is not None:
                 reports[member.rank] = RankReport(rank=member.rank, state=RankState.FINISHED)
