@@ -58,13 +58,13 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
     """
     if world not in WORLDS:
         raise UsageError(f"world {world!r} is not valid: it does not exist. Expected one of {', '.join(WORLDS)}.")
-    if size is None and world != STARTED:
+    if size is None and world != TORCHRUN:
         raise UsageError(f"size None is not valid for {world}. Expected a number of ranks, such as World({world!r}, size=2).")
     if size is not None and size < 1:
         raise UsageError(f"size {size} is not valid: a world needs a rank. Expected 1 or more.")
     if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"size {size} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}; fake accepts more."
+            f"size {size} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}, or fake."
         )
     return WORLDS[world](size)
 

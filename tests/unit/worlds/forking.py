@@ -1,4 +1,4 @@
-"""Programs that copy their rank; imported by name in other processes."""
+"""Programs that fork their rank; other processes import them by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def _copied(folder: str) -> bool:
-    """Copy rank 0, and note its process; whether this is the copy."""
+    """Fork rank 0 and record the copy's process id; True in the copy."""
     if dist.get_rank() or os.fork():
         return False
     Path(folder, str(os.getpid())).touch()
@@ -21,7 +21,7 @@ def _copied(folder: str) -> bool:
 
 
 def comes_out(folder: str) -> float:
-    """The copy returns as well."""
+    """The copy returns too."""
     _copied(folder)
     return 1.0
 
@@ -35,7 +35,7 @@ def raises(folder: str) -> None:
 
 
 def communicates(folder: str) -> float:
-    """The copy waits for ranks that do not know of it."""
+    """The copy waits for ranks, which do not know it."""
     _copied(folder)
     total = torch.ones(1)
     dist.all_reduce(total)
@@ -45,7 +45,7 @@ def communicates(folder: str) -> float:
 
 
 def fails_beside(folder: str) -> None:
-    """The rank raises, and its copy stays."""
+    """The rank raises while its copy stays."""
     if _copied(folder):
         time.sleep(1000)
     while not os.listdir(folder):
@@ -54,7 +54,7 @@ def fails_beside(folder: str) -> None:
 
 
 def ends_its_copies() -> tuple[int, int]:
-    """A copy that ends by itself, one that runs another program and stays, a process of multiprocessing and one of subprocess."""
+    """Start a copy that ends by itself, a copy that execs another program, and processes of multiprocessing and subprocess."""
     pid = os.fork()
     if pid == 0:
         os._exit(3)
@@ -66,7 +66,7 @@ def ends_its_copies() -> tuple[int, int]:
 
 
 def computes() -> int:
-    """The copy of rank 0 computes for longer than an idle one may stay, and ends by itself."""
+    """Rank 0's copy computes for longer than an idle one may stay, and ends by itself."""
     if dist.get_rank() or os.fork():
         return 1
     while time.process_time() < 2.0:

@@ -1,4 +1,4 @@
-"""No copy of a rank goes on beside it, and none passes for it."""
+"""No copy of a rank continues next to it or replaces it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 def are_gone(folder: Path) -> bool:
-    """Whether there are processes that have noted themselves, and all of them end."""
+    """Whether processes have recorded themselves, and all of them end."""
     pids = [int(path.name) for path in folder.iterdir()]
     return bool(pids) and end_soon(*pids)
 
@@ -37,7 +37,7 @@ def are_gone(folder: Path) -> bool:
     ],
 )
 def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Callable[..., object], error: str) -> None:
-    """Whether it returns, raises or waits for ever, it is gone, the run fails, and the next one is right."""
+    """A copy that returns, raises or waits forever is killed, the run fails, and the next one is right."""
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program, str(tmp_path))
     assert caught.value.failure.kind is FailureKind.RAISED
@@ -49,12 +49,12 @@ def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Cal
 
 
 def test_a_copy_that_works_may_end_by_itself(ranks: Ranks) -> None:
-    """Only what is idle counts as left running: on a busy machine a copy may take long to end."""
+    """Only an idle copy counts as left running, because a busy machine may delay its end."""
     assert ranks.run(forking.computes).values == (1, 1)
 
 
 def test_an_error_of_the_rank_comes_first(ranks: Ranks, tmp_path: Path) -> None:
-    """Copies of a rank that raises are ended, and its own error is told."""
+    """Copies of a rank that raises are killed, and the rank's own error is reported."""
     with pytest.raises(RanksFailed, match="rank 0 raised ValueError: from the rank"):
         ranks.run(forking.fails_beside, str(tmp_path))
     assert are_gone(tmp_path)

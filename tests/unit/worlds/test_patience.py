@@ -1,4 +1,4 @@
-"""When ranks that have not finished count as hung."""
+"""Conditions under which unfinished ranks count as hung."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TICK = LIMIT / TICKS
 
 
 class Ranks:
-    """Two processes of ranks on a clock of their own."""
+    """Two rank processes on a clock of their own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.used, self.moves = 0.0, [5.0, 9.0], 0
@@ -21,12 +21,12 @@ class Ranks:
         self.patience = Patience(LIMIT, self.read, lambda: self.moves)
 
     def read(self) -> dict[int, float]:
-        """The CPU time of both."""
+        """CPU time of both."""
         self.readings += 1
         return dict(enumerate(self.used))
 
     def pass_ticks(self, count: int, *, share: float = 0.0, moves: int = 0, rank: int = 0) -> str:
-        """So many ticks, in each of which a rank has a share of a core; why they count as hung, if they do."""
+        """Pass ticks in which a rank has a share of a core; return the reason if the ranks count as hung."""
         for _ in range(count):
             self.now += TICK
             self.used[rank] += share * TICK
@@ -38,7 +38,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
-    """Ranks that have just begun, and have been looked at for the first time."""
+    """Ranks that have just begun, after the first observation."""
     begun = Ranks(monkeypatch)
     assert begun.pass_ticks(1) == ""
     return begun
@@ -51,24 +51,24 @@ def test_ranks_that_are_merely_slow_go_on(ranks: Ranks, rank: int) -> None:
 
 
 def test_ranks_that_do_nothing_are_hung(ranks: Ranks) -> None:
-    """After the limit on the wall, as no work is to be seen in all of it."""
+    """Hung after the limit in wall time, because no work was observed."""
     assert ranks.pass_ticks(TICKS - 1) == ""
     assert ranks.pass_ticks(1) == "idle for 30 s"
 
 
 def test_a_little_work_in_between_is_no_idleness(ranks: Ranks) -> None:
-    """Looks without any work must follow each other."""
+    """Only consecutive observations without work count."""
     assert ranks.pass_ticks(TICKS - 1) + ranks.pass_ticks(1, share=0.1) + ranks.pass_ticks(TICKS - 1) == ""
 
 
 def test_ranks_that_compute_for_ever_are_hung(ranks: Ranks) -> None:
-    """After the limit in CPU time, of any one of them."""
+    """Hung after the limit in CPU time of any rank."""
     assert ranks.pass_ticks(2 * TICKS, share=1.0, rank=1) == "nothing but computing for 30 s of CPU time"
     assert ranks.used[1] - 9.0 == pytest.approx(LIMIT + TICK)
 
 
 def test_the_reason_stays_when_the_processes_are_gone(ranks: Ranks) -> None:
-    """They are killed for it before anybody writes it down."""
+    """Ranks are killed before anyone reads the reason."""
     why = ranks.pass_ticks(2 * TICKS, share=1.0)
     ranks.used.clear()
     ranks.now += TICK
@@ -76,19 +76,19 @@ def test_the_reason_stays_when_the_processes_are_gone(ranks: Ranks) -> None:
 
 
 def test_ranks_that_get_on_may_compute_for_longer(ranks: Ranks) -> None:
-    """Calls show that a long training is none that hangs, up to a multiple of the limit."""
+    """Calls show that a long training does not hang, up to a multiple of the limit."""
     assert ranks.pass_ticks(MOST_LIMITS * TICKS, share=1.0, moves=1) == ""
     assert ranks.pass_ticks(1, share=1.0, moves=1) == "not finished after 300 s of CPU time"
 
 
 def test_a_short_run_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading CPU times would cost it as much as all that a world does for it."""
+    """Reading CPU times would take as long as a short run."""
     begun = Ranks(monkeypatch)
     assert [begun.patience.exhausted() for _ in range(100)] == [""] * 100
     assert begun.readings == 0
 
 
 def test_who_asks_often_sees_no_more_idleness(ranks: Ranks) -> None:
-    """Looks are at least a tick apart."""
+    """Observations are at least a tick apart."""
     ranks.now += TICK / 2
     assert [ranks.patience.exhausted() for _ in range(5 * TICKS)] == [""] * 5 * TICKS

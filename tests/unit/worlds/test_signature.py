@@ -1,4 +1,4 @@
-"""What ranks did."""
+"""Signatures of runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = DDP()
 
 
 def signature(parallelism: Parallelism = PLAIN, *, steps: int = 1, features: int = 2) -> frozenset[str]:
-    """That of a training of one linear layer on two ranks."""
+    """Signature of a training of one linear layer on two ranks."""
     plain = fakes.scenario()
     model = Model(features=features, layers=(Layer(width=2),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_MEAN, steps=steps)
@@ -22,18 +22,18 @@ def signature(parallelism: Parallelism = PLAIN, *, steps: int = 1, features: int
 
 
 def calls(found: frozenset[str]) -> set[str]:
-    """Which calls came after which."""
+    """Transitions between calls."""
     return {each for each in found if AFTER in each}
 
 
 def test_sizes_and_more_of_the_same_make_no_difference() -> None:
-    """A larger layer, and one step more, communicate as a smaller one, and as the steps before."""
+    """A larger layer or one more step communicates in the same way."""
     assert calls(signature(features=3)) == calls(signature())
     assert calls(signature(steps=4)) == calls(signature(steps=3))
 
 
 def test_another_layout_does_something_else() -> None:
-    """DDP has one reduction after another where FSDP2 gathers first."""
+    """DDP issues consecutive reductions, while FSDP2 gathers first."""
     assert calls(signature(DDP())) != calls(signature(FSDP2()))
     assert any("all_gather" in each for each in calls(signature(FSDP2())))
 

@@ -1,4 +1,4 @@
-"""Time that is counted by what is computed in it."""
+"""Time measured as work."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from equivcheck.worlds.work_clock import WorkClock
 
 @pytest.fixture(autouse=True)
 def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes are looked at whenever the clock is."""
+    """Read other processes at each reading of the clock."""
     monkeypatch.setattr(work_clock, "_LOOK_SECONDS", 0.0)
 
 
 def test_computing_counts_and_sleeping_does_not() -> None:
-    """A process that has to wait for its turn has worked no longer for that."""
+    """A process that has to wait for a core has not worked longer."""
     clock = WorkClock()
     time.sleep(0.5)
     slept = clock.seconds
@@ -29,7 +29,7 @@ def test_computing_counts_and_sleeping_does_not() -> None:
 
 
 def test_what_a_child_computes_counts_before_and_after_its_end() -> None:
-    """Ranks that are processes compute for the one that waits for them, and nothing is counted twice or taken back."""
+    """Ranks as processes work for the process that waits for them; nothing is counted twice or lost."""
     clock = WorkClock()
     code = "import time\nwhile time.process_time() < 1.0: pass\nprint(flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -42,7 +42,7 @@ def test_what_a_child_computes_counts_before_and_after_its_end() -> None:
 
 
 def test_what_was_waited_is_counted_when_told() -> None:
-    """Ranks that hang use the time up without computing."""
+    """Hung ranks use up time without computing."""
     clock = WorkClock()
     clock.wait(600.0)
     assert clock.seconds >= 600.0

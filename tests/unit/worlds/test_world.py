@@ -12,14 +12,14 @@ from unit.worlds.programs import added_on_even_ranks, lies_on_its_mesh, rank_and
 
 @pytest.mark.parametrize("name", LOCAL_WORLDS)
 def test_a_world_runs_a_function_on_every_rank(name: str) -> None:
-    """Values come back in rank order, from ranks that can talk to each other."""
+    """Values come in rank order, from ranks that can communicate."""
     with World(name, size=3) as world:
         assert world.run(rank_and_sum).values == ((0, 3), (1, 3), (2, 3))
 
 
 @pytest.mark.parametrize("name", LOCAL_WORLDS)
 def test_what_a_program_finds_out_on_its_own_mesh_ends_with_it(name: str) -> None:
-    """Meshes of two programs are equal, but have groups of their own: ranks that know an operation meet those that do not."""
+    """Meshes of two programs are equal but have their own groups: ranks with a cached operation meet ranks without it."""
     with World(name, size=4) as world:
         world.run(added_on_even_ranks, 31)
         for _ in range(2):
@@ -27,7 +27,7 @@ def test_what_a_program_finds_out_on_its_own_mesh_ends_with_it(name: str) -> Non
 
 
 def test_a_simulated_world_runs_closures() -> None:
-    """In simulation any callable will do, as ranks share the process."""
+    """In sim any callable works, because ranks share the process."""
     offset = 10
 
     with World("sim", size=2) as world:
@@ -49,7 +49,7 @@ def test_a_world_that_cannot_be_is_refused(name: str, size: int | None, text: st
 
 
 def test_ranks_are_kept_until_worlds_are_closed() -> None:
-    """Asking again gives the same ranks; after `close_worlds` no rank thread is left, and new ranks can be had."""
+    """A second request returns the same ranks; after `close_worlds` no rank thread is left, and new ranks can be opened."""
     first = ranks("sim", 2)
     assert ranks("sim", 2) is first
     first.run(rank_and_sum)

@@ -1,4 +1,4 @@
-"""What functions assign that outlives them is read off their code."""
+"""Persistent variables that functions assign are found in their code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attach():
 
 
 def test_assignments_that_outlive_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Globals, and attributes of classes, functions and objects of a module, however deep; not those of local objects."""
+    """Finds globals and attributes of classes, functions and module objects at any depth, but not those of local objects."""
     (tmp_path / "assigning.py").write_text(SOURCE, "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     module = __import__("assigning")

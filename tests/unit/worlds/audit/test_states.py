@@ -1,4 +1,4 @@
-"""What is declared of torch's state, held against the torch that is installed."""
+"""The declared treatment of torch's state matches the installed torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.sim.stand_ins.refused import REFUSED
 
 WRITTEN_FOR = pytest.mark.skipif(not is_torch_in("==2.13.*"), reason="the table has names that torch 2.13 has")
 COMPLETE_FOR = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-"""Those of the tox environments."""
+"""Versions in the tox environments."""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,13 @@ def found() -> tuple[str, ...]:
     not any(is_torch_in(f"=={version}") for version in COMPLETE_FOR), reason="what this torch has was not looked at"
 )
 def test_nothing_is_unclassified(found: tuple[str, ...]) -> None:
-    """For each piece of state that torch keeps, somebody has said what becomes of it in sim."""
+    """Every piece of torch's state has a declared treatment in sim."""
     assert unclassified_names(found) == ()
 
 
 @WRITTEN_FOR
 def test_an_entry_that_is_not_in_the_table_is_noticed(found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row taken out of the table leaves its entries unclassified."""
+    """Entries are unclassified if their row is removed from the table."""
     row = next(row for row in rows() if any("_gen_transform_infos" in name for name in row.names))
     monkeypatch.setattr("equivcheck.worlds.audit.table.rows", lambda: tuple(other for other in rows_before if other is not row))
     assert "torch.distributed.tensor._redistribute._gen_transform_infos" in unclassified_names(found)
@@ -56,13 +56,13 @@ def declared() -> list[tuple[StateRow, str]]:
 
 @WRITTEN_FOR
 def test_every_name_is_found(found: tuple[str, ...]) -> None:
-    """A name that torch has no more, or that is misspelt, leaves the table."""
+    """The table has no name that is misspelt or gone from torch."""
     assert [name for _, name in declared() if not any(re.match(translate(name), there) for there in found)] == []
 
 
 @WRITTEN_FOR
 def test_what_is_refused_says_so() -> None:
-    """The reason of a row that is refused begins the error that a rank gets."""
+    """The error of a rank starts with the reason in a refused row."""
     errors = (*REFUSED, profiling.REFUSAL)
     refused = [row for row in rows() if row.treatment is Treatment.REFUSED]
     assert [row.reason for row in refused if not any(text.startswith(row.reason) for text in errors)] == []
@@ -83,5 +83,5 @@ def test_what_is_refused_says_so() -> None:
     ],
 )
 def test_the_walk_finds_each_kind_of_state(found: tuple[str, ...], name: str) -> None:
-    """An attribute of an object, a cache, what a function assigns to a class, a global, a container, and a flag in C++."""
+    """Finds an attribute, a cache, a class attribute that a function assigns, a global, a container, and a C++ flag."""
     assert name in found

@@ -46,14 +46,14 @@ def scenario(dp: int, tp: int) -> Scenario:
 
 
 def test_calls_are_those_of_a_world_with_peers() -> None:
-    """A rank without peers issues what the same rank issues among them."""
+    """A rank without peers issues the calls that it issues among peers."""
     small = scenario(2, 2)
     assert FakeRanks(4).run(rank_program, small).calls[0] == ranks("sim", 4).run(rank_program, small).calls[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1, 4095])
 def test_any_rank_of_thousands_trains(rank: int) -> None:
-    """A plan of 4,096 ranks builds and trains, with groups of the mesh's sizes."""
+    """A plan for 4,096 ranks builds and trains, with groups of the mesh's sizes."""
     big = scenario(512, 8)
     (calls,) = FakeRanks(4096, rank).run(rank_program, big).calls
     assert {len(call.ranks) for call in calls} == {512, 8}
@@ -61,7 +61,7 @@ def test_any_rank_of_thousands_trains(rank: int) -> None:
 
 
 def test_what_comes_back_has_the_right_shape() -> None:
-    """Gathered tensors hold the rank's own values once for each member."""
+    """Gathered tensors repeat the rank's own values for each member."""
 
     def program() -> list[float]:
         mesh = init_device_mesh("cpu", (3, 5), mesh_dim_names=("dp", "tp"))
@@ -74,7 +74,7 @@ def test_what_comes_back_has_the_right_shape() -> None:
 
 
 def test_what_the_rank_raises_is_reported() -> None:
-    """An error names the rank that raised it, and the next run works."""
+    """An error names the rank, and the next run works."""
 
     def program() -> None:
         raise KeyError("weight")
@@ -87,12 +87,12 @@ def test_what_the_rank_raises_is_reported() -> None:
 
 
 def test_a_rank_outside_the_world_is_refused() -> None:
-    """The error says which ranks there are."""
+    """The error names the valid ranks."""
     with pytest.raises(UsageError, match=r"rank 8 is not valid: the world has 8 ranks\. Expected 0 to 7"):
         FakeRanks(8, 8)
 
 
 def test_nothing_is_checked_without_data() -> None:
-    """A check needs numbers, and says which worlds have them."""
+    """A check needs real values, and the error names the worlds that have them."""
     with pytest.raises(UsageError, match=r"world 'fake' is not valid: it has no data to compare\. Expected one of sim, gloo"):
         check(scenario(2, 2), world="fake")

@@ -1,4 +1,4 @@
-"""The fake world beside torch's own `fake` backend: the same trainings, the same collectives."""
+"""The fake world issues the same collectives as torch's own `fake` backend."""
 
 import threading
 from collections import Counter
@@ -52,7 +52,7 @@ NAMES = {
     "all_reduce": "all_reduce.sum",
     "allreduce_": "all_reduce.sum",
 }
-"""Ours, by the name of torch's operator."""
+"""Our operation name by torch's operator name."""
 
 
 class Collectives(TorchDispatchMode):
@@ -63,14 +63,14 @@ class Collectives(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count and go on."""
+        """Count the operator and execute it."""
         if func.namespace in ("c10d", "_c10d_functional") and func.overloadpacket.__name__ in NAMES:
             self.counts[NAMES[func.overloadpacket.__name__]] += 1
         return func(*args, **(kwargs or {}))
 
 
 def under_torch_fake(program: Callable[[], Any], rank: int, size: int) -> Any:
-    """Run a program under the `fake` backend, in a thread of its own so that no mesh is kept for anybody else."""
+    """Run a program under the `fake` backend, in a new thread so that no mesh stays cached for others."""
     results: list[Any] = []
 
     def serve() -> None:
@@ -88,7 +88,7 @@ def under_torch_fake(program: Callable[[], Any], rank: int, size: int) -> Any:
 
 
 def counted(scenario: Scenario) -> Counter[str]:
-    """The collectives of all steps, as torch dispatches them."""
+    """Collectives of all steps by name, as torch dispatches them."""
     setup = rank_setup(scenario)
     with Collectives() as seen:
         train(setup)
@@ -99,7 +99,7 @@ def counted(scenario: Scenario) -> Counter[str]:
 @pytest.mark.parametrize("tp_plan", [PAIRWISE, SEQUENCE], ids=["pairwise", "sequence"])
 @pytest.mark.parametrize("data_parallel", [FSDP2(), FSDP1()], ids=["fsdp2", "fsdp1"])
 def test_tensor_parallel_inside_fsdp_trains_under_both(tp_plan: TensorParallel, data_parallel: Parallelism) -> None:
-    """For any size of mesh and model and any rank, training issues the same collectives as torch counts under `fake`."""
+    """For any mesh size, model and rank, training issues the collectives that torch counts under `fake`."""
 
     @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(dp=st.integers(2, 64), tp=st.sampled_from([2, 4, 8]), width=st.integers(1, 4), data=st.data())

@@ -1,4 +1,4 @@
-"""Programs whose ranks issue collectives that do not match, or come in orders of their own."""
+"""Programs with mismatched collectives, or with matching ones in unusual orders."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ ONES = torch.ones(4)
 
 
 def reductions() -> None:
-    """Rank 0 adds, the others take the largest."""
+    """Rank 0 sums, and the others take the maximum."""
     dist.all_reduce(ONES.clone(), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
 
 
 def functional_reductions() -> None:
-    """The same by a functional collective, which is issued from C++."""
+    """Different reductions in a functional collective, which C++ issues."""
     functional.wait_tensor(functional.all_reduce(ONES, "max" if dist.get_rank() else "sum", dist.group.WORLD))
 
 
 def types() -> None:
-    """Element types of equal size."""
+    """Different element types of equal size."""
     dist.all_reduce(torch.ones(4, dtype=torch.int32 if dist.get_rank() else torch.float32))
 
 
 def second_sizes() -> None:
-    """One element more in the second tensor."""
+    """One more element in the second tensor."""
     tensors = [torch.ones(4), torch.ones(2 + dist.get_rank())]
     dist.all_gather_coalesced([[tensor.clone() for tensor in tensors] for _ in range(2)], tensors)
 
 
 def sizes() -> None:
-    """One element more."""
+    """One more element."""
     dist.all_reduce(torch.ones(4 + min(dist.get_rank(), 1)))
 
 
 def roots() -> None:
-    """Each rank thinks that it is the root."""
+    """Each rank names itself as the root."""
     dist.broadcast(ONES.clone(), dist.get_rank())
 
 
 def kinds() -> None:
-    """Rank 0 waits for the others, which reduce."""
+    """Rank 0 enters a barrier, and the others reduce."""
     if dist.get_rank():
         dist.all_reduce(ONES.clone())
     else:
@@ -52,7 +52,7 @@ def kinds() -> None:
 
 
 def reducers() -> None:
-    """Rank 1 reduces once more before the reducer of DDP, in C++, does."""
+    """Rank 1 issues one more reduction before DDP's reducer, in C++, does."""
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     if dist.get_rank():
         dist.all_reduce(ONES.clone())
@@ -60,7 +60,7 @@ def reducers() -> None:
 
 
 def many_tensors() -> None:
-    """More tensors than fit into what ranks tell each other."""
+    """Many tensors, too many for a call's description."""
     tensors = [torch.ones(100 + number, 1 + dist.get_rank()) for number in range(200)]
     with dist._coalescing_manager(async_ops=False):
         for tensor in tensors:
@@ -68,14 +68,14 @@ def many_tensors() -> None:
 
 
 def shapes() -> list[float]:
-    """As many elements in another shape, which gloo takes."""
+    """Equal element counts in different shapes, which gloo accepts."""
     tensor = ONES.reshape(2, 2).clone() if dist.get_rank() else ONES.clone()
     dist.all_reduce(tensor)
     return tensor.flatten().tolist()
 
 
 def groups_in_any_order() -> list[list[float]]:
-    """Two groups, on which rank 0 and the others call in opposite orders."""
+    """Two groups, called by rank 0 and the others in opposite orders."""
     groups = [dist.new_group(), dist.new_group()]
     tensors = [torch.ones(1 + number) for number in range(2)]
     order = (0, 1) if dist.get_rank() else (1, 0)
@@ -100,7 +100,7 @@ def far_ahead(count: int) -> float:
 
 
 def groups_of_one_name(numbers: tuple[int, ...]) -> list[float]:
-    """A group that is destroyed and made again, with another call each time."""
+    """A group that is destroyed and created again, with a different call each time."""
     found = []
     for number in numbers:
         group = dist.new_group()

@@ -1,4 +1,4 @@
-"""Two gloo ranks shared by all tests here: starting the fork server costs seconds."""
+"""Two gloo ranks shared by all tests here, because starting the fork server takes seconds."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from equivcheck.worlds.gloo.world import GlooRanks
 
 @pytest.fixture(scope="session")
 def shared_ranks() -> Iterator[GlooRanks]:
-    """Open for the whole session, so that the fork server stays."""
+    """Ranks that stay open for the session, to keep the fork server."""
     with GlooRanks(2) as ranks:
         yield ranks
 
 
 @pytest.fixture
 def ranks(shared_ranks: GlooRanks) -> GlooRanks:
-    """Two ranks that can be used."""
+    """Two usable ranks."""
     return shared_ranks

@@ -1,6 +1,6 @@
-"""A module that is imported for ever, as a large one is on a busy machine; says in which process.
+"""A module with an endless import, like a large one on a busy machine; prints its process id.
 
-It loses interruptions, as torch does where one comes while it calls Python from C++.
+It ignores interruptions, as torch does if one arrives while C++ calls Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs for ranks: they are imported by name in other processes."""
+"""Programs for ranks; other processes import them by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from equivcheck.worlds.meshes import device_mesh
 
 
 def place() -> tuple[int, int]:
-    """Global rank and number of ranks."""
+    """Global rank and world size."""
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -32,85 +32,85 @@ def process() -> int:
 
 
 def ranks_sum(weights: np.ndarray) -> np.ndarray:
-    """The sum over ranks of (rank + 1) times `weights`."""
+    """Sum over ranks of (rank + 1) times `weights`."""
     term = torch.from_numpy(weights) * (dist.get_rank() + 1)
     dist.all_reduce(term)
     return term.numpy()
 
 
 def random_number() -> float:
-    """From the default generator of torch."""
+    """Number from torch's default generator."""
     return float(torch.rand(()))
 
 
 def raise_on(ranks: tuple[int, ...]) -> None:
-    """Those ranks raise, the others wait for them."""
+    """Raise on some ranks, for which the others wait."""
     if dist.get_rank() in ranks:
         raise ValueError(f"boom on {len(ranks)}")
     dist.barrier()
 
 
 def leave_on(rank: int, code: int) -> None:
-    """That rank ends its process, the others wait for it."""
+    """This rank ends its process, and the others wait for it."""
     if dist.get_rank() == rank:
         os._exit(code)
     dist.barrier()
 
 
 def sys_exit() -> None:
-    """As a script would end."""
+    """Exit like a script."""
     sys.exit(3)
 
 
 def segfault_on(rank: int) -> None:
-    """That rank has a fatal error in native code."""
+    """This rank has a fatal error in native code."""
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGSEGV)
     dist.barrier()
 
 
 def hang_on(rank: int) -> None:
-    """That rank never comes, the others wait for it."""
+    """This rank never comes, and the others wait for it."""
     if dist.get_rank() == rank:
         sleep_forever()
     dist.all_reduce(torch.ones(1))
 
 
 def sleep_forever() -> None:
-    """Do nothing for long."""
+    """Sleep for a long time."""
     time.sleep(1000)
 
 
 def spin() -> None:
-    """Compute for long."""
+    """Compute for a long time."""
     while True:
         pass
 
 
 def make_lock() -> Any:
-    """A value that cannot be pickled."""
+    """Value that cannot be pickled."""
     return threading.Lock()
 
 
 class Unreadable:
-    """A value that pickles but does not unpickle."""
+    """Value that can be pickled but not unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("not a number",)
 
 
 def make_unreadable() -> Unreadable:
-    """A value that the owner cannot read."""
+    """Value that the owner cannot unpickle."""
     return Unreadable()
 
 
 def start_sleeper() -> int:
-    """Start a process and leave it running; its id."""
+    """Start a process, leave it running, and return its id."""
     return subprocess.Popen(["sleep", "1000"]).pid
 
 
 def environment() -> tuple[int, str]:
-    """Number of threads, and the interface that gloo is told to use."""
+    """Number of threads, and gloo's network interface."""
     return torch.get_num_threads(), os.environ["GLOO_SOCKET_IFNAME"]
 
 
@@ -120,7 +120,7 @@ def is_imported(module: str) -> bool:
 
 
 def imported_by_compiling() -> int:
-    """How many modules a rank imports as it compiles."""
+    """Number of modules that a rank imports while it compiles."""
     before = len(sys.modules)
     compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
     compiled(torch.ones(2, 2)).sum().backward()
@@ -128,7 +128,7 @@ def imported_by_compiling() -> int:
 
 
 def train_fully_sharded() -> float:
-    """The last loss of a small FSDP2 training."""
+    """Last loss of a small FSDP2 training."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     torch.manual_seed(0)
     model = fully_shard(torch.nn.Linear(4, 4, dtype=torch.float64), mesh=mesh)
@@ -142,12 +142,12 @@ def train_fully_sharded() -> float:
 
 
 def drawn() -> tuple[float, float]:
-    """From the generators of Python and NumPy."""
+    """Numbers from the generators of Python and NumPy."""
     return random.random(), float(np.random.rand())
 
 
 def kill_rank(setup: Setup, first_only: Path | None) -> None:
-    """Kill the process of rank 1, on behalf of somebody else."""
+    """Kill the process of rank 1, as from outside."""
     if dist.get_rank() == 1 and (first_only is None or not first_only.exists()):
         if first_only is not None:
             first_only.touch()

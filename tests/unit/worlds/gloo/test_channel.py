@@ -11,7 +11,7 @@ from equivcheck.worlds.gloo.channel import Channel
 
 
 def test_messages_keep_their_bounds() -> None:
-    """What is sent as one message is received as one, the empty one included."""
+    """Each sent message is received as one, also an empty one."""
     one, other = Channel.pair()
     for message in (b"first", b"", bytes(10_000)):
         one.send(message)
@@ -23,7 +23,7 @@ def test_messages_keep_their_bounds() -> None:
 
 
 def test_files_travel() -> None:
-    """An open file sent with a message can be used at the other end."""
+    """An open file sent with a message is usable at the other end."""
     one, other = Channel.pair()
     read, write = os.pipe()
     one.send(b"take it", (write,))
@@ -37,7 +37,7 @@ def test_files_travel() -> None:
 
 
 def test_limits_hold() -> None:
-    """Neither a silent nor a deaf other end holds anybody up beyond the limit."""
+    """Neither a silent nor a busy other end blocks beyond the limit."""
     one, other = Channel.pair()
     with pytest.raises(TimeoutError):
         one.receive(until=time.monotonic() + 0.01)

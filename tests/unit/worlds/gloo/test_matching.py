@@ -1,4 +1,4 @@
-"""Collectives that do not match are named before they are carried out; those that do are left alone."""
+"""Mismatched collectives are reported before they run; matching ones run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ON = "on ranks (0, 1), call"
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_calls_that_do_not_match_are_named(ranks: GlooRanks, program: Callable[[], Any], first: str, second: str) -> None:
-    """Another operation, reduction, element type, size or root is a mismatch, with both calls and where they were issued."""
+    """A different operation, reduction, element type, size or root is a mismatch, with both calls and their stacks."""
     ranks.run(programs.shapes)
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program)
@@ -48,13 +48,13 @@ def test_calls_that_do_not_match_are_named(ranks: GlooRanks, program: Callable[[
 
 
 def test_a_call_of_many_tensors_is_named_with_some(ranks: GlooRanks) -> None:
-    """What does not fit is left out of the text, not of the comparison."""
+    """Tensors that do not fit are left out of the text, but not out of the comparison."""
     with pytest.raises(RanksFailed, match=r"rank 0 issued all_reduce.sum float32\[100, 1\] .*, but rank 1 .*float32\[100, 2\]"):
         ranks.run(programs.many_tensors)
 
 
 def test_calls_that_match_are_left_alone(ranks: GlooRanks) -> None:
-    """Shapes of as many elements, groups in any order, calls far ahead of other ranks, and names of groups used again."""
+    """Accepts shapes with equal element counts, groups in any order, calls far ahead of other ranks, and reused group names."""
     assert ranks.run(programs.shapes).values == ([2.0] * 4,) * 2
     assert ranks.run(programs.groups_in_any_order).values == ([[2.0], [2.0, 2.0]],) * 2
     assert ranks.run(programs.far_ahead, 300).values == (600.0, 600.0)
@@ -63,7 +63,7 @@ def test_calls_that_match_are_left_alone(ranks: GlooRanks) -> None:
 
 
 def test_a_call_that_replaced_another_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a table is full a member that comes late is let through, never held against some other call."""
+    """If the table is full, a late member is accepted and never compared with another call."""
     monkeypatch.setattr(table, "_NUM_SLOTS", 2)
     with table_file() as file:
         shared = Table(file.fileno())

@@ -1,4 +1,4 @@
-"""No process outlives its owner, whichever way the owner ends."""
+"""No process outlives its owner, however the owner ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HANG = "ranks.run(time.sleep, 1000)\n"
 
 
 def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """An owner in a process of its own, and the processes that it has started."""
+    """An owner in its own process, and the processes that it has started."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OPENING + body],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -53,7 +53,7 @@ def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
 
 
 def test_close_ends_ranks(ranks: GlooRanks) -> None:
-    """After closing no rank is left, nor anything that a rank started; closing again is fine."""
+    """After closing no rank and no child of a rank is left; closing again is allowed."""
     ranks.run(programs.place)
     other = GlooRanks(3)
     pids = (*other.run(programs.process).values, *other.run(programs.start_sleeper).values)
@@ -64,7 +64,7 @@ def test_close_ends_ranks(ranks: GlooRanks) -> None:
 
 
 def test_ranks_start_with_the_modules_that_their_owner_has_imported(ranks: GlooRanks) -> None:
-    """The fork server imports that code once, and still has only one thread."""
+    """The fork server imports that code once, and still has one thread."""
     assert "equivcheck.layouts.composition.program" in sys.modules
     with GlooRanks(1) as other:
         assert other.run(programs.is_imported, "equivcheck.layouts.composition.program").values == (True,)
@@ -74,7 +74,7 @@ def test_ranks_start_with_the_modules_that_their_owner_has_imported(ranks: GlooR
 
 @pytest.mark.slow
 def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are forked after something was compiled have it, from a process that has no other thread still."""
+    """Ranks forked after a compilation inherit its imports, from a process that still has one thread."""
     imported, threads = [], []
     for is_prepared in (False, True):
         monkeypatch.setattr(world, "FORK_SERVER", server := ForkServer())
@@ -90,7 +90,7 @@ def test_what_compilers_import_is_imported_once_for_all_ranks(monkeypatch: pytes
 
 
 def test_an_early_start_serves_the_first_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are forked from the process that was started in the background, which ends with its last user."""
+    """Ranks are forked from the process started in the background, which ends with its last user."""
     monkeypatch.setattr(world, "FORK_SERVER", server := ForkServer())
     with server.started_early():
         for thread in threading.enumerate():
@@ -106,7 +106,7 @@ def test_an_early_start_serves_the_first_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_close_can_be_undone(ranks: GlooRanks) -> None:
-    """Ranks that were closed start again at the next run."""
+    """Closed ranks start again at the next run."""
     with GlooRanks(1) as other:
         first = other.run(programs.process).values
         other.close()
@@ -114,7 +114,7 @@ def test_close_can_be_undone(ranks: GlooRanks) -> None:
 
 
 def test_forgotten_ranks_end(ranks: GlooRanks) -> None:
-    """Ranks that nobody refers to any more are closed."""
+    """Ranks without references are closed."""
     other = GlooRanks(1)
     pids = other.run(programs.process).values
     del other
@@ -132,7 +132,7 @@ def test_a_killed_fork_server_is_replaced(ranks: GlooRanks) -> None:
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Kill the first rank of the next crews as soon as it has been forked."""
+    """Kill the first rank of the next worlds as soon as it is forked."""
     fork, lost = world._fork, itertools.count()
 
     def fork_and_kill() -> tuple[int, Channel]:
@@ -146,14 +146,14 @@ def lose(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
 
 
 def test_ranks_of_which_one_is_lost_at_the_start_are_started_again(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is killed before it has joined costs nothing, two times over."""
+    """A rank that is killed before it has joined has no effect, two times in a row."""
     with GlooRanks(2) as other:
         lose(monkeypatch, 2)
         assert other.run(programs.place).values == ((0, 2), (1, 2))
 
 
 def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a few tries one line says what became of which rank, and the next run may be luckier."""
+    """After a few attempts one line names the rank and its end, and the next run may succeed."""
     with GlooRanks(2) as other:
         lose(monkeypatch, 3)
         with pytest.raises(RanksDidNotStart) as caught:
@@ -173,7 +173,7 @@ def test_ranks_that_are_lost_again_and_again_do_not_start(ranks: GlooRanks, monk
 def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
     ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, first: str, why: str
 ) -> None:
-    """One that ends while it imports costs nothing the first times; then one line says why."""
+    """A server that ends during imports is restarted a few times; then one line says why."""
     pids = ranks.run(programs.process).values
     command, starts = fork_server._command, itertools.count(1)
     monkeypatch.setattr(fork_server, "_command", lambda fd: first if next(starts) < 6 else command(fd))
@@ -206,7 +206,7 @@ def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Pat
     ],
 )
 def test_nothing_outlives_an_owner_that_is_killed(sent: signal.Signals, code: int) -> None:
-    """Fork server, ranks and what ranks started end with their owner, however suddenly, and print nothing."""
+    """Fork server, ranks and their children end with their owner, however suddenly, and print nothing."""
     owner, pids = start(HANG)
     assert len(pids) == 5
     owner.send_signal(sent)
@@ -244,7 +244,7 @@ run([sys.executable, "-c", "import unit.worlds.gloo.endless_import"], seconds=No
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("what", STARTING)
 def test_what_is_starting_ends_with_its_owner(tmp_path: Path, what: str, sent: signal.Signals) -> None:
-    """A process that is still importing, and so does not listen yet, is gone as well."""
+    """A process that is still importing, and so does not listen yet, ends too."""
     told = tmp_path / "pid"
     os.mkfifo(told)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "EQUIVCHECK_TEST_PID": str(told)}
@@ -256,7 +256,7 @@ def test_what_is_starting_ends_with_its_owner(tmp_path: Path, what: str, sent: s
 
 
 def test_ctrl_c_leaves_usable_ranks() -> None:
-    """A run that is interrupted raises KeyboardInterrupt, and the next one works on fresh processes."""
+    """An interrupted run raises KeyboardInterrupt, and the next one works on new processes."""
     owner, pids = start(
         "import signal, threading\n"
         "timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))\n"
@@ -296,7 +296,7 @@ def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str]) -> 
 
 @pytest.mark.slow
 def test_fresh_processes() -> None:
-    """The benchmark's baseline starts processes for one run, gives the same values and fails in the same way."""
+    """The benchmark's baseline starts processes for one run, with the same values and failures."""
     assert run_spawned(programs.place, size=2).values == ((0, 2), (1, 2))
     with pytest.raises(RanksFailed, match="rank 0 raised ValueError: boom on 1"):
         run_spawned(programs.raise_on, (0,), size=1)

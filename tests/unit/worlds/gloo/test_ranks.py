@@ -1,4 +1,4 @@
-"""What gloo ranks give, and what they say when a program fails."""
+"""Values and failures of gloo ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unit.worlds.gloo import programs
 
 
 def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, deadline: float = 30.0) -> Failure:
-    """Run a program that must fail, see that the ranks work again, and give its failure."""
+    """Failure of a program, after a check that the ranks work again."""
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program, *arguments, deadline=deadline)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
@@ -34,25 +34,25 @@ def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, dead
 
 
 def states(found: Failure) -> tuple[RankState, ...]:
-    """Where each rank was."""
+    """State of each rank."""
     assert [report.rank for report in found.reports] == [0, 1]
     return tuple(report.state for report in found.reports)
 
 
 def test_values_come_in_rank_order(ranks: GlooRanks) -> None:
-    """The n-th value is what rank n returned."""
+    """The n-th value is the return value of rank n."""
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
 
 
 def test_ranks_communicate(ranks: GlooRanks) -> None:
-    """Collectives reach all ranks, and arrays travel unchanged in both directions, however large."""
+    """Collectives reach all ranks, and arrays of any size travel unchanged in both directions."""
     weights = np.arange(300_000.0)
     for value in ranks.run(programs.ranks_sum, weights).values:
         np.testing.assert_array_equal(value, 3 * weights)
 
 
 def test_processes_are_kept(ranks: GlooRanks) -> None:
-    """Runs that succeed share processes, and a mesh made by one serves the next."""
+    """Successful runs share processes, and a mesh from one serves the next."""
     before = ranks.run(programs.process).values
     losses = {ranks.run(programs.train_fully_sharded).values for _ in range(2)}
     assert len(losses) == 1
@@ -60,19 +60,19 @@ def test_processes_are_kept(ranks: GlooRanks) -> None:
 
 
 def test_random_numbers_repeat(ranks: GlooRanks) -> None:
-    """Every run starts from the same random state, another one on each rank."""
+    """Every run starts with the same random state, which differs between ranks."""
     first, second = ranks.run(programs.random_number).values, ranks.run(programs.random_number).values
     assert first == second
     assert first[0] != first[1]
 
 
 def test_ranks_are_set_up(ranks: GlooRanks) -> None:
-    """A rank computes on one thread and talks over the loopback interface."""
+    """A rank computes with one thread and communicates over the loopback interface."""
     assert set(ranks.run(programs.environment).values) == {(1, "lo")}
 
 
 def test_one_rank_raises(ranks: GlooRanks) -> None:
-    """The rank that raised is named with its traceback, the other with the collective that it waits in."""
+    """The report names the rank that raised with its traceback, and the other with its pending collective."""
     found = failure(ranks, programs.raise_on, (1,))
     assert (found.kind, found.summary) == (FailureKind.RAISED, "rank 1 raised ValueError: boom on 1")
     assert states(found) == (RankState.WAITING, RankState.RAISED)
@@ -82,26 +82,26 @@ def test_one_rank_raises(ranks: GlooRanks) -> None:
 
 
 def test_all_ranks_raise(ranks: GlooRanks) -> None:
-    """Of ranks that raised the same, the lowest is named, whichever came first."""
+    """If ranks raise equal errors, the lowest is named, whichever came first."""
     found = failure(ranks, programs.raise_on, (0, 1))
     assert found.summary == "rank 0 raised ValueError: boom on 2"
     assert states(found) == (RankState.RAISED, RankState.RAISED)
 
 
 def test_sys_exit_is_an_exception(ranks: GlooRanks) -> None:
-    """A program that asks the interpreter to exit has raised; its process lives."""
+    """A program that exits the interpreter has raised; its process lives."""
     assert failure(ranks, programs.sys_exit).summary == "rank 0 raised SystemExit: 3"
 
 
 def test_a_rank_exits(ranks: GlooRanks) -> None:
-    """A process that ends itself died with its exit code, whatever the others raise because of it."""
+    """A process that ends itself is reported with its exit code, even if other ranks raise because of it."""
     found = failure(ranks, programs.leave_on, 1, 3)
     assert (found.kind, found.summary) == (FailureKind.DIED, "rank 1 exited with code 3")
     assert found.reports[1].state is RankState.DIED
 
 
 def test_a_rank_is_killed(ranks: GlooRanks) -> None:
-    """A rank killed in the middle of a run costs that run and names the signal."""
+    """A rank killed during a run fails that run, and the report names the signal."""
     victim = ranks.run(programs.process).values[0]
     threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
     found = failure(ranks, programs.hang_on, 0)
@@ -117,7 +117,7 @@ def test_a_rank_crashes(ranks: GlooRanks) -> None:
 
 
 def test_an_idle_rank_is_killed(ranks: GlooRanks) -> None:
-    """A rank that died between two runs costs no verdict."""
+    """A rank that died between two runs affects no verdict."""
     victim = ranks.run(programs.process).values[1]
     os.kill(victim, signal.SIGKILL)
     assert end_soon(victim)
@@ -125,7 +125,7 @@ def test_an_idle_rank_is_killed(ranks: GlooRanks) -> None:
 
 
 def test_a_hang_is_a_timeout(ranks: GlooRanks) -> None:
-    """At the deadline every rank's stack is taken, from its own first function to where it hangs."""
+    """At the deadline every rank's stack is recorded, from the program's first function to the innermost."""
     found = failure(ranks, programs.hang_on, 1, deadline=0.5)
     assert found.kind is FailureKind.TIMEOUT
     assert found.summary == "idle for 0.5 s: rank 0 waiting in all_reduce, rank 1 running in sleep_forever"
@@ -135,7 +135,7 @@ def test_a_hang_is_a_timeout(ranks: GlooRanks) -> None:
 
 
 def test_an_endless_computation_is_a_timeout(ranks: GlooRanks) -> None:
-    """A rank that computes for ever counts as running."""
+    """A rank that computes forever counts as running."""
     found = failure(ranks, programs.spin, deadline=0.3)
     assert states(found) == (RankState.RUNNING, RankState.RUNNING)
     assert "in spin" in found.reports[0].stack
@@ -143,7 +143,7 @@ def test_an_endless_computation_is_a_timeout(ranks: GlooRanks) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_a_timeout(ranks: GlooRanks) -> None:
-    """A process that cannot even write its stack does not hold up its owner, which sends more than a socket takes."""
+    """A process that cannot write its stack does not block its owner, even if the message exceeds a socket's buffer."""
     os.kill(ranks.run(programs.process).values[1], signal.SIGSTOP)
     found = failure(ranks, programs.ranks_sum, np.ones(1_000_000), deadline=0.3)
     assert found.kind is FailureKind.TIMEOUT
@@ -163,7 +163,7 @@ def test_values_that_cannot_travel(ranks: GlooRanks, program: Callable[[], Any],
 
 
 def test_programs_that_cannot_travel(ranks: GlooRanks) -> None:
-    """A program or argument that ranks could not read is refused before anything is sent."""
+    """A program or argument that ranks could not unpickle is refused before anything is sent."""
     before = ranks.run(programs.process).values
     with pytest.raises(UsageError, match="cannot be pickled"):
         ranks.run(programs.raise_on, threading.Lock())
@@ -171,7 +171,7 @@ def test_programs_that_cannot_travel(ranks: GlooRanks) -> None:
 
 
 def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may be defined in a function, close over values, and lie in the main script, which ranks never run."""
+    """A program may be a local function, a closure, or part of the main script, which ranks never run."""
     offset = 3
     assert ranks.run(lambda: dist.get_rank() + offset).values == (3, 4)
     assert ranks.run(lambda: torch._dynamo.config.verbose).values == (False, False)
@@ -183,7 +183,7 @@ def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: py
 def test_code_travels_from_modules_that_only_the_owner_finds(
     ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    """A program may lie in a module loaded from a file, as pytest loads tests, with what it refers to there."""
+    """A program may be in a module loaded from a file, as pytest loads tests, and refer to other names there."""
     file = tmp_path / "absent.py"
     file.write_text("class Point:\n    x = 3\n\ndef doubled():\n    return 2 * Point.x\n")
     if name != "absent":
@@ -199,7 +199,7 @@ def test_code_travels_from_modules_that_only_the_owner_finds(
 
 
 def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program of a module that only the owner has is an error that says how ranks find programs."""
+    """A program in a module that only the owner has is an error, which says how ranks find programs."""
     module = type(os)("only_here")
     exec("def program(): pass", module.__dict__)
     monkeypatch.setitem(__import__("sys").modules, "only_here", module)
@@ -209,7 +209,7 @@ def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytes
 
 
 def test_ranks_have_the_environment_of_their_owner(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is at each run, also where ranks were started before; their own place in the world is theirs."""
+    """Ranks get the environment at each run, even if they were started before, but keep their own rank variables."""
     monkeypatch.setenv("RANK", "7")
     for value in ("1", "2"):
         monkeypatch.setenv("EQUIVCHECK_TEST", value)
@@ -219,7 +219,7 @@ def test_ranks_have_the_environment_of_their_owner(ranks: GlooRanks, monkeypatch
 
 
 def test_ranks_have_what_torchrun_sets(ranks: GlooRanks) -> None:
-    """Libraries that ask the environment for their place find it, and a store at the address of the master."""
+    """Libraries that read the environment find rank and world size, and a store at the master's address."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     assert ranks.run(lambda: [os.environ[name] for name in names]).values == (
         ["0", "0", "2", "2", "127.0.0.1"],

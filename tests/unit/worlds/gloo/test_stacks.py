@@ -1,4 +1,4 @@
-"""Where a rank is, judged by its stack."""
+"""Location of a rank, from its stack."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stack(*frames: tuple[str, int, str]) -> traceback.StackSummary:
 
 
 def test_one_thread_is_read_from_a_dump() -> None:
-    """Only the frames of the thread asked for are given, innermost last."""
+    """Only frames of the given thread are returned, innermost last."""
     assert [(frame.name, frame.lineno) for frame in parse_dump(DUMP, 0xAA)] == [("outer", 5), ("inner", 7)]
     assert not parse_dump(DUMP, 0xBB)
 
@@ -56,5 +56,5 @@ def test_waiting_is_told_by_where_the_stack_ends(frames: tuple[tuple[str, int, s
 
 
 def test_what_is_preloaded_exists() -> None:
-    """Every module that the fork server imports exists in the torch version tested here."""
+    """Every module that the fork server imports exists in this torch version."""
     assert all(importlib.util.find_spec(name) for name in COMMON + RARE)

@@ -1,4 +1,4 @@
-"""What programs leave changed in processes that are kept: put back, or the processes are replaced."""
+"""State that programs change in kept processes is restored, or the processes are replaced."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unit.worlds.gloo import programs
     [("grad mode", True), ("module hook", True), ("environment", True), ("function", False), ("default group", False)],
 )
 def test_processes_are_replaced_only_where_they_must_be(ranks: GlooRanks, name: str, kept: bool) -> None:
-    """What can be put back for certain does not cost new processes; a function of torch that was replaced does."""
+    """Restorable state does not need new processes; a replaced function of torch does."""
     before = ranks.run(programs.process).values
     ranks.run(mutate, (name,), "returns")
     assert (ranks.run(programs.process).values == before) is kept
 
 
 def test_random_numbers_are_the_same_in_new_processes(ranks: GlooRanks) -> None:
-    """Ranks draw from `random` and NumPy what ranks of that number always draw."""
+    """Ranks draw from `random` and NumPy the numbers that this rank always draws."""
     first = ranks.run(programs.drawn).values
     ranks.run(mutate, ("function",), "returns")
     assert ranks.run(programs.drawn).values == first

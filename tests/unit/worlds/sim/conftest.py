@@ -1,4 +1,4 @@
-"""Simulated worlds shared by the tests of a module, since starting one costs more than most tests."""
+"""Simulated worlds shared by the tests of a module, because starting one takes longer than most tests."""
 
 from __future__ import annotations
 

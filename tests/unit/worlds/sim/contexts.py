@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 Context = tuple[Callable[[], AbstractContextManager[Any]], Callable[[], Any]]
-"""What makes the context manager, and what is looked at."""
+"""Function that creates the context manager, and function that observes it."""
 
 _torch: Any = torch
 _dispatcher: Any = DTensor._op_dispatcher
@@ -37,7 +37,7 @@ _autograd: Any = torch.autograd
 
 @contextlib.contextmanager
 def setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> Iterator[None]:
-    """What programs write where torch has a getter and a setter only."""
+    """Name for programs that use a getter and a setter only."""
     before = get()
     put(value)
     try:
@@ -47,7 +47,7 @@ def setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) ->
 
 
 class Doubling(TorchFunctionMode):
-    """Makes `torch.ones` give twos."""
+    """Makes `torch.ones` return twos."""
 
     def __torch_function__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
         result = function(*arguments, **options or {})
@@ -55,7 +55,7 @@ class Doubling(TorchFunctionMode):
 
 
 class Halving(TorchDispatchMode):
-    """Makes `torch.ones` give halves."""
+    """Makes `torch.ones` return halves."""
 
     def __torch_dispatch__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
         result = function(*arguments, **options or {})
@@ -64,7 +64,7 @@ class Halving(TorchDispatchMode):
 
 @contextlib.contextmanager
 def global_hook() -> Iterator[None]:
-    """A hook that every module calls, and that adds one to what it gives."""
+    """A hook for every module, which adds one to the output."""
     handle = nn.modules.module.register_module_forward_hook(lambda _module, _inputs, outputs: outputs + 1)
     try:
         yield
@@ -73,12 +73,12 @@ def global_hook() -> Iterator[None]:
 
 
 def graded() -> Any:
-    """A product that autograd follows, unless it is told not to."""
+    """Product that autograd records, unless disabled."""
     return torch.full((1,), 3.0, requires_grad=True) ** 2
 
 
 def packed() -> Any:
-    """What autograd has saved for a product, as a program gets it back, and whether hooks may be set."""
+    """Value that autograd has saved for a product, as a program unpacks it, and whether hooks may be set."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
@@ -89,7 +89,7 @@ def packed() -> Any:
 
 
 def mutated() -> Any:
-    """Whether a tensor that autograd has saved may be written to before the backward."""
+    """Whether a tensor that autograd has saved may be written before backward."""
     tensor = torch.full((1,), 3.0, requires_grad=True) * 1
     loss = (tensor**2).sum()
     tensor.mul_(2)
@@ -101,22 +101,22 @@ def mutated() -> Any:
 
 
 def flags(backend: Any, *names: str) -> tuple[Any, ...]:
-    """Settings of a backend."""
+    """Settings for a backend."""
     return tuple(getattr(backend, name) for name in names)
 
 
 def precision() -> tuple[Any, ...]:
-    """How exactly float32 matrices are multiplied, by all ways to ask."""
+    """Precision settings for float32 matrix products, from all getters."""
     return torch.get_float32_matmul_precision(), torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
 
 
 def wrapped() -> Any:
-    """What `wrap` makes of a module."""
+    """Result of `wrap` on a module."""
     return type(wrap.wrap(nn.Identity())).__name__
 
 
 class Wrapper(nn.Module):
-    """What `enable_wrap` puts around modules."""
+    """Wrapper that `enable_wrap` adds to modules."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ CONTEXTS: dict[str, Context] = {
     ),
     "debug level": (lambda: setting(_get_level, _set_level, dist.DebugLevel.DETAIL), lambda: _get_level().name),
 }
-"""By name."""
+"""Contexts by name."""
 
 
 def _get_level() -> Any:
@@ -224,7 +224,7 @@ if hasattr(_redistribute, "use_min_cost_redistribution_plan"):
 
 
 def looked_at(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """What is seen of some contexts, be it that a look at one raises, as in a context that forbids it."""
+    """Observations of some contexts; an error counts as an observation, because some contexts forbid it."""
     return tuple(_look(name) for name in names)
 
 
@@ -238,7 +238,7 @@ def _look(name: str) -> Any:
 
 
 def seen_in_turn(names: tuple[str, ...], meet: Callable[[], object]) -> list[tuple[Any, ...]]:
-    """What each rank sees of one context after the other while rank 1 alone is inside, and afterwards."""
+    """Observations of each rank for each context, while only rank 1 is inside, and afterwards."""
     seen = []
     for name in names:
         with CONTEXTS[name][0]() if dist.get_rank() == 1 else contextlib.nullcontext():

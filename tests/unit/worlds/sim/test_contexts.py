@@ -1,4 +1,4 @@
-"""Whatever context manager of torch one rank enters or leaves, the others do not notice."""
+"""If one rank enters or leaves a context manager of torch, other ranks do not notice."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from equivcheck.worlds.state import rank_flags, rank_variables
 from unit.worlds.sim.contexts import CONTEXTS, looked_at, seen_in_turn
 
 Action = str | Literal[0, 1, 2]
-"""Enter the context of that name, or leave the innermost one, by an exception or not, or do nothing."""
+"""Enter the named context, leave the innermost one (possibly by an exception), or do nothing."""
 STAY, LEAVE, RAISE = 0, 1, 2
 Seen = list[tuple[Any, ...]]
 World = Callable[[int], SimRanks]
 
 
 class Meant(Exception):
-    """What a rank leaves a context by."""
+    """Exception by which a rank leaves a context."""
 
 
 def acted(actions: tuple[Action, ...], names: tuple[str, ...]) -> Seen:
-    """What a rank sees of some contexts after each of its actions, with the other ranks' in between."""
+    """Observations of a rank after each of its actions, with actions of other ranks in between."""
     entered: list[AbstractContextManager[Any]] = []
     seen = [looked_at(names)]
     try:
@@ -49,7 +49,7 @@ def acted(actions: tuple[Action, ...], names: tuple[str, ...]) -> Seen:
 
 
 def act(action: Action, entered: list[AbstractContextManager[Any]]) -> None:
-    """Do it; that a context cannot be entered or left here, as twice by one rank, is for torch to say, not for sim."""
+    """Perform the action, and ignore torch's errors if a context cannot be entered or left here."""
     with not_more_than(CallRefused), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of some things once for a process
         if isinstance(action, str):
@@ -67,7 +67,7 @@ def act(action: Action, entered: list[AbstractContextManager[Any]]) -> None:
 
 @contextlib.contextmanager
 def not_more_than(error: type[Exception]) -> Iterator[None]:
-    """Let no other error pass."""
+    """Suppress only this error."""
     try:
         yield
     except error:
@@ -77,7 +77,7 @@ def not_more_than(error: type[Exception]) -> Iterator[None]:
 
 
 def noticed(world: World, programs: tuple[tuple[Action, ...], ...]) -> list[int]:
-    """The ranks that see something else than they do alone, unless one of them has been refused what it asked for."""
+    """Ranks with observations other than alone, unless one was refused."""
     names = tuple(sorted({action for action in itertools.chain(*programs) if isinstance(action, str)}))
     outside = looked_at(names)
     try:
@@ -92,7 +92,7 @@ def noticed(world: World, programs: tuple[tuple[Action, ...], ...]) -> list[int]
 
 
 def programs(names: tuple[str, ...]) -> st.SearchStrategy[tuple[tuple[Action, ...], ...]]:
-    """What two or three ranks do, in as many actions each."""
+    """Equally many actions for two or three ranks."""
     action = st.one_of(st.sampled_from(names), st.sampled_from((LEAVE, RAISE, STAY)))
     return st.integers(2, 3).flatmap(
         lambda ranks: st.integers(1, 4).flatmap(lambda length: st.tuples(*[st.tuples(*[action] * length)] * ranks))
@@ -102,27 +102,27 @@ def programs(names: tuple[str, ...]) -> st.SearchStrategy[tuple[tuple[Action, ..
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=programs(tuple(CONTEXTS)))
 def test_a_rank_does_not_notice_what_others_enter(world: World, drawn: tuple[tuple[Action, ...], ...]) -> None:
-    """In any order, nested, left by exceptions or not: each rank sees what it would see alone, and the process nothing."""
+    """For any order and nesting, with or without exceptions, each rank sees the same as alone, and the process sees nothing."""
     assert noticed(world, drawn) == []
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_each_context_is_the_ranks_own(world: World, name: str) -> None:
-    """One rank enters and leaves it while another is inside, and by an exception."""
+    """One rank enters and leaves a context while another is inside, also by an exception."""
     assert noticed(world, ((name, STAY, LEAVE, STAY), (STAY, name, RAISE, name), (STAY, STAY, STAY, STAY))) == []
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_each_context_does_something(world: World, name: str) -> None:
-    """A look at a context tells whether it is entered, else the properties above could not fail for it."""
+    """An observation shows whether a context is entered; otherwise the properties above could not fail for it."""
     seen = world(1).run(lambda: acted((name,), (name,))).values[0]
     assert seen[0] != seen[1]
 
 
 def test_sim_agrees_with_gloo(world: World) -> None:
-    """Two ranks of which one is inside see in sim what processes see, which need not meet, as some contexts forbid over gloo.
+    """If one of two ranks is inside a context, sim and processes agree; they do not communicate, because some contexts forbid it.
 
-    But autograd starts no threads for a simulated rank, whatever it sets.
+    One difference is allowed: autograd starts no threads for a simulated rank.
     """
     names = tuple(name for name in CONTEXTS if name != "multithreading")
     simulated = world(2).run(seen_in_turn, names, dist.barrier).values
@@ -130,7 +130,7 @@ def test_sim_agrees_with_gloo(world: World) -> None:
 
 
 def test_forward_mode_is_for_one_rank_at_a_time(world: World) -> None:
-    """The level of dual numbers is torch's for the process: a second rank is told so."""
+    """A second rank gets an error, because torch has one level of dual numbers per process."""
     with pytest.raises(RanksFailed, match="CallRefused: forward-mode differentiation: a second simulated rank is not supported"):
         world(2).run(lambda: acted(("dual_level", STAY), ()))
 
@@ -148,12 +148,12 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     "float32 precision": ("flags", "", "precision of float32 matrix products"),
     "sdpa_kernel": ("flags", "", "choice of implementations (oneDNN, NNPACK, cuDNN, attention), checks and warnings"),
 }
-"""The table, and the row of it, without which a context is noticed."""
+"""Table and row whose removal makes a context visible to other ranks."""
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_row_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The property fails where a row is taken out of the tables."""
+    """The property fails if a row is removed from the tables."""
     table, module, entry = PLANTED[name]
     if table == "variables":
         rest = {other: paths for other, paths in rank_variables.VARIABLES.items() if other != module}

@@ -1,4 +1,4 @@
-"""What DTensor keeps for a rank says nothing about another mesh."""
+"""DTensor's caches of one mesh do not affect another mesh."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from equivcheck.worlds.sim.ranks import SimRanks
 
 World = Callable[[int], SimRanks]
 FLAT, DEEP = ((2, 2), ("dp", "tp")), ((1, 2, 2), ("dp_replicate", "dp_shard", "tp"))
-"""Meshes of the same four ranks, with equal parts along tp."""
+"""Meshes of the same four ranks, with equal submeshes along tp."""
 
 
 def added(mesh: tuple[tuple[int, ...], tuple[str, ...]]) -> DTensor:
-    """One more than a tensor that lies on the part of a mesh along tp."""
+    """Add one to a tensor on the submesh along tp."""
     local = torch.ones(46, 3, dtype=torch.float64)
     return DTensor.from_local(local, device_mesh(*mesh)["tp"], [Shard(0)], run_check=False) + 1
 
 
 def on_some_ranks() -> None:
-    """As in a run of which one rank fails: of two that share a part, one gets further."""
+    """Simulate a run in which one rank fails: of two ranks that share a submesh, one gets further."""
     device_mesh(*FLAT)
     if dist.get_rank() % 2 == 0:
         added(FLAT)
 
 
 def lies_on_its_mesh() -> tuple[bool, tuple[int, ...]]:
-    """Whether a result lies on the mesh that it was computed on, and the shape of all of it."""
+    """Whether a result has the mesh on which it was computed, and its full shape."""
     found = added(DEEP)
     return found.device_mesh.get_group() is device_mesh(*DEEP)["tp"].get_group(), tuple(found.full_tensor().shape)
 
 
 def test_an_answer_for_an_equal_part_of_another_mesh_is_forgotten(world: World) -> None:
-    """Each rank communicates over the groups of the mesh that it runs on, whatever it has computed on others before."""
+    """Each rank communicates over the groups of its current mesh, whatever it has computed on others before."""
     ranks = world(4)
     ranks.run(on_some_ranks)
 

@@ -1,4 +1,4 @@
-"""Meta tensors give the shapes that the fake tensors of DTensor give."""
+"""Meta tensors give the shapes that DTensor's fake tensors give."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ OPERATIONS: dict[Any, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 
 
 def by_fake_tensors(op: Any, *arguments: Any) -> Any:
-    """What DTensor records of a result that it traces."""
+    """Metadata that DTensor traces on fake tensors."""
     with FakeTensorMode() as mode:
         return answer(op(*tree_map_only(torch.Tensor, mode.from_tensor, arguments)))
 
 
 @given(st.sampled_from(tuple(OPERATIONS)), st.integers(1, 5), st.integers(1, 5), st.sampled_from((torch.float32, torch.float64)))
 def test_meta_tensors_give_what_fake_tensors_give(op: Any, rows: int, columns: int, dtype: torch.dtype) -> None:
-    """Sizes, strides and element types are the same. Only views along dims of size 1 are left to fake tensors."""
+    """Sizes, strides and element types agree. Only views along dims of size 1 need fake tensors."""
     arguments = OPERATIONS[op](torch.ones(rows, columns, dtype=dtype))
     found = answer_on_meta(schema(op, *arguments))
     if found is UNKNOWN:
@@ -78,12 +78,12 @@ def test_meta_tensors_give_what_fake_tensors_give(op: Any, rows: int, columns: i
     ids=str,
 )
 def test_other_answers_are_left_to_fake_tensors(op: Any, arguments: tuple[Any, ...]) -> None:
-    """Errors, shapes that depend on values, random numbers, and operations that fake tensors implement themselves."""
+    """Errors, value-dependent shapes, random numbers, and operations with fake-tensor implementations need fake tensors."""
     assert answer_on_meta(schema(op, *arguments)) is UNKNOWN
 
 
 def product_of_rows(rows: int) -> tuple[int, ...]:
-    """The shape of the product of a distributed matrix with itself, transposed."""
+    """Shape of the product of a distributed matrix with its transpose."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     matrix = distribute_tensor(torch.ones(rows, 3), mesh, [Shard(0)])
     return tuple((matrix.t() @ matrix).shape)

@@ -1,4 +1,4 @@
-"""Orders of mesh dims are found out once for placements that come again, and proven as before."""
+"""Shard orders are computed once for repeated placements, and verified as before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch(">=2.10", "earlier versions have no orders of mes
 
 
 def test_orders_are_those_of_torch() -> None:
-    """Every pair of placements has the order that torch works out, the first time and the second."""
+    """Every pair of placements has torch's order, at the first and the second request."""
     each = (Shard(0), Shard(1), Replicate(), Partial())
     pairs = [(one, other) for one in each for other in each]
     expected = [DTensorSpec(MESH, pair).shard_order for pair in pairs]
@@ -25,7 +25,7 @@ def test_orders_are_those_of_torch() -> None:
 
 
 def test_a_wrong_order_is_refused_each_time() -> None:
-    """Only what was proven is taken as proven, and afterwards torch has its own functions again."""
+    """Only a verified order is accepted, and afterwards torch has its own functions again."""
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     before = dict(vars(DTensorSpec))

@@ -1,4 +1,4 @@
-"""What was traced for some sizes tells shapes of results for others, as tracing these would."""
+"""Shapes traced for some sizes give the shapes for others, as a new trace would."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ELEMENTWISE: dict[Any, tuple[int, tuple[Any, ...]]] = {
     aten.threshold_backward.default: (2, (0.0,)),
     aten.zeros_like.default: (1, ()),
 }
-"""Operations with the number of their tensors, and what follows these."""
+"""Operations with their number of tensors, and the arguments after them."""
 
 
 @given(st.sampled_from(tuple(ELEMENTWISE)), SHAPES, st.data(), st.sampled_from((torch.float32, torch.float64)))
 def test_an_elementwise_result_is_known_for_every_shape_of_as_many_dims(
     op: Any, shape: tuple[int, ...], data: st.DataObject, dtype: torch.dtype
 ) -> None:
-    """The answer for one shape gives that for another, which is what torch computes there."""
+    """The result for one shape gives that for another shape, and torch computes the same there."""
     num_tensors, others = ELEMENTWISE[op]
     other_shape = data.draw(st.tuples(*(st.integers(1, 5) for _ in shape)))
     arguments = [([torch.ones(each, dtype=dtype)] * num_tensors, each) for each in (shape, other_shape)]
@@ -47,7 +47,7 @@ def test_an_elementwise_result_is_known_for_every_shape_of_as_many_dims(
 
 
 def test_lists_of_tensors_are_like_each_other_place_by_place() -> None:
-    """Each place of a list has a shape of its own, and norms have no dims."""
+    """Each list position has its own shape, and norms have no dims."""
     for op, others in ((aten._foreach_add.Scalar, (1.0,)), (aten._foreach_norm.Scalar, (2,))):
         small, large = ([torch.ones(rows, 3), torch.ones(rows)] for rows in (2, 4))
         first, second = (pattern_of(schema(op, tensors, *others)) for tensors in (small, large))
@@ -69,12 +69,12 @@ def test_lists_of_tensors_are_like_each_other_place_by_place() -> None:
     ],
 )
 def test_what_broadcasts_or_changes_shape_is_traced(op: Any, arguments: tuple[Any, ...]) -> None:
-    """Of arguments of several shapes, other strides or no elements, and of other operations, nothing is concluded."""
+    """No pattern exists for arguments with several shapes, other strides or no elements, or for other operations."""
     assert pattern_of(schema(op, *arguments)) is None
 
 
 def test_element_types_and_dims_are_other_patterns() -> None:
-    """What is concluded keeps to one element type and one number of dims."""
+    """A pattern keeps to one element type and one number of dims."""
     tensors = (torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64), torch.ones(6))
     keys = [pattern.key for tensor in tensors if (pattern := pattern_of(schema(aten.neg.default, tensor))) is not None]
     assert len(set(keys)) == 3

@@ -1,4 +1,4 @@
-"""Ranks share what DTensor finds out about shapes, and keep a bounded amount of it."""
+"""Ranks share DTensor's shape and sharding results, in caches of limited size."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ METHOD = "_propagate_tensor_meta_non_cached"
 
 @pytest.fixture(autouse=True)
 def _all_shapes_from_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every shape that is not shared is asked of DTensor, so that questions can be counted."""
+    """Trace every shape that is not shared with DTensor, so that requests can be counted."""
     monkeypatch.setattr(dtensor_private, "answer_on_meta", lambda _schema: UNKNOWN)
 
 
 def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...], torch.dtype, int]:
-    """Add one to a distributed tensor; also how many operations DTensor has worked out for this rank."""
+    """Add one to a distributed tensor; also return how many operations DTensor has propagated for this rank."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     total = distribute_tensor(torch.ones(rows, 3, dtype=dtype), mesh, [Shard(0)]) + 1
     return tuple(total.full_tensor().shape), total.dtype, dtensor_caches.num_propagations()
@@ -43,7 +43,7 @@ def add(rows: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[int, ...],
 
 @pytest.mark.parametrize(("method", "rows"), [(METHOD, 52), ("propagate_op_sharding_non_cached", 56)])
 def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int) -> None:
-    """One rank works out shape and sharding, the others take its answer, and DTensor is as before after the run."""
+    """One rank computes shape and sharding, the others reuse them, and DTensor is restored after the run."""
     monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
     seen: list[Any] = []
     original = getattr(ShardingPropagator, method)
@@ -60,7 +60,7 @@ def test_answers_are_found_out_once(world: World, monkeypatch: pytest.MonkeyPatc
 
 
 def added_then_normed(rows: int) -> tuple[float, float]:
-    """Norms of what this rank has of ones, in an order of its own: as they are, and with a share of its own added."""
+    """Norms of this rank's part of ones, with an order of its own: unchanged, and with its own number added."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     share, order = ((0.5, 1.0), (0.25, math.inf))[dist.get_rank()]
     values = distribute_tensor(torch.ones(rows, 3), mesh, [Shard(0)])
@@ -72,7 +72,7 @@ def added_then_normed(rows: int) -> tuple[float, float]:
 def test_an_answer_serves_every_number_that_it_does_not_depend_on(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, rows: int
 ) -> None:
-    """A share that is added does not count, as in DTensor's own key; the order of a norm decides how norms of parts add up."""
+    """An added number does not count, as in DTensor's own key; the order of a norm decides how partial norms combine."""
     monkeypatch.setattr(dtensor_private, "_patterns", {})  # what other tests have found out for other sizes
     seen: list[Any] = []
     original = getattr(ShardingPropagator, method)
@@ -88,19 +88,19 @@ def test_an_answer_serves_every_number_that_it_does_not_depend_on(
 
 
 def own_mesh() -> bool:
-    """Whether the result of an operation lies on this rank's own mesh object."""
+    """Whether the result of an operation has this rank's own mesh object."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     total = distribute_tensor(torch.ones(44, 3), mesh, [Shard(0)]) * 3
     return total.device_mesh is mesh and total._spec.mesh is mesh
 
 
 def test_a_shared_answer_is_for_the_mesh_of_the_rank_that_takes_it(world: World) -> None:
-    """Meshes of ranks are equal but not the same: each has process groups of its own."""
+    """Meshes of ranks are equal but not identical: each has its own process groups."""
     assert world(3).run(own_mesh).values == (True,) * 3
 
 
 def own_meshes() -> bool:
-    """Whether the results of an operation on tensors of two equal meshes lie on mesh objects of this rank."""
+    """Whether results on tensors with two equal meshes have mesh objects of this rank."""
     meshes = [DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("dp",)) for _ in range(2)]
     tensors = [distribute_tensor(torch.ones(46, 3), mesh, [Shard(0)]) for mesh in meshes]
     totals = torch._foreach_add(tensors, tensors)
@@ -108,7 +108,7 @@ def own_meshes() -> bool:
 
 
 def test_an_answer_about_tensors_on_several_meshes_is_found_out_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers update lists of DTensors, each of which may have a mesh object of its own."""
+    """Optimizers update lists of DTensors, and each may have its own mesh object."""
     seen: list[Any] = []
     original = ShardingPropagator.propagate_op_sharding_non_cached
 
@@ -122,7 +122,7 @@ def test_an_answer_about_tensors_on_several_meshes_is_found_out_once(world: Worl
 
 
 def doubled_on(num_meshes: int) -> tuple[float, ...]:
-    """Sums of two tensors that an operation on a list has doubled, which lie on one mesh object or on two."""
+    """Sums of two tensors doubled by a list operation, on one mesh object or on two."""
     dtensor_caches.forget_shardings()  # so that what ranks share is asked for
     meshes = [DeviceMesh("cpu", list(range(dist.get_world_size())), mesh_dim_names=("dp",)) for _ in range(num_meshes)]
     tensors = [distribute_tensor(torch.ones(48, 3), meshes[index % num_meshes], [Shard(0)]) for index in range(2)]
@@ -130,31 +130,31 @@ def doubled_on(num_meshes: int) -> tuple[float, ...]:
 
 
 def test_answers_for_one_mesh_and_for_several_are_others(world: World) -> None:
-    """What was found out of tensors of one mesh is not taken where equal tensors lie on two."""
+    """A result for tensors on one mesh is not reused if equal tensors are on two."""
     for num_meshes in (1, 2, 1):
         assert world(2).run(doubled_on, num_meshes).values == ((288.0, 288.0),) * 2
 
 
 def sizes_of_a_view(rows: int) -> tuple[int, ...]:
-    """The local shape of an uneven tensor that was viewed with its full sizes."""
+    """Local shape of an uneven tensor that was viewed with its full sizes."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     viewed = distribute_tensor(torch.ones(rows, 6), mesh, [Shard(0)]).view(rows, 2, 3)
     return tuple(viewed.to_local().shape)
 
 
 def test_answers_that_depend_on_the_rank_are_not_shared(world: World) -> None:
-    """Uneven parts have sizes of their own, also where an operation is given the sizes of the whole."""
+    """Uneven shards have their own sizes, even if an operation is given the full sizes."""
     assert world(3).run(sizes_of_a_view, 7).values == ((3, 2, 3), (3, 2, 3), (1, 2, 3))
 
 
 def test_other_types_and_sizes_are_other_answers(world: World) -> None:
-    """What is shared depends on the sizes and types of the arguments."""
+    """A shared result depends on the sizes and types of the arguments."""
     for rows, dtype in ((60, torch.float64), (60, torch.float32), (64, torch.float32)):
         assert [value[:2] for value in world(2).run(add, rows, dtype).values] == [((rows, 3), dtype)] * 2
 
 
 def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank works an operation out once, and anew when it has kept more than the bound."""
+    """A rank propagates an operation once, and again after its cache has exceeded the limit."""
 
     def num_worked_out() -> int:
         def program() -> int:
@@ -171,7 +171,7 @@ def test_what_a_rank_keeps_is_bounded(world: World, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_ranks_share_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many shapes come by, answers and traces are dropped when there are more than the bound."""
+    """Shared results and traces are dropped beyond the limit, however many shapes occur."""
     monkeypatch.setattr(dtensor_private, "MAX_SHARED", 8)
     for rows in range(70, 90):
         world(2).run(add, rows)
@@ -181,7 +181,7 @@ def test_what_ranks_share_is_bounded(world: World, monkeypatch: pytest.MonkeyPat
 
 
 def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seed of the order says so: each rank then works out all that it needs, whatever it was told before."""
+    """The schedule seed decides: each rank then computes everything itself, whatever was shared before."""
     seen: list[Any] = []
     original = ShardingPropagator.propagate_op_sharding_non_cached
 
@@ -199,7 +199,7 @@ def test_in_some_runs_ranks_share_nothing(world: World, monkeypatch: pytest.Monk
 
 
 def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of other sizes have results whose shapes follow."""
+    """The result shapes for other sizes follow from one trace."""
     monkeypatch.setattr(dtensor_private, "_patterns", {})
     seen: list[Any] = []
     original = getattr(ShardingPropagator, METHOD)
@@ -215,7 +215,7 @@ def test_an_elementwise_operation_is_traced_for_one_size(world: World, monkeypat
 
 
 def test_ranks_redistribute_strided_shards_in_the_same_way() -> None:
-    """DTensor finds other ways after it has weighed placements: one rank that weighs them for all would go a way of its own."""
+    """DTensor's search depends on earlier placements, so one rank must not search for all."""
     leaves = (
         Leaf(shape=(2, 3, 4), placements=("S(0)", "S(1)")),
         Leaf(shape=(5, 4), placements=("S(0)", "P(sum)"), seed=1),

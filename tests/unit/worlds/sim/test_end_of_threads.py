@@ -1,4 +1,4 @@
-"""Threads of ranks, as the operating system has them."""
+"""Rank threads, as the operating system sees them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equivcheck.worlds.sim.ranks import SimRanks
 
 
 def backward() -> int:
-    """Leaves what torch keeps for a thread; its number."""
+    """Create torch's per-thread state, and return the thread's number."""
     torch.ones(2, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
     return threading.get_native_id()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system tells of threads")
 def test_closed_ranks_have_ended_for_the_operating_system_too() -> None:
-    """What torch keeps for a thread goes after Python is done with it: a process must not end in between."""
+    """Per-thread state is freed by torch after Python has finished the thread; a process must not end in between."""
     left = []
     for _ in range(20):
         ranks = SimRanks(4)
@@ -32,7 +32,7 @@ def test_closed_ranks_have_ended_for_the_operating_system_too() -> None:
 
 
 def test_what_does_not_end_is_waited_for_only_so_long() -> None:
-    """A rank that computes for ever keeps nobody from closing a world."""
+    """A rank that computes forever does not block closing a world."""
     release = threading.Event()
     thread = threading.Thread(target=release.wait, daemon=True)
     thread.start()

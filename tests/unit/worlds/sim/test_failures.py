@@ -1,4 +1,4 @@
-"""What the simulated world says when ranks do not all finish, and that it works again afterwards."""
+"""Failures of the simulated world, and that it works again afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def states(failure: Failure) -> list[RankState]:
 
 
 def test_rank_that_skips_a_collective(world: World) -> None:
-    """Others waiting for a rank that finished is a deadlock, with the pending call and the program's stack."""
+    """If others wait for a rank that finished, it is a deadlock, with the pending call and the program's stack."""
 
     def program() -> None:
         if dist.get_rank() != 1:
@@ -64,7 +64,7 @@ def test_rank_that_skips_a_collective(world: World) -> None:
 
 
 def test_ranks_that_wait_for_each_other(world: World) -> None:
-    """Two groups entered in opposite order is a deadlock."""
+    """Two groups entered in opposite orders are a deadlock."""
 
     def program() -> None:
         groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
@@ -77,7 +77,7 @@ def test_ranks_that_wait_for_each_other(world: World) -> None:
 
 
 def test_opposite_order_is_fine_when_asynchronous(world: World) -> None:
-    """Issuing does not block, so calls on two groups may be issued in opposite order."""
+    """Issuing does not block, so calls on two groups may be issued in opposite orders."""
 
     def program() -> list[float]:
         groups, tensors = [dist.new_group([0, 1]), dist.new_group([0, 1])], [torch.ones(1), torch.ones(2)]
@@ -90,37 +90,37 @@ def test_opposite_order_is_fine_when_asynchronous(world: World) -> None:
 
 
 def reduce_other(rank: int) -> None:
-    """Another reduction."""
+    """A different reduction."""
     dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
 
 
 def type_other(rank: int) -> None:
-    """Another element type."""
+    """A different element type."""
     dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank else torch.float32))
 
 
 def size_other(rank: int) -> None:
-    """Another size."""
+    """A different size."""
     dist.all_reduce(torch.ones(2 + rank))
 
 
 def root_other(rank: int) -> None:
-    """Another root."""
+    """A different root."""
     dist.broadcast(torch.ones(2), src=rank)
 
 
 def call_other(rank: int) -> None:
-    """Another collective."""
+    """A different collective."""
     dist.barrier() if rank else dist.all_reduce(torch.ones(2))
 
 
 def splits_other(_: int) -> None:
-    """Parts that the other does not expect."""
+    """Splits that the other rank does not expect."""
     dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [2, 1])
 
 
 def message_other(rank: int) -> None:
-    """A message of another size."""
+    """A message of a different size."""
     dist.recv(torch.ones(3), 0) if rank else dist.send(torch.ones(2), 1)
 
 
@@ -129,7 +129,7 @@ MISTAKES = [reduce_other, type_other, size_other, root_other, call_other, splits
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_mismatch(world: World, mistake: Callable[[int], None]) -> None:
-    """Ranks that arrive at one call with different demands are told apart from a deadlock, with both calls in words."""
+    """Ranks with different calls at the same position are a mismatch, not a deadlock, and both calls are named."""
     failure = failure_of(world(2), lambda: mistake(dist.get_rank()))
     assert failure.kind is FailureKind.MISMATCH
     assert failure.hung
@@ -141,7 +141,7 @@ def test_mismatch(world: World, mistake: Callable[[int], None]) -> None:
 
 
 def test_rank_that_raises(world: World) -> None:
-    """The error comes before the hang that it causes; what others wait in is told."""
+    """The error comes before the hang that it causes; pending calls of other ranks are named."""
 
     def program() -> None:
         if dist.get_rank() == 1:
@@ -171,7 +171,7 @@ def test_all_ranks_raise(world: World) -> None:
 
 
 def test_endless_loop(world: World) -> None:
-    """A rank that computes for ever is a timeout with its stack, and is unwound."""
+    """A rank that computes forever is a timeout with its stack, and is unwound."""
     unwound = threading.Event()
 
     def program() -> None:
@@ -192,7 +192,7 @@ def test_endless_loop(world: World) -> None:
 
 
 def test_a_rank_that_had_not_begun_does_not_begin_when_its_run_is_given_up(world: World) -> None:
-    """It would compute as the one did for which the run was given up, beside all later runs of the process."""
+    """If it began, it would compute next to all later runs of the process."""
     began: list[int] = []
 
     def program() -> None:
@@ -208,7 +208,7 @@ def test_a_rank_that_had_not_begun_does_not_begin_when_its_run_is_given_up(world
 
 
 def test_rank_that_will_not_go(world: World) -> None:
-    """A rank that swallows being unwound is abandoned; later runs have fresh ranks, and warn as long as it is there."""
+    """A rank that swallows the unwinding is abandoned; later runs use new ranks, and warn while it exists."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -231,7 +231,7 @@ def test_rank_that_will_not_go(world: World) -> None:
 
 
 def test_cleanup_code_cannot_communicate(world: World) -> None:
-    """A rank being unwound that calls a collective is unwound again, not hung."""
+    """A rank that calls a collective while it unwinds is unwound again, and does not hang."""
 
     def program() -> None:
         try:
@@ -245,7 +245,7 @@ def test_cleanup_code_cannot_communicate(world: World) -> None:
 
 
 def test_calls_never_waited_for_do_not_leak(world: World) -> None:
-    """What a run issued and never waited for is unknown to the next."""
+    """Calls without a wait do not affect the next run."""
 
     def program() -> None:
         if dist.get_rank() == 0:
@@ -280,7 +280,7 @@ def ddp_step(*, skip: int | None = None, raise_in: int | None = None) -> list[fl
 
 
 def test_ddp_rank_skips_backward(world: World) -> None:
-    """Unwinding a rank inside the C++ of a DDP backward does no harm: the next DDP step is right."""
+    """Unwinding a rank inside the C++ of a DDP backward is harmless: the next DDP step is right."""
     failure = failure_of(world(2), lambda: ddp_step(skip=1))
     assert failure.kind is FailureKind.DEADLOCK
     assert states(failure) == [RankState.WAITING, RankState.FINISHED]
@@ -290,7 +290,7 @@ def test_ddp_rank_skips_backward(world: World) -> None:
 
 
 def test_ddp_rank_raises_in_backward(world: World) -> None:
-    """An error in a hook under C++ arrives with its type, and the next DDP step is right."""
+    """An error in a hook under C++ keeps its type, and the next DDP step is right."""
     failure = failure_of(world(2), lambda: ddp_step(raise_in=0))
     assert failure.kind is FailureKind.RAISED
     assert failure.summary == "rank 0 raised ZeroDivisionError: division by zero"
@@ -298,7 +298,7 @@ def test_ddp_rank_raises_in_backward(world: World) -> None:
 
 
 class Kept(torch.autograd.Function):
-    """A node that keeps what it is given."""
+    """A node that keeps its input."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, kept: object) -> torch.Tensor:
@@ -313,7 +313,7 @@ class Kept(torch.autograd.Function):
 
 
 def test_what_is_left_of_a_backward_that_raised_is_dropped(world: World) -> None:
-    """Nodes that were to come keep nothing alive, and are not left to the end of the thread, when nobody may touch Python."""
+    """Unfinished nodes keep nothing alive, and are not freed at the end of the thread, without the interpreter's lock."""
     left: list[weakref.ref[nn.Module]] = []
 
     def program() -> None:
@@ -332,7 +332,7 @@ def test_what_is_left_of_a_backward_that_raised_is_dropped(world: World) -> None
 
 
 def test_many_failures_in_a_row(world: World) -> None:
-    """Failures do not wear the world out, nor do they add threads."""
+    """Many failures neither break the world nor add threads."""
 
     def program() -> None:
         if dist.get_rank() == 0:
@@ -347,7 +347,7 @@ def test_many_failures_in_a_row(world: World) -> None:
 
 
 def checkpointed(function: Callable[[], Any]) -> Any:
-    """Call a function with hooks for saved tensors entered in a generator, as torch's checkpointing before 2.13 does."""
+    """Call a function with saved-tensor hooks entered in a generator, as torch's checkpointing before 2.13 does."""
 
     def entered() -> Iterator[None]:
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 2, lambda tensor: tensor):
@@ -361,7 +361,7 @@ def checkpointed(function: Callable[[], Any]) -> Any:
 
 
 def square_gradient() -> float:
-    """The derivative of x * x at 3, for which x is saved."""
+    """Derivative of x * x at 3, for which x is saved."""
     x = torch.tensor(3.0, requires_grad=True)
     (x * x).backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
@@ -376,7 +376,7 @@ def wait_or_raise() -> None:
 
 
 def raise_another() -> None:
-    """Rank 0 raises a second error from the first, which had left hooks of its own."""
+    """Rank 0 raises a second error from the first, whose hooks are still open."""
     try:
         checkpointed(wait_or_raise)
     except ValueError as error:
@@ -385,7 +385,7 @@ def raise_another() -> None:
 
 @pytest.mark.parametrize("fail", [wait_or_raise, raise_another])
 def test_contexts_of_generators_end_with_the_program(world: World, fail: Callable[[], None]) -> None:
-    """Hooks that a program had entered in a generator when it raised, or was unwound, are not called in the next program."""
+    """Hooks that a program entered in a generator before it raised or was unwound are not called in the next program."""
     ranks = world(2)
     failure_of(ranks, lambda: checkpointed(fail))
     assert ranks.run(square_gradient).values == (6.0, 6.0)
@@ -408,7 +408,7 @@ def test_run_inside_a_run_is_refused(world: World) -> None:
 
 
 def test_ranks_that_cannot_join_are_no_failure_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch does not let them make their world, nothing has been run, no thread is left, and a later run tries again."""
+    """If torch fails to create their world, no program runs, no thread is left, and a later run tries again."""
     before = threading.active_count()
     ranks = SimRanks(2)
     with monkeypatch.context() as patched:
@@ -457,7 +457,7 @@ print([thread.name for thread in threading.enumerate() if thread.name.startswith
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 @pytest.mark.parametrize("state", ["computing", pytest.param("sleeping", marks=pytest.mark.slow)])
 def test_interrupt(state: str) -> None:
-    """Ctrl-C ends a run at once, restores torch, and leaves ranks that can run again."""
+    """Ctrl-C ends a run at once, restores torch, and leaves usable ranks."""
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, state], check=False, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines() == ["interrupted True False", "(0, 1)", "[]"], done.stderr
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""Stopping a rank that computes on: never in the middle of an import."""
+"""Stopping a computing rank, but never inside an import."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ builtins.import_began.set()
 builtins.import_may_end.wait()
 whole = True
 """
-"""A module whose import lasts as long as a test wants it to."""
+"""A module with an import that lasts as long as a test wants."""
 
 COMPUTING = """
 import time
@@ -32,12 +32,12 @@ while time.process_time() - start < 0.5:
     pass
 whole = True
 """
-"""A module whose import computes for longer than a rank may without a call."""
+"""A module with an import that computes for longer than a rank may without a call."""
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
-    """Makes a module that can be imported under a name."""
+    """Create a module that can be imported under a name."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def make(name: str, text: str) -> str:
@@ -50,7 +50,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
 
 @pytest.fixture
 def began(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once the slow module is being imported."""
+    """Set once the slow module's import has begun."""
     event = threading.Event()
     monkeypatch.setattr("builtins.import_began", event, raising=False)
     return event
@@ -58,7 +58,7 @@ def began(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 @pytest.fixture
 def may_end(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """To be set when its import may end."""
+    """Set to let its import end."""
     event = threading.Event()
     monkeypatch.setattr("builtins.import_may_end", event, raising=False)
     return event
@@ -72,7 +72,7 @@ class Importing(threading.Thread):
         self.module, self.aborted, self.enough = name, threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Set `aborted` when that is how it ends."""
+        """Set `aborted` if the thread is interrupted."""
         try:
             importlib.import_module(self.module)
             while not self.enough.is_set():
@@ -84,7 +84,7 @@ class Importing(threading.Thread):
 def test_an_import_is_waited_for(
     module: Callable[[str, str], str], began: threading.Event, may_end: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread inside an import is stopped when that is over; the module is whole."""
+    """A thread inside an import is stopped afterwards; the module is complete."""
     thread, looks = Importing(module("imported_slowly", SLOW)), []
     thread.start()
     began.wait()
@@ -106,7 +106,7 @@ def test_an_import_is_waited_for(
 def test_an_import_that_takes_too_long_is_left_alone(
     module: Callable[[str, str], str], began: threading.Event, may_end: threading.Event
 ) -> None:
-    """Nothing is raised in a thread whose import does not end, then or later."""
+    """Nothing is raised in a thread with an endless import, then or later."""
     thread = Importing(module("imported_too_slowly", SLOW))
     thread.start()
     began.wait()

@@ -1,4 +1,4 @@
-"""What the simulated world leaves behind (nothing), and what ranks share (nothing that matters)."""
+"""The simulated world leaves nothing behind, and ranks share no relevant state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], SimRanks]
 
 
 def torch_globals() -> dict[str, Any]:
-    """Everything process-wide that a run could touch."""
+    """All process-wide state that a run could touch."""
     return {
         "world": c10d._world,
         "backend": c10d._backend,
@@ -40,7 +40,7 @@ def torch_globals() -> dict[str, Any]:
 
 
 def in_new_thread(function: Callable[[], Any]) -> Any:
-    """What a function gives in a thread that did not exist before."""
+    """Result of a function in a new thread."""
     values: list[Any] = []
     thread = threading.Thread(target=lambda: values.append(function()))
     thread.start()
@@ -49,7 +49,7 @@ def in_new_thread(function: Callable[[], Any]) -> Any:
 
 
 def test_torch_is_as_before() -> None:
-    """After a run that ends well, a run that fails, and close, every global is as before and the threads are gone."""
+    """After a successful run, a failed run and close, every global is restored and the threads are gone."""
 
     def half() -> None:
         if dist.get_rank():
@@ -68,7 +68,7 @@ def test_torch_is_as_before() -> None:
 
 
 def test_closed_ranks_start_anew() -> None:
-    """Closing twice is fine, and ranks that were closed start again when they run."""
+    """Closing twice is allowed, and closed ranks start again when they run."""
     ranks = SimRanks(2)
     ranks.close()
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_own_process_group_is_untouched(world: World) -> None:
 
 
 def test_another_thread_keeps_its_own_world(world: World) -> None:
-    """While ranks run, a thread that is none of them sees the caller's `torch.distributed`."""
+    """While ranks run, another thread sees the caller's `torch.distributed`."""
 
     def program() -> int:
         return int(in_new_thread(dist.get_world_size))
@@ -115,7 +115,7 @@ def draws() -> tuple[list[float], list[float]]:
 
 
 def test_each_rank_has_its_own_random_state(world: World) -> None:
-    """Draws depend on the rank alone: not on the schedule, on other ranks' draws or on the caller's state."""
+    """Draws depend only on the rank, not on the schedule, other ranks' draws or the caller's state."""
     torch.manual_seed(1)
     first = world(3).run(draws).values
     torch.manual_seed(2)
@@ -126,7 +126,7 @@ def test_each_rank_has_its_own_random_state(world: World) -> None:
 
 
 def test_seeding_in_a_rank_is_its_own(world: World) -> None:
-    """Ranks that all set one seed draw the same numbers, as processes do."""
+    """Ranks that set one seed draw the same numbers, as processes do."""
 
     def program() -> tuple[list[float], list[float]]:
         torch.manual_seed(7)
@@ -137,7 +137,7 @@ def test_seeding_in_a_rank_is_its_own(world: World) -> None:
 
 
 def test_callers_random_state_is_untouched(world: World) -> None:
-    """A run, good or bad, does not advance the caller's generator."""
+    """A run, successful or not, does not advance the caller's generator."""
 
     def program(fail: bool) -> None:
         torch.manual_seed(dist.get_rank())
@@ -155,7 +155,7 @@ def test_callers_random_state_is_untouched(world: World) -> None:
 
 
 def test_schedule_seed_orders_the_ranks(world: World) -> None:
-    """Seed 0 goes round in order; another seed gives another order, always the same one."""
+    """Seed 0 runs ranks in order; another seed gives another order, always the same one."""
     order: list[int] = []
 
     def program() -> None:
@@ -175,12 +175,12 @@ def test_schedule_seed_orders_the_ranks(world: World) -> None:
 
 
 def test_ranks_compute_with_one_thread(world: World) -> None:
-    """Ranks use one thread for an operation, so that sums do not depend on the machine."""
+    """Ranks use one thread for an operation, so sums do not depend on the machine."""
     assert world(2).run(torch.get_num_threads).values == (1, 1)
 
 
 def test_calls_are_recorded(world: World) -> None:
-    """Each rank's calls come in the order of issue, numbered within their group."""
+    """Each rank's calls are recorded in the order of issue, numbered within their group."""
 
     def program() -> None:
         pair = dist.new_group([0, 1])

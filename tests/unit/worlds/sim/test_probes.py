@@ -1,4 +1,4 @@
-"""DTensors are read in sim as they are, whatever each rank holds of them."""
+"""DTensors are read correctly in sim, whatever each rank holds."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ World = Callable[[int], SimRanks]
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of what it would do faster on other meshes
 
 NOT_PADDED = {98} if is_torch_in("<2.10") else set()
-"""Seeds of tensors without elements in a dim that is not cut, whose parts torch cannot pad, over gloo either."""
+"""Seeds with an empty unsharded dim, whose shards torch cannot pad, even over gloo."""
 PUT_TOGETHER_AS_IF_EVEN = {2, 6} if is_torch_in("<2.10") else set()
-"""Rows of which each rank has uneven strided parts, which torch gets wrong, over gloo too (pytorch #163843)."""
+"""Row counts with uneven strided shards, which torch reassembles wrongly, even over gloo (pytorch #163843)."""
 
 
 def test_redistributed_tensors_are_what_they_were(world: World) -> None:
-    """Any placements of a small tensor on any mesh of four ranks, uneven and empty parts included."""
+    """Any placements of a small tensor on any mesh of four ranks, including uneven and empty shards."""
     seeds = sorted(set(range(150)) - NOT_PADDED)
     wrong = [seed for seed in seeds if not all(map(all, world(4).run(probes.check_redistributions, seed).values))]
     assert not wrong
 
 
 def test_redistributed_tensors_are_what_they_were_over_gloo() -> None:
-    """The same programs are right there."""
+    """Over gloo these programs are right too."""
     wrong = [seed for seed in range(20) if not all(map(all, ranks("gloo", 4).run(probes.check_redistributions, seed).values))]
     assert not wrong
 
 
 @pytest.mark.parametrize("kind", ["linear", "embedding"])
 def test_parameters_cut_twice_are_read_as_they_are(world: World, kind: str) -> None:
-    """Weight and gradient of a layer under tensor parallelism and `fully_shard`, whatever is left over when it is cut."""
+    """Weight and gradient of a layer under tensor parallelism and `fully_shard`, for any remainder."""
     for rows in sorted(set(range(2, 10)) - PUT_TOGETHER_AS_IF_EVEN):
         assert world(4).run(probes.check_double_sharding, kind, rows).values == ([True, True],) * 4, rows
 
 
 def test_loss_parallel_is_entered_and_left_by_each_rank(world: World) -> None:
-    """Loss and gradient are those of one device, although ranks enter and leave it one by one."""
+    """Loss and gradient match the single-device run, although ranks enter and leave one by one."""
     for seed in range(4):
         assert world(4).run(probes.check_loss_parallel, schedule_seed=seed).values == ([True, True],) * 4
 
 
 def looked_up(rows: int) -> bool:
-    """Whether lookups in a table whose rows are spread over ranks give its rows; each rank masks what it does not hold."""
+    """Whether lookups in a row-sharded embedding give its rows; each rank masks the rows that it does not hold."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     table = torch.arange(4.0 * rows).view(rows, 4)
     spread = distribute_tensor(table, mesh, [Shard(0)])
@@ -63,13 +63,13 @@ def looked_up(rows: int) -> bool:
 
 
 def test_masks_are_a_ranks_own(world: World) -> None:
-    """What a lookup masks until it is reduced is not the next rank's."""
+    """A rank's mask of a lookup is not used by the next rank."""
     for rows in (5, 7, 5):
         assert world(3).run(looked_up, rows).values == (True,) * 3
 
 
 def test_meshes_of_ranks_differ(world: World) -> None:
-    """A mesh equals another one of its rank, and no other rank's, so that what torch keeps by mesh is kept for each rank."""
+    """A mesh equals another one of its rank but none of another rank, so torch's caches keyed by mesh are separate."""
     meshes: dict[int, list[DeviceMesh]] = {}
 
     def program() -> None:

@@ -1,4 +1,4 @@
-"""What torch keeps once for a process and a rank changes: the rank's own, and the process's again after the run."""
+"""Process-wide state of torch that a rank changes is its own, and the process's again after the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ World = Callable[[int], SimRanks]
 
 
 def owner_and_name(module: str, path: str) -> tuple[Any, str]:
-    """Where a variable is."""
+    """Owner and name of a variable."""
     owner: Any = pytest.importorskip(module)
     *owners, name = path.split(".")
     for part in owners:
@@ -34,7 +34,7 @@ def owner_and_name(module: str, path: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize(("module", "path"), [(module, path) for module, paths in VARIABLES.items() for path in paths])
 def test_a_variable_is_the_ranks_own(world: World, module: str, path: str) -> None:
-    """A rank that changes one, in place or not, has it so until its end; the others, and the process afterwards, do not."""
+    """A changed variable, in place or not, stays for that rank until its end; other ranks and the process do not see it."""
     owner, name = owner_and_name(module, path)
     if not hasattr(owner, name):
         pytest.skip(f"this torch has no {path}")
@@ -93,12 +93,12 @@ CONTEXTS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "hook of all modules": (global_hook, lambda: len(nn.modules.module._global_forward_hooks)),
 }
-"""Context managers of torch that write to the process, and what tells whether one is entered."""
+"""Context managers of torch that write to the process, and observations that show whether one is entered."""
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_what_a_rank_enters_others_do_not_notice(world: World, name: str) -> None:
-    """Ranks enter a context one after the other, and leave it before the last has entered: each is inside as long as it says."""
+    """Ranks enter a context one after the other and leave before the last has entered; each sees its own state."""
     enter, state = CONTEXTS[name]
     outside = state()
 
@@ -120,7 +120,7 @@ def test_what_a_rank_enters_others_do_not_notice(world: World, name: str) -> Non
 
 
 def test_a_rank_unwinds_in_its_own_state(world: World) -> None:
-    """Ranks that wait inside a context when another one fails leave it as they entered it, and the process is as before."""
+    """Ranks that wait inside a context when another one fails leave it normally, and the process is restored."""
     outside = len(DTensor._op_dispatcher._custom_op_handlers)
     seen: list[tuple[bool, bool]] = []
 
@@ -143,7 +143,7 @@ def test_a_rank_unwinds_in_its_own_state(world: World) -> None:
 
 
 def test_an_exception_inside_a_context_ends_with_its_run(world: World) -> None:
-    """`loss_parallel` takes its handlers back only when it is left without an exception: the next run does not have them."""
+    """`loss_parallel` removes its handlers only if it exits without an exception; the next run must not have them."""
     outside = len(DTensor._op_dispatcher._custom_op_handlers)
 
     def program() -> None:
@@ -157,14 +157,14 @@ def test_an_exception_inside_a_context_ends_with_its_run(world: World) -> None:
 
 
 def test_what_the_process_has_ranks_have(world: World) -> None:
-    """Ranks start from the values of the process, as processes that are forked from it would."""
+    """Ranks start from the values of the process, as forked processes would."""
     with global_hook():
         assert world(2).run(lambda: len(nn.modules.module._global_forward_hooks)).values == (1, 1)
     assert world(2).run(lambda: len(nn.modules.module._global_forward_hooks)).values == (0, 0)
 
 
 def test_modules_that_come_later_are_taken_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable of a module that is imported between two changes of ranks is kept from then on."""
+    """A variable of a module imported between two switches of ranks is separate from then on."""
     variables = RankVariables()
     module = "torch.nn.utils.parametrize"
     monkeypatch.setattr(torch.nn.utils.parametrize, "_cache_enabled", 3)

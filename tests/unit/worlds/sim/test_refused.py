@@ -1,4 +1,4 @@
-"""What ranks as threads cannot use is refused with a reason, and is torch's own for everybody else."""
+"""APIs that threads as ranks cannot use are refused with a reason, and work in other threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ World = Callable[[int], SimRanks]
 
 
 def test_async_save(world: World, tmp_path: Path) -> None:
-    """Its thread is no rank: it would save one rank's shards, and none of the others'."""
+    """A thread that is no rank would save only one rank's shards."""
     with pytest.raises(RanksFailed, match="CallRefused: async_save: a simulated rank is not supported"):
         world(2).run(lambda: dcp.async_save({"weight": torch.ones(2)}, checkpoint_id=tmp_path))
 
@@ -37,7 +37,7 @@ def test_context_parallelism(world: World) -> None:
 
 
 def test_what_was_refused_is_torchs_again(world: World) -> None:
-    """After a run nothing stands in for what ranks were refused."""
+    """After a run refused functions are torch's own again."""
     before = _async_thread_executor._ThreadBasedAsyncCheckpointExecutor.execute_save
     world(2).run(lambda: None)
     assert _async_thread_executor._ThreadBasedAsyncCheckpointExecutor.execute_save is before

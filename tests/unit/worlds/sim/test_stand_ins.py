@@ -1,4 +1,4 @@
-"""What ranks find in the place of parts of torch that threads as ranks cannot use as they are."""
+"""Replacements for parts of torch that threads as ranks cannot use."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ World = Callable[[int], SimRanks]
 
 
 def times_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """What no guard of the compiler would tell apart."""
+    """A result that no guard of the compiler distinguishes by rank."""
     return tensor * (1 + dist.get_rank())
 
 
 def plus_one(tensor: torch.Tensor) -> torch.Tensor:
-    """Nothing that depends on the rank."""
+    """A result independent of the rank."""
     return tensor + 1
 
 
 def compiled(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """By the cheapest of compilers."""
+    """Compiled with the cheapest compiler."""
     found: Callable[[torch.Tensor], torch.Tensor] = torch.compile(function, backend="eager")
     return found
 
 
 def test_compiled_functions_are_refused(world: World) -> None:
-    """A rank that calls one is told where it runs: the second rank would get what the first compiled, its number included."""
+    """A rank that calls a compiled function gets an error: otherwise the second rank would get the first rank's result."""
 
     def program(function: Callable[[], Callable[[torch.Tensor], torch.Tensor]]) -> torch.Tensor:
         return function()(torch.ones(2))
@@ -47,7 +47,7 @@ def test_compiled_functions_are_refused(world: World) -> None:
 
 
 def test_what_compiles_nothing_runs(world: World) -> None:
-    """Functions that the compiler leaves alone, and compiled ones where a program has switched compiling off."""
+    """Functions that the compiler skips, and compiled ones with compiling disabled, run."""
 
     def program() -> list[float]:
         with torch.compiler.set_stance("force_eager"):
@@ -58,14 +58,14 @@ def test_what_compiles_nothing_runs(world: World) -> None:
 
 
 def profiled() -> int:
-    """How many calls a rank records of itself."""
+    """Number of calls that a rank records of itself."""
     with torch.profiler.profile() as found:
         dist.all_reduce(torch.ones(2) + 1)
     return sum(event.name == "aten::add" for event in found.events())
 
 
 def test_ranks_profile_one_at_a_time(world: World) -> None:
-    """One rank records its own; a second one that starts meanwhile is refused, and so is one beside the process's own."""
+    """One rank records itself; a second profiler meanwhile is refused, also next to the process's own."""
 
     def program(profile_of: Callable[[int], bool]) -> int:
         if profile_of(dist.get_rank()):
@@ -85,7 +85,7 @@ def test_ranks_profile_one_at_a_time(world: World) -> None:
 
 
 def test_a_profiler_ends_with_its_run(world: World) -> None:
-    """What a program has left running is no hindrance to the next."""
+    """A profiler left running does not affect the next run."""
 
     def program() -> None:
         if dist.get_rank() == 0:
@@ -99,7 +99,7 @@ def test_a_profiler_ends_with_its_run(world: World) -> None:
 
 
 def test_a_future_of_another_is_waited_for(world: World) -> None:
-    """A rank that waits for a future that C++ made of a handle's lets the others run."""
+    """A rank that waits for a future derived in C++ lets the others run."""
 
     def program() -> list[list[float]]:
         def hook(state: Any, bucket: Any) -> Any:
@@ -133,13 +133,13 @@ def test_a_future_of_another_is_waited_for(world: World) -> None:
     ],
 )
 def test_what_would_end_the_process_or_hang_is_refused(world: World, call: Callable[[], Any], text: str) -> None:
-    """Calls that look for a backend inside the group, and those that over gloo the root refuses while the others wait."""
+    """Calls that look for a backend inside the group, and calls that only the root refuses over gloo while others wait."""
     with pytest.raises(RanksFailed, match=f"rank 0 raised equivcheck.worlds.sim.refusals.CallRefused: {text}"):
         world(2).run(call)
 
 
 def test_a_key_that_nobody_sets_is_a_deadlock(world: World) -> None:
-    """It is known at once, and says which key."""
+    """The deadlock is detected at once, and the error names the key."""
 
     def program() -> None:
         if dist.get_rank() == 0:

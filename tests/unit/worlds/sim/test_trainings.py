@@ -25,7 +25,7 @@ STEPS, BATCH, WIDTH = 3, 8, 8
 
 
 def build() -> nn.Sequential:
-    """The model, with the same weights on each call."""
+    """Model with equal weights on each call."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 5)).double()
     with torch.no_grad():
@@ -55,7 +55,7 @@ def mine(batches: torch.Tensor) -> torch.Tensor:
 
 
 def full(model: nn.Module) -> Tensors:
-    """The parameters, gathered where they are sharded."""
+    """Parameters, gathered if they are sharded."""
     parameters = [parameter.detach() for parameter in model.parameters()]
     return [parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter.clone() for parameter in parameters]
 
@@ -67,12 +67,12 @@ def ddp(**options: Any) -> Tensors:
 
 
 def ddp_small_buckets() -> Tensors:
-    """Data parallel with a bucket for each parameter or so."""
+    """Data parallel with about one bucket for each parameter."""
     return ddp(bucket_cap_mb=1e-4, gradient_as_bucket_view=True)
 
 
 def ddp_find_unused() -> Tensors:
-    """Data parallel that looks for unused parameters."""
+    """Data parallel that searches for unused parameters."""
     return ddp(find_unused_parameters=True)
 
 
@@ -82,7 +82,7 @@ def ddp_static_graph() -> Tensors:
 
 
 def ddp_with_hook() -> Tensors:
-    """Data parallel with a communication hook that continues a future."""
+    """Data parallel with a communication hook that chains a future."""
 
     def average(_, bucket):  # DDP reads annotations as objects
         tensor = bucket.buffer().div_(dist.get_world_size())
@@ -108,12 +108,12 @@ def fsdp1(strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD) -> Tensors:
 
 
 def fsdp1_grad_only() -> Tensors:
-    """FSDP1 that shards gradients and optimizer state only."""
+    """FSDP1 that shards only gradients and optimizer state."""
     return fsdp1(ShardingStrategy.SHARD_GRAD_OP)
 
 
 def fsdp2(shape: tuple[int, ...] | None = None, names: tuple[str, ...] = ("dp",)) -> Tensors:
-    """FSDP2, each layer and the whole."""
+    """FSDP2 on each layer and on the model."""
     mesh, model = device_mesh(shape or (dist.get_world_size(),), names), copy.deepcopy(BASE)
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -123,7 +123,7 @@ def fsdp2(shape: tuple[int, ...] | None = None, names: tuple[str, ...] = ("dp",)
 
 
 def fsdp2_in_memory_of_the_group() -> Tensors:
-    """FSDP2 that asks its group for memory, which gloo has none to give."""
+    """FSDP2 that asks its group for memory, which gloo cannot allocate."""
     model = copy.deepcopy(BASE)
     module = fully_shard(model, mesh=device_mesh((dist.get_world_size(),), ("dp",)))
     module.set_allocate_memory_from_process_group_for_comm(True)
@@ -136,14 +136,14 @@ def hsdp() -> Tensors:
 
 
 def tensor_parallel() -> Tensors:
-    """Column then row parallel."""
+    """Column-parallel, then row-parallel."""
     mesh, model = device_mesh((dist.get_world_size(),), ("tp",)), copy.deepcopy(BASE)
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     return full(train(model, INPUTS, TARGETS))
 
 
 def spmd() -> Tensors:
-    """One program on distributed tensors."""
+    """One program on DTensors."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     model = distribute_module(copy.deepcopy(BASE), mesh)
     sharded = [[distribute_tensor(batch, mesh, [Shard(0)]) for batch in batches] for batches in (INPUTS, TARGETS)]
@@ -182,7 +182,7 @@ CASES = [
 def test_equals_one_device_bit_for_bit_repeatable(
     world: World, reference: Tensors, layout: Callable[[], Tensors], size: int
 ) -> None:
-    """A correct layout trains to the reference's parameters, and twice to the same bits, under any schedule."""
+    """A correct layout trains to the reference's parameters, and to the same bits twice, under any schedule."""
     first, again, other = (world(size).run(layout, schedule_seed=seed) for seed in (0, 0, 3))
     for parameters in first.values:
         for parameter, expected in zip(parameters, reference, strict=True):

@@ -1,4 +1,4 @@
-"""Run by every process of a world of two: prints what it sees, a JSON object of its rank's."""
+"""Script for every process of a world of two: prints its observations as a JSON object."""
 
 from __future__ import annotations
 

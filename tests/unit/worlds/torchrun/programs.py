@@ -1,4 +1,4 @@
-"""What ranks run."""
+"""Programs for ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from equivcheck.programs.nouns import Leaf, Operation, TensorProgram
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Scenario, Training
 
 CHANGED = "EQUIVCHECK_TEST_CHANGED"
-"""A variable of the environment."""
+"""An environment variable."""
 
 
 def scenario(ranks: int) -> Scenario:
-    """The smallest of data-parallel ranks."""
+    """The smallest scenario with data-parallel ranks."""
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(ranks,)), steps=2)
     return Scenario(training=training, layout=Layout(mesh=Mesh(axes=(Axis(name="dp", size=ranks),)), parallelisms=(DDP(),)))
 
 
 def tensor_program(ranks: int) -> TensorProgram:
-    """One operation on a matrix whose rows are shared out."""
+    """One operation on a row-sharded matrix."""
     leaf = Leaf(shape=(4, 6), placements=("S(0)",))
     return TensorProgram(mesh=(ranks,), statements=(leaf, Operation(name="softmax", dim=-1)))
 
@@ -36,7 +36,7 @@ def distributed(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def change_state() -> None:
-    """Leave the process otherwise than it was."""
+    """Leave the process changed."""
     torch.set_default_dtype(torch.float64)
     torch.rand(3)
     random.random()
@@ -45,7 +45,7 @@ def change_state() -> None:
 
 
 def state() -> tuple[object, ...]:
-    """That of the calling process."""
+    """State of the calling process."""
     return (
         torch.get_default_dtype(),
         torch.default_generator.get_state().tolist(),
@@ -56,7 +56,7 @@ def state() -> tuple[object, ...]:
 
 
 def group_of_rank() -> int:
-    """Which object the default group is."""
+    """Identity of the default group."""
     return id(dist.group.WORLD)
 
 

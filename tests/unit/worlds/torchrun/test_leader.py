@@ -1,4 +1,4 @@
-"""What rank 0's process makes of what others say, and of those that say nothing."""
+"""Rank 0 handles answers of other ranks, and ranks that send none."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def other() -> Iterator[tuple[Leader, Link]]:
 
 
 def request(program: Callable[..., Any], *arguments: Any) -> bytes:
-    """What ranks are asked."""
+    """Request to the ranks."""
     return requested(pickle.dumps((program, arguments)), is_user_code=False)
 
 
 def test_values_come_in_rank_order(other: tuple[Leader, Link]) -> None:
-    """The leader's own rank runs the program, too."""
+    """The leader's own rank runs the program too."""
     leader, end = other
     end.send(("answer", VALUE_TAG + NUMBERS_OF_GROUPS.pack(1, 1) + pickle.dumps("b")))
     assert leader.run(request(str, "a"), 60.0) == ("a", "b")
 
 
 def test_a_process_that_ends_is_a_rank_that_died(other: tuple[Leader, Link]) -> None:
-    """The failure says which rank on which host, and any later run fails likewise, as nobody starts it again."""
+    """The failure names rank and host, and any later run raises it again, because no process is restarted."""
     leader, end = other
     end.close()
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_a_process_that_ends_is_a_rank_that_died(other: tuple[Leader, Link]) -> 
 
 @pytest.mark.slow
 def test_a_process_that_takes_no_part_is_not_waited_for(other: tuple[Leader, Link]) -> None:
-    """Where no process computes anything ranks count as hung; the one that says nothing is still running."""
+    """If no process computes, ranks count as hung; the silent one is reported as running."""
     leader, _ = other
     with pytest.raises(RanksFailed, match=r"idle for 0.5 s: .*\(on host host-a: 0; on host host-b: 1\)") as caught:
         leader.run(request(str, "a"), DEADLINE)
@@ -66,7 +66,7 @@ def test_a_process_that_takes_no_part_is_not_waited_for(other: tuple[Leader, Lin
 
 
 def test_others_hear_what_comes_of_the_work(other: tuple[Leader, Link]) -> None:
-    """They are told the value or the error, once, by the outermost; what cannot be sent is told in words."""
+    """Other ranks get the value or the error once, from the outermost work; an outcome that cannot be pickled is sent as text."""
     leader, end = other
     assert leader.do(lambda: leader.do(lambda: 7)) == 7
     with pytest.raises(UsageError):

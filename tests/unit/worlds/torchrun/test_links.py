@@ -1,4 +1,4 @@
-"""How processes of a world find each other."""
+"""Processes of a world find each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from equivcheck.worlds.torchrun.links import LOST, Entrance, Link, connect_to_le
 
 HOST = "127.0.0.1"
 LIMIT = 60.0
-"""Seconds for what takes none; only a link that is never closed takes them."""
+"""Seconds for operations that take almost none; only a connection that never closes uses them up."""
 
 
 @pytest.fixture
 def entrance() -> Iterator[Entrance]:
-    """One that is closed afterwards."""
+    """An entrance that is closed afterwards."""
     opened = Entrance()
     yield opened
     opened.close()
 
 
 def admitted(entrance: Entrance, size: int) -> tuple[threading.Thread, dict[int, tuple[Link, str]]]:
-    """A thread that admits, and what it fills."""
+    """A thread that admits connections, and the table that it fills."""
     found: dict[int, tuple[Link, str]] = {}
     thread = threading.Thread(target=lambda: found.update(entrance.admit(size)), daemon=True)
     thread.start()
@@ -34,7 +34,7 @@ def admitted(entrance: Entrance, size: int) -> tuple[threading.Thread, dict[int,
 
 
 def test_those_who_know_the_secret_come_in(entrance: Entrance) -> None:
-    """Each other rank has a link, under its number, and tells its host; messages arrive, a closed end is noticed."""
+    """Each other rank has a connection and a host name; messages arrive, and a closed end is noticed."""
     thread, found = admitted(entrance, 3)
     ends = {rank: connect_to_leader(entrance.address(HOST), rank) for rank in (2, 1)}
     thread.join()
@@ -50,7 +50,7 @@ def test_those_who_know_the_secret_come_in(entrance: Entrance) -> None:
 
 
 def test_strangers_do_not(entrance: Entrance) -> None:
-    """One with another secret, one that says something else and one that says nothing are let go, and hinder nobody."""
+    """Connections with another secret, another message or no message are dropped, and delay nobody."""
     host, port, _ = json.loads(entrance.address(HOST))
     thread, found = admitted(entrance, 2)
     wrong = connect_to_leader(json.dumps((host, port, "guessed")).encode(), 1)
@@ -72,7 +72,7 @@ def test_strangers_do_not(entrance: Entrance) -> None:
 
 
 def test_nobody_at_the_address_is_told(entrance: Entrance) -> None:
-    """A process that cannot reach rank 0 says who it is, and where it looked."""
+    """A process that cannot reach rank 0 reports itself and the address."""
     host, port, secret = json.loads(entrance.address(HOST))
     entrance.close()
     with pytest.raises(RanksDidNotStart, match=rf"rank 1 on .+ cannot reach rank 0 at {host}:{port}"):

@@ -1,4 +1,4 @@
-"""Where a process stands, by its environment."""
+"""Rank and world size from the environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STARTED = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_P
 
 
 def test_a_place_is_read() -> None:
-    """Rank and size are those of the variables that torchrun sets."""
+    """Rank and size are read from torchrun's variables."""
     assert place_of(STARTED) == Place(rank=1, size=4)
 
 
@@ -31,7 +31,7 @@ def test_a_place_is_read() -> None:
     ],
 )
 def test_what_says_no_place_is_refused(environment: Mapping[str, str], text: str) -> None:
-    """The line names what is missing or wrong, and what to do."""
+    """The line names the missing or wrong variable, and the remedy."""
     with pytest.raises(UsageError, match=text):
         place_of(environment)
 
@@ -41,5 +41,5 @@ def test_what_says_no_place_is_refused(environment: Mapping[str, str], text: str
     [({}, True), ({"RANK": "0"}, True), (STARTED, False), ({"SLURM_PROCID": "0"}, True), ({"SLURM_PROCID": "1"}, False)],
 )
 def test_one_process_speaks(environment: Mapping[str, str], first: bool) -> None:
-    """That is rank 0's, or Slurm's first task where no rank is said, or the only one."""
+    """Rank 0 prints, or Slurm's first task if no rank is set, or the only process."""
     assert is_first_rank(environment) is first

@@ -1,4 +1,4 @@
-"""Run by every process of a world of two: the first waits for the second in vain."""
+"""Script for every process of a world of two: the first waits for the second in vain."""
 
 from equivcheck import World
 from equivcheck.worlds.failure import RanksFailed

@@ -1,4 +1,4 @@
-"""A worker that says what it is told."""
+"""A worker that repeats messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int) -> None:
-    """First the task, then every message; some have it do something else."""
+    """Send the task, then every message; some messages trigger other actions."""
     link = SupervisorLink(fd)
     link.send(link.task)
     while True:
@@ -33,7 +33,7 @@ def main(fd: int) -> None:
 
 
 class Unreadable:
-    """What cannot be read by the process that it is sent to."""
+    """Value that the receiver cannot unpickle."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return eval, ("no_such_name",)

@@ -1,4 +1,4 @@
-"""A worker that has oneDNN make compile kernels, and then prints which it has to compile anew."""
+"""A worker that makes oneDNN compile kernels, and then prints the ones compiled again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 
 def main(fd: int) -> None:
-    """The task is how many kernels; then the last of them and the first are asked for again, with oneDNN's remarks."""
+    """Compile `task` kernels, then request the last and the first again with oneDNN's log on."""
     num_kernels = SupervisorLink(fd).task
     for width in range(2, num_kernels + 2):
         gelu(torch.zeros(1, width))

@@ -1,4 +1,4 @@
-"""A worker that says how many bytes its heap has in use after so many products in bfloat16, and how many heaps there are."""
+"""A worker that sends the bytes in use on its heap after bfloat16 products, and the number of heaps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"
 
 
 class Usage(ctypes.Structure):
-    """What glibc's ``mallinfo2`` returns."""
+    """Return value of glibc's ``mallinfo2``."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
 
 
 def main(fd: int) -> None:
-    """Send the bytes in use after each of five times as many products as the task says, and the number of heaps."""
+    """Send the bytes in use after each of five rounds of `task` products, and the number of heaps."""
     link = SupervisorLink(fd)
     link.send([_bytes_in_use_after(range(start, start + link.task)) for start in range(0, 5 * link.task, link.task)])
     threads = [threading.Thread(target=_take_memory) for _ in range(4)]
@@ -43,7 +43,7 @@ def _bytes_in_use_after(numbers: range) -> int:
 
 
 def _take_memory() -> None:
-    """Enough to be taken from a heap."""
+    """Allocate enough to use a heap."""
     bytearray(10_000)
 
 

@@ -1,7 +1,7 @@
-"""What takes no time to warm up."""
+"""A module with an instant warm-up."""
 
 from __future__ import annotations
 
 
 def warm_up() -> None:
-    """Nothing is needed."""
+    """Do nothing."""

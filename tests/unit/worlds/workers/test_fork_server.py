@@ -1,4 +1,4 @@
-"""Workers that are forked are as those that are started, and do not depend on the process that they are forked from."""
+"""Forked workers behave like started ones, and do not depend on the process that forked them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def server() -> Iterator[WorkerForkServer]:
-    """One that workers of a test are forked from."""
+    """A server for workers."""
     with forked_workers("unit.worlds.workers.quick", worker_environment()):
         found = current_server()
         assert found is not None
@@ -40,13 +40,13 @@ def echo() -> WorkerProcess:
 
 
 def parent_of(worker: WorkerProcess) -> int:
-    """The process id of its parent."""
+    """Process id of its parent."""
     return int(Path(f"/proc/{worker.pid}/stat").read_text("utf-8").rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize(("order", "how"), [("die", "was killed by SIGABRT"), ("exit", "exited with code 3")])
 def test_a_forked_worker_says_how_it_ended(server: WorkerForkServer, order: str, how: str) -> None:
-    """The exit code comes from the process that it was forked from."""
+    """The exit code comes from the process that forked it."""
     with closing(echo()) as worker:
         assert parent_of(worker) == server.pid
         worker.send(order)
@@ -55,7 +55,7 @@ def test_a_forked_worker_says_how_it_ended(server: WorkerForkServer, order: str,
 
 
 def test_what_a_forked_worker_prints_is_its_own(server: WorkerForkServer) -> None:
-    """Each has a file of its own for what it prints."""
+    """Each worker has its own output file."""
     with closing(echo()) as worker, closing(echo()) as other:
         assert {parent_of(worker), parent_of(other)} == {server.pid}
         worker.send("loop")
@@ -65,7 +65,7 @@ def test_what_a_forked_worker_prints_is_its_own(server: WorkerForkServer) -> Non
 
 
 def test_a_forked_worker_is_ended_with_what_it_started(server: WorkerForkServer) -> None:
-    """It leads a process group, as others do, and nothing of it is left."""
+    """It leads a process group like other workers, and nothing of it is left."""
     with closing(echo()) as worker:
         assert parent_of(worker) == server.pid
         worker.send("start another")
@@ -76,7 +76,7 @@ def test_a_forked_worker_is_ended_with_what_it_started(server: WorkerForkServer)
 
 
 def test_workers_outlive_the_process_that_they_were_forked_from(server: WorkerForkServer) -> None:
-    """They go on when it is killed, and the next worker is a process of its own."""
+    """Workers continue if the server is killed, and the next worker is a new process."""
     with closing(echo()) as worker:
         os.kill(server.pid, signal.SIGKILL)
         server._process.wait()
@@ -91,13 +91,13 @@ def test_workers_outlive_the_process_that_they_were_forked_from(server: WorkerFo
 
 @pytest.mark.slow
 def test_a_process_with_threads_is_not_copied() -> None:
-    """A copy would lack them, with all locks that they hold: such workers are started as new processes."""
+    """A copy would lack the threads but have their locks, so such workers start as new processes."""
     with forked_workers("unit.worlds.workers.threaded", worker_environment()), closing(echo()) as worker:
         assert parent_of(worker) == os.getpid()
 
 
 def test_a_process_that_is_not_copied_keeps_nothing_of_a_worker_open() -> None:
-    """The end of such a worker is seen, as that of any other."""
+    """The supervisor sees the end of such a worker as of any other."""
     with forked_workers("unit.worlds.workers.threaded", worker_environment()), closing(echo()) as worker:
         worker.send("exit")
         assert worker.poll(PATIENCE), "the connection of a worker that has ended is still open"
@@ -105,13 +105,13 @@ def test_a_process_that_is_not_copied_keeps_nothing_of_a_worker_open() -> None:
 
 
 def test_workers_start_where_nothing_can_be_warmed_up() -> None:
-    """What is wrong with imports shows in workers, as without a process to fork from."""
+    """Import errors appear in workers, as without a server."""
     with forked_workers("unit.worlds.workers.missing", worker_environment()), closing(echo()) as worker:
         assert parent_of(worker) == os.getpid()
 
 
 def test_a_pool_lets_workers_begin_and_ends_those_that_never_did(server: WorkerForkServer) -> None:
-    """Who waits for messages need not care how workers start; what has not begun is gone at once."""
+    """Readers of messages need not know how workers start; a worker that has not begun is gone at once."""
     with closing(WorkerProcess("unit.worlds.workers.echo", "never read")):
         pass
     with Pool[WorkerProcess]() as pool:

@@ -27,14 +27,14 @@ def echo() -> WorkerProcess:
 
 @pytest.fixture
 def worker() -> Iterator[WorkerProcess]:
-    """One that is closed at the end."""
+    """A worker that is closed at the end."""
     with closing(echo()) as made:
         yield made
 
 
 @pytest.mark.parametrize(("order", "how"), [("die", "was killed by SIGABRT"), ("exit", "exited with code 3")])
 def test_the_end_of_a_worker_is_received_and_told(worker: WorkerProcess, order: str, how: str) -> None:
-    """After its end it is said how it ended, and what is sent is lost without an error."""
+    """After its end the cause is known, and sent messages are lost without an error."""
     worker.send(order)
     assert worker.receive() == Ended()
     assert worker.how_it_ended() == how
@@ -43,21 +43,21 @@ def test_the_end_of_a_worker_is_received_and_told(worker: WorkerProcess, order: 
 
 
 def test_what_a_worker_printed_last_is_kept(worker: WorkerProcess) -> None:
-    """Its output, and the stacks of its threads, can be read by its supervisor."""
+    """The supervisor can read its output and the stacks of its threads."""
     worker.send("loop")
     worker.print_stacks()
     assert 'unit/worlds/workers/echo.py", line' in worker.printed()
 
 
 def test_a_busy_worker_hears_that_it_is_to_stop(worker: WorkerProcess) -> None:
-    """A stop is an event, not one more message in the queue."""
+    """A stop is an event, not another message in the queue."""
     worker.send("until stopped")
     worker.send(Stop())
     assert worker.receive() == "stopped"
 
 
 def test_a_message_that_cannot_be_read_ends_the_worker(worker: WorkerProcess) -> None:
-    """It says so and ends, rather than wait for a message that it has already had."""
+    """It reports the error and ends, instead of waiting for a message that it has already received."""
     worker.send(Unreadable())
     assert worker.receive() == Ended()
     assert worker.how_it_ended() == "exited with code 1"
@@ -74,7 +74,7 @@ def test_a_worker_is_ended_with_what_it_started(worker: WorkerProcess) -> None:
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 def test_a_worker_keeps_so_many_compiled_kernels_and_no_more() -> None:
-    """A kernel is compiled for each shape: those of a check are still there, those of hundreds of checks are not."""
+    """A kernel is compiled for each shape: those of one check stay, those of hundreds of checks do not."""
     with closing(WorkerProcess("unit.worlds.workers.kernels", KEPT_KERNELS + 1)) as worker:
         assert worker.receive() == Ended()
         assert worker.how_it_ended() == "exited with code 0"
@@ -84,7 +84,7 @@ def test_a_worker_keeps_so_many_compiled_kernels_and_no_more() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33 to say what is in use")
 def test_a_worker_does_not_hoard_memory() -> None:
-    """What it has in use stays the same however many shapes it computes with, and its threads share one heap."""
+    """Memory in use stays constant for any number of shapes, and all threads share one heap."""
     num_products = KEPT_KERNELS + 44
     with closing(WorkerProcess("unit.worlds.workers.memory", num_products)) as worker:
         *_, earlier, later = worker.receive()  # up to torch 2.12 it settles after a thousand products
@@ -93,16 +93,16 @@ def test_a_worker_does_not_hoard_memory() -> None:
 
 
 class Impatient(WorkerProcess):
-    """Stuck from the beginning."""
+    """A worker that is stuck from the start."""
 
     @property
     def is_stuck(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
 
 def test_a_pool_hears_all_workers_and_leaves_none() -> None:
-    """Messages come with their worker, ends and stuck workers among them; at the end every process is gone."""
+    """Messages come with their worker, including ends and stuck workers; at the end every process is gone."""
     with Pool[WorkerProcess]() as pool:
         pool.workers += [echo(), echo(), Impatient("unit.worlds.workers.echo", "ready")]
         first, second, impatient = pool.workers

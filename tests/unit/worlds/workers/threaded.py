@@ -1,4 +1,4 @@
-"""What leaves a thread when it warms up."""
+"""A module whose warm-up leaves a thread."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import time
 
 
 def warm_up() -> None:
-    """The thread outlives this."""
+    """Start a thread that outlives this call."""
     threading.Thread(target=time.sleep, args=(1_000.0,), daemon=True).start()
