@@ -64,7 +64,7 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
         raise UsageError(f"size {size} is not valid: a world needs a rank. Expected 1 or more.")
     if world in LOCAL_WORLDS and size is not None and size > MAX_LOCAL_RANKS:
         raise UsageError(
-            f"size {size} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}, or fake."
+            f"size {size:,} is not valid: {world} runs every rank on this machine. Expected 1 to {MAX_LOCAL_RANKS}, or fake."
         )
     return WORLDS[world](size)
 
