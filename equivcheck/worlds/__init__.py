@@ -1,1 +1,1 @@
-"""Worlds run one function on N ranks, as threads of one process or as real processes."""
+"""Worlds run one function on N ranks, as threads in one process or as real processes."""

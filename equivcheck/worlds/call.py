@@ -1,4 +1,4 @@
-"""Record of one communication call."""
+"""One recorded communication call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from equivcheck.worlds.trace.stage import Stage
 
 BEFORE_STEPS = -1
-"""Step number of calls that are issued before the first step."""
+"""Step number for calls before the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +18,17 @@ class Call:
     """``all_reduce``, ``all_gather``, ``broadcast``, ``send`` and so on; a reduction adds its operation, as in
     ``all_reduce.sum``."""
     ranks: tuple[int, ...]
-    """Global ranks of the group."""
+    """Global ranks in the group."""
     index: int
     """Index among the rank's calls on the group, from 0."""
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the input tensors; for a receive or a call without inputs, shapes of the tensors to fill."""
+    """Input shapes; for a receive or a call without inputs, output shapes."""
     dtype: str
     """Element type such as ``float64``; empty for a barrier."""
     num_bytes: int
     """Total bytes in the tensors in `shapes`."""
     peer: int | None = None
-    """Global rank of the root or the other side; None if the call has neither."""
+    """The root's or other side's global rank; None if the call has neither."""
     stage: Stage = Stage.SETUP
     """Training stage, if the program announced one."""
     step: int = BEFORE_STEPS

@@ -38,7 +38,7 @@ def limit_sharding_cache() -> None:
 
 
 def forget_shardings() -> None:
-    """Clear this thread's sharding cache, and the redistribution plans of all threads."""
+    """Clear this thread's sharding cache, and all threads' redistribution plans."""
     if PROPAGATION not in sys.modules:
         return
     _forgotten.num_worked_out = num_propagations()
@@ -50,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_propagations() -> int:
-    """DTensor's propagation count in this thread."""
+    """Number of operations that DTensor has propagated in this thread."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():

@@ -19,6 +19,7 @@ def preserved_sharding_rules() -> Iterator[None]:
     from torch.distributed.tensor import DTensor
 
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    # Rules are spread over several dicts of the propagator, and their names differ between versions: all of them are saved.
     tables = [(table, dict(table)) for table in vars(propagator).values() if isinstance(table, dict)]
     _forget()
     try:

@@ -38,7 +38,7 @@ class RankReport:
     state: RankState
     """Rank's state when the run was given up."""
     error: str = ""
-    """``Type: message`` of the exception and its causes, or the end of the process (``killed by SIGKILL``, ``exited with code
+    """``Type: message`` for an exception and its causes, or how the process ended (``killed by SIGKILL``, ``exited with code
     3``); empty for other ranks."""
     pending: str = ""
     """Collective in which the rank waits, as written by `Call.describe`; empty for other ranks."""
@@ -66,7 +66,7 @@ class Failure:
 
     @property
     def culprit(self) -> RankReport | None:
-        """Report for the first failed rank, or of the lowest failed rank if the order is unknown; None if no rank failed."""
+        """Report for the first failed rank, or the lowest failed rank if the order is unknown; None if no rank failed."""
         failed = [report for report in self.reports if report.failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
@@ -106,6 +106,6 @@ class RanksLost(RanksDidNotStart):
 
 
 def last_line(printed: str) -> str:
-    """Last line of a printed error, without its traceback."""
+    """A printed error's last line, without its traceback."""
     lines = printed.strip().splitlines()
     return lines[-1].strip() if lines else ""

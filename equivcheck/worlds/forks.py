@@ -23,7 +23,7 @@ from equivcheck.worlds.patience import Patience, cpu_seconds, is_runnable
 _GRACE = 1.0
 """Seconds without CPU work, measured by `Patience`, after which a surviving copy counts as left running."""
 _MESSAGE = struct.Struct("<?i")
-"""Message of a copy: whether it returned from the program (otherwise that it exists), and its process id."""
+"""Message from a copy: whether it returned from the program (otherwise that it exists), and its process id."""
 
 _here = threading.local()
 _one_copies = threading.RLock()
@@ -31,7 +31,7 @@ _one_copies = threading.RLock()
 
 
 class ProgramForked(EquivCheckError):
-    """A forked copy of the rank returned from the program or was left running."""
+    """A rank's forked copy returned from the program or was left running."""
 
 
 class WatchedForks:
@@ -118,13 +118,13 @@ class WatchedForks:
         return {pid: cpu_seconds(pid) for pid in self._pids()}
 
     def _num_runnable(self) -> int:
-        """Count of observations at which a copy was runnable, even if a busy machine gave it no CPU time."""
+        """Counts observations at which a copy was runnable, even if a busy machine gave it no CPU time."""
         self._runnable += sum(is_runnable(pid) for pid in self._pids())
         return self._runnable
 
 
 class _Copy:
-    """One copy with its own copies. The pipe closes when all of them have ended or called exec."""
+    """One copy with its own copies. The pipe closes when all have ended or called exec."""
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
@@ -132,7 +132,7 @@ class _Copy:
         self.out: set[int] = set()
 
     def is_left(self) -> bool:
-        """Read new messages, and return whether a copy may still run, apart from processes of `multiprocessing`."""
+        """Read new messages, and return whether a copy may still run, apart from `multiprocessing` processes."""
         while select.select([self.pipe], [], [], 0)[0]:
             message = os.read(self.pipe, _MESSAGE.size)
             if not message:

@@ -18,7 +18,7 @@ def listen(listener: Listener) -> None:
 
 
 def mark(stage: Stage, step: int) -> None:
-    """Announce that the calling rank enters a stage of a step, counted from 0."""
+    """Announce a stage and step for the calling rank, counted from 0."""
     listener: Listener | None = getattr(_listeners, "listener", None)
     if listener is not None:
         listener(stage, step)

@@ -1,6 +1,6 @@
 """Caches device meshes and process groups, because creating them costs more than a whole check.
 
-Private torch API: the table of process groups and the group counter; tested with torch 2.13 and 2.15.
+Private torch API: the process group table and the group counter; tested with torch 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def new_groups() -> Iterator[list[dist.ProcessGroup]]:
     Each group holds threads and sockets.
     """
     found: list[dist.ProcessGroup] = []
-    before = set(c10d._world.pg_map)
+    before = set(c10d._world.pg_map)  # torch has no public list of groups
     yield found
     found += [group for group in c10d._world.pg_map if group not in before]
 
@@ -74,7 +74,7 @@ def groups_of_rank() -> tuple[dist.ProcessGroup, ...]:
 
 
 def has_lost_groups(groups: tuple[dist.ProcessGroup, ...]) -> bool:
-    """Whether a program has destroyed one of these groups."""
+    """Whether a program has destroyed any of these groups."""
     return not all(group in c10d._world.pg_map for group in groups)
 
 
@@ -83,6 +83,7 @@ def numbers_of_groups() -> tuple[int, int]:
 
     Torch names the next group by one of them.
     """
+    # torch names a new group by the counter or, for `new_group(use_local_synchronization=True)`, by the number of existing names.
     return _num_groups(), len(c10d._world.pg_names)
 
 
@@ -101,4 +102,5 @@ def end_run(*, finished: bool = True) -> None:
 
 
 def _num_groups() -> int:
+    # The counter behind the names of new groups, which never goes down.
     return int(c10d._world.group_count)

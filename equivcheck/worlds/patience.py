@@ -10,12 +10,11 @@ import psutil
 TICKS = 20
 """Consecutive observations without work after which ranks count as idle."""
 SHORTEST_TICK = 0.05
-"""Minimum seconds between two observations, so that the cost of observing is not mistaken for work."""
+"""Minimum seconds between two observations, so that observing is not mistaken for work."""
 IDLE_SHARE = 0.02
-"""Share of a tick's CPU time below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this
-much."""
+"""A tick's CPU share below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this much."""
 MOST_LIMITS = 10
-"""Limit of total CPU time for ranks with steady calls, as a multiple of the normal limit."""
+"""Limit on total CPU time for ranks with steady calls, as a multiple of the normal limit."""
 
 
 class Patience:
@@ -29,7 +28,7 @@ class Patience:
     def __init__(
         self, limit: float, cpu_seconds: Callable[[], Mapping[int, float]], num_moves: Callable[[], int] = lambda: 0
     ) -> None:
-        """`cpu_seconds` returns the CPU time of each process, keyed by any number; `num_moves` counts the progress of ranks."""
+        """`cpu_seconds` returns each process's CPU time, keyed by any number; `num_moves` counts ranks' progress."""
         self.limit, self.tick = limit, max(limit / TICKS, SHORTEST_TICK)
         self._cpu_seconds, self._num_moves = cpu_seconds, num_moves
         self._looked, self._moves, self._idle_ticks = time.monotonic(), num_moves(), 0

@@ -44,7 +44,7 @@ WORLDS_WITH_DATA = (*LOCAL_WORLDS, TORCHRUN)
 """All worlds with real values."""
 
 MAX_LOCAL_RANKS = 64
-"""Rank limit on one machine, each a thread or a process that uses torch."""
+"""Maximum number of ranks on one machine, each a thread or a process that uses torch."""
 
 T = TypeVar("T")
 
@@ -70,14 +70,14 @@ def open_ranks(world: str, size: int | None = None) -> Ranks:
 
 
 def ranks(world: str, size: int) -> Ranks:
-    """N ranks of a world, opened at first use and kept until `close_worlds` or the end of the process."""
+    """A world's N ranks, opened at first use and kept until `close_worlds` or process end."""
     if (world, size) not in _open:
         _open[world, size] = open_ranks(world, size)
     return _open[world, size]
 
 
 def torchrun_ranks() -> Ranks:
-    """All ranks of the torchrun world of this process, kept open like others.
+    """All ranks in this process's torchrun world, kept open like others.
 
     Raises `UsageError` if torchrun did not start this process.
     """
@@ -89,7 +89,7 @@ def torchrun_ranks() -> Ranks:
 
 
 def on_first_rank(world: str | Ranks, work: Callable[[], T]) -> T:
-    """Result or exception from `work`, done only by rank 0 of a multi-process world. Every process calls this."""
+    """Result or exception from `work`, done only by rank 0 in a multi-process world. Every process calls this."""
     if isinstance(world, Ranks):
         return world.on_first_rank(work)
     return torchrun_ranks().on_first_rank(work) if world == TORCHRUN else work()

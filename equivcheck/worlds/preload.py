@@ -21,7 +21,7 @@ COMMON = (
     "torch.nn.parallel",
     "torch._dynamo",
 )
-"""Modules for most ranks. An optimizer imports `torch._dynamo`, which imports most of the others."""
+"""Modules for most ranks. An optimizer imports `torch._dynamo`, which imports most others."""
 RARE = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.optim",
@@ -33,7 +33,7 @@ RARE = (
 
 @functools.cache
 def preload() -> None:
-    """Import all of these modules that this torch version has."""
+    """Import all these modules, if this torch version has them."""
     preload_common()
     _import(RARE)
 

@@ -18,13 +18,13 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 
 MESHES = ((4,), (2, 2), (2, 2), (2, 2), (1, 4), (4, 1))
-"""Mesh shapes of four ranks; meshes that can shard a dim twice appear more often."""
+"""Mesh shapes for four ranks; meshes that can shard a dim twice appear more often."""
 NUM_RANKS = 4
 """World size for the programs."""
 
 
 def check_redistributions(seed: int) -> list[bool]:
-    """Whether `full_tensor` of a random DTensor equals its source, after distribution and after up to two redistributions."""
+    """Whether a random DTensor's `full_tensor` equals its source, after distribution and after up to two redistributions."""
     chance = random.Random(seed)
     mesh = init_device_mesh("cpu", chance.choice(MESHES))
     shape = [chance.randint(1, 7) for _ in range(chance.choice((1, 2, 2)))]
@@ -70,7 +70,7 @@ def _layer(kind: str, rows: int) -> Any:
 
 
 def check_loss_parallel() -> list[bool]:
-    """Whether `loss_parallel` gives the loss and gradient of a plain cross-entropy, and ends separately for each rank."""
+    """Whether `loss_parallel` gives a plain cross-entropy's loss and gradient, and ends separately for each rank."""
     mesh = init_device_mesh("cpu", (NUM_RANKS,))
     logits = (torch.arange(42, dtype=torch.float64).view(6, 7) * 5 % 8).requires_grad_()
     target = torch.tensor([0, 6, 3, 2, 5, 1])

@@ -21,10 +21,10 @@ class Run:
     values: tuple[Any, ...]
     """Program's return value on each rank, in rank order."""
     calls: tuple[tuple[Call, ...], ...] = ()
-    """Communication calls of each rank in the order of issue; empty if the world does not record them."""
+    """Each rank's communication calls in issue order; empty if the world does not record them."""
     shardings: frozenset[str] = frozenset()
-    """Operations for which DTensor computed a sharding, with the placements of their arguments; empty if the world does not
-    record them."""
+    """Operations for which DTensor computed a sharding, with their arguments' placements; empty if the world does not record
+    them."""
 
 
 def rerun_if_died(run: Callable[[], Run]) -> Run:
@@ -41,11 +41,11 @@ class Ranks(ABC):
     """N ranks kept alive between runs, each with its own initialised `torch.distributed`."""
 
     name: ClassVar[str]
-    """Name of the world, as users type it."""
+    """World name, as users type it."""
     has_data: ClassVar[bool] = True
     """Whether every rank runs and computes real values."""
     has_copies: ClassVar[bool] = False
-    """Whether ranks are processes, each with its own copy of the program."""
+    """Whether ranks are processes, each with its own program copy."""
     spans_hosts: ClassVar[bool] = False
     """Whether ranks may run on several hosts, which need not share a file system."""
 

@@ -1,4 +1,4 @@
-"""Replaces attributes of torch while ranks run."""
+"""Replaces torch attributes while ranks run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 Place = tuple[Any, str, Callable[[Any], Any]]
-"""Owner, name of the attribute, and a function from the original to its replacement.
+"""Owner, attribute name, and a function from the original to its replacement.
 
 The function should cache, because runs are frequent.
 """

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 _numbers = itertools.count()
-"""Run number, equal on all ranks because every run uses all of them."""
+"""Run number, equal on all ranks because every run uses all ranks."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def prefixed_store_keys() -> Iterator[None]:
         yield
         return
     groups: Any = c10d._world.pg_map
-    backend, store = groups[group]
+    backend, store = groups[group]  # `new_group` reads the store from this table, so replacing the entry is enough
     groups[group] = backend, dist.PrefixStore(f"equivcheck/run/{number}", store)  # type: ignore[attr-defined]
     try:
         yield

@@ -40,7 +40,7 @@ class StateRow:
     """torch versions as a PEP 440 specifier; empty for all."""
 
     def covers(self, name: str) -> bool:
-        """Whether one of the names matches."""
+        """Whether any name matches."""
         return _pattern(self.names).match(name) is not None
 
 

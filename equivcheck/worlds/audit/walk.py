@@ -63,7 +63,7 @@ _OF_CLASSES = (
 _OF_THREAD = (threading.local, contextvars.ContextVar)
 _SETTER = re.compile(r"(^|_)(set|enable|disable)(_|[A-Z])")
 _DEPTH = 3
-"""Maximum depth at which attributes of objects are followed."""
+"""Maximum depth when attributes of objects are followed."""
 
 
 def import_all(skip: Callable[[str], bool]) -> None:

@@ -1,1 +1,1 @@
-"""One rank of a world of any size, without peers and without real data."""
+"""One rank of a world of any size, without peers or real data."""

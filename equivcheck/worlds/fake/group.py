@@ -16,7 +16,7 @@ Tensors = list[torch.Tensor]
 
 
 class LoneScheduler:
-    """Scheduler of a single rank, with no other rank to run."""
+    """Scheduler for a single rank, with no other rank to run."""
 
     def check(self) -> None:
         """No effect, because no other rank can fail."""
@@ -46,7 +46,7 @@ class LoneBoard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
-        """Counts the calls of a group, without matching them."""
+        """Counts a group's calls, without matching them."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = CallMatcher(ranks, self.scheduler)
@@ -54,7 +54,7 @@ class LoneBoard:
 
 
 class LoneGroup(SimGroup):
-    """One rank's side of a group without other members.
+    """One rank's side in a group without other members.
 
     Results have the right shape. A gathered tensor repeats the rank's own tensor for each member, a reduced tensor keeps its
     value, and other outputs keep their memory.

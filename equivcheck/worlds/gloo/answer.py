@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from equivcheck.worlds.state.keeper import StateKeeper
 
 VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
-"""First byte of an answer: a value, a value of a program that left its process unusable for others, or a `Raised`."""
+"""An answer's first byte: a value, a value after which the process is unusable, or a `Raised`."""
 
 NUMBERS_OF_GROUPS = struct.Struct(">II")
 """Follows the first byte unless that is `RAISED_TAG`: the rank's `numbers_of_groups`."""
@@ -37,12 +37,12 @@ class Raised:
     stack: str
     """Traceback, innermost frame last."""
     when: float
-    """Time on `time.monotonic`, which all processes of a machine share."""
+    """Time on `time.monotonic`, shared by all processes on a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Decoded answer of a rank."""
+    """A rank's decoded answer."""
 
     value: Any = None
     """Program's return value."""

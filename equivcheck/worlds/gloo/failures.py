@@ -1,4 +1,4 @@
-"""Builds a `Failure` from the answers of ranks and the stacks of busy ranks."""
+"""Builds a `Failure` from ranks' answers and busy ranks' stacks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from equivcheck.worlds.gloo.member import Member
 from equivcheck.worlds.gloo.stacks import Stack, ask_for_stacks, awaited_call, is_asleep, read_stack
 
 _SUMMARY_WIDTH = 300
-"""Maximum characters of an error in the summary."""
+"""Maximum characters for an error in the summary."""
 
 _FUNCTION = re.compile(r'^  File ".*", line \d+, in (.*)$', re.MULTILINE)
-"""One frame of a printed stack; the group is the function's name."""
+"""One frame in a printed stack; the group is the function's name."""
 
 
 def died_report(member: Member, exit_code: int | None) -> RankReport:
-    """Report for a rank whose process has ended, with the end of its output instead of a stack."""
+    """Report for a rank whose process has ended, with its last output instead of a stack."""
     return RankReport(rank=member.rank, state=RankState.DIED, error=_end_in_words(exit_code), stack=member.printed())
 
 
@@ -31,7 +31,7 @@ def raised_report(rank: int, what: Raised) -> RankReport:
 
 
 def unfinished_reports(members: Sequence[Member], threads: Sequence[int]) -> list[RankReport]:
-    """Reports for busy ranks; `threads` are the ids of their main threads."""
+    """Reports for busy ranks; `threads` are their main threads' ids."""
     asleep = [is_asleep(member.pid) for member in members]  # before the signal wakes them
     ask_for_stacks(tuple(member.pid for member in members))
     stacks = [read_stack(member.stacks.fileno(), thread) for member, thread in zip(members, threads, strict=True)]
@@ -65,7 +65,7 @@ def _waiting(reports: Sequence[RankReport], mismatch: Mismatch) -> list[RankRepo
 
 
 def _first(reports: Sequence[RankReport], times: Mapping[int, float]) -> RankReport:
-    """Report for the first rank to raise; of ranks with equal errors the lowest, so that a repeated run names the same rank."""
+    """Report for the first rank to raise; for equal errors the lowest rank, so a repeated run names it again."""
     earliest = min(reports, key=lambda report: times[report.rank])
     return next(report for report in reports if report.error == earliest.error)
 

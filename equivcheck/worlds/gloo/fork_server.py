@@ -28,9 +28,9 @@ _RUN_BY_RANKS = tuple(
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
-"""Name of the thread that starts the server in the background."""
+"""Name for the thread that starts the server in the background."""
 _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
-"""Errors of an early start; ignored, because a later fork meets them again."""
+"""Errors in an early start; ignored, because a later fork meets them again."""
 
 
 class ForkServer:
@@ -105,7 +105,7 @@ class ForkServer:
             self._ask("stop", pids)
 
     def forget(self) -> None:
-        """Let go of the server in a forked copy of this process, without ending it for the parent."""
+        """Release the server in this process's forked copy, without ending it for the parent."""
         self._lock = threading.RLock()
         self._num_users = 0
         if self._control:

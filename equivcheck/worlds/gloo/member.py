@@ -15,7 +15,7 @@ from equivcheck.worlds.gloo.rank import RankAddress
 from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
-"""Bytes shown from the end of a rank's output."""
+"""Bytes shown from a rank's last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Member:
         return cls(rank=rank, pid=pid, channel=channel, output=_appended_file(), stacks=_appended_file())
 
     def place(self, store: socket.socket, table: IO[bytes], size: int, *, until: float) -> None:
-        """Send the rank its address; rank 0 also gets the listening socket of the store."""
+        """Send the rank its address; rank 0 also gets the store's listening socket."""
         fds = [self.output.fileno(), self.stacks.fileno(), table.fileno()]
         if self.rank == 0:
             fds.append(store.fileno())

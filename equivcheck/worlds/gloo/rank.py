@@ -70,7 +70,7 @@ def leave() -> None:
 
 
 def _redirect(output: int) -> None:
-    """Close standard input, and write all output, including that of C++, to the file."""
+    """Close standard input, and write all output to the file, including output from C++."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

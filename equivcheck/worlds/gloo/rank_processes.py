@@ -65,7 +65,7 @@ class RankProcesses:
         self._threads = tuple(threads[member.rank] for member in self._members)
 
     def _joined(self, until: float) -> dict[int, int]:
-        """Wait until every rank has sent the id of its main thread."""
+        """Wait until every rank has sent its main thread's id."""
         threads: dict[int, int] = {}
         while len(threads) < len(self._members):
             ready = self._selector.select(max(0.0, until - time.monotonic()))

@@ -19,7 +19,7 @@ from equivcheck.worlds.gloo.request import Surroundings, packed, request
 from equivcheck.worlds.ranks import Ranks, Run
 
 _ATTEMPTS = 3
-"""Attempts to start ranks if a process ends before all have joined."""
+"""Number of attempts to start ranks if a process ends before all have joined."""
 
 
 class GlooRanks(Ranks):
@@ -143,7 +143,7 @@ class _Processes:
             ranks.close()
 
     def _forget_in_fork(self) -> None:
-        """Forget the processes in a forked copy of this process, because they belong to the parent."""
+        """Forget the processes in this process's forked copy, because they belong to the parent."""
         if self._owner != os.getpid():
             self._owner, self._uses_server = os.getpid(), False
             if self._ranks is not None:

@@ -1,1 +1,1 @@
-"""The simulated world: each rank is a thread of this process, and exactly one runs at a time."""
+"""The simulated world: each rank is a thread in this process, and exactly one runs at a time."""

@@ -27,7 +27,7 @@ _FOLDS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 UNSET_BYTE = 0x5A
-"""Byte value in integer results before `wait`."""
+"""Value of every byte of an integer result before `wait`."""
 
 
 class DisagreementError(Exception):
@@ -41,7 +41,7 @@ def fill_unset(output: torch.Tensor) -> None:
 
 @cache
 def unset_value(dtype: torch.dtype) -> float | int | bool:
-    """Output value for this type before `wait`."""
+    """Value of an output of this type before `wait`."""
     if dtype == torch.bool:
         return True
     if dtype.is_floating_point or dtype.is_complex:
@@ -72,7 +72,7 @@ def all_reduce(op: str) -> Combine:
 
 
 def sum_sparse(shares: Shares) -> Shares:
-    """Every member gets the sum of coalesced sparse tensors."""
+    """Every member gets the sum over coalesced sparse tensors."""
     total = shares[0][0]
     for (other,) in shares[1:]:
         total = total + other
@@ -107,7 +107,7 @@ def all_gather(shares: Shares) -> Shares:
 
 
 def all_gather_single(shares: Shares) -> Shares:
-    """All members get, for each tensor, one concatenation of all members' tensors."""
+    """All members get, for each tensor, one tensor with all members' tensors concatenated."""
     gathered = [torch.cat([tensor.view(-1) for tensor in tensors]) for tensors in zip(*shares, strict=True)]
     return [gathered] * len(shares)
 
@@ -124,7 +124,7 @@ def reduce_scatter(op: str) -> Combine:
 
 @cache
 def reduce_scatter_single(op: str) -> Combine:
-    """Member i gets, for each tensor, the i-th equal part of the reduction."""
+    """Member i gets, for each tensor, the reduction's i-th equal part."""
 
     def combine(shares: Shares) -> Shares:
         parts = [fold(op, tensors).view(len(shares), -1).unbind() for tensors in zip(*shares, strict=True)]

@@ -24,13 +24,13 @@ _NAMES = """
 _OPERATIONS = frozenset(_NAMES.split())
 """Operations other than elementwise ones. Their meta kernels read only shapes, strides and element types."""
 _VIEWS = ("_unsafe_view", "view")
-"""Operations for which fake tensors choose other strides along dims of size 1."""
+"""Operations for which fake tensors choose other strides along dims with size 1."""
 _OF_FAKE_TENSORS = ("_foreach_", "_fused_", "copy")
 """Name prefixes for elementwise operations with a special implementation for fake tensors."""
 
 
 def answer_on_meta(schema: Any) -> Any:
-    """Sizes, strides and element types of the result, as DTensor caches them.
+    """The result's sizes, strides and element types, as DTensor caches them.
 
     `UNKNOWN` if the operation is not listed or fails.
     """
@@ -54,7 +54,7 @@ def _is_elementwise(op: Any, name: str) -> bool:
 
 
 def _on_meta(value: Any) -> Any:
-    """Argument with a meta tensor in place of each DTensor spec."""
+    """Argument with each DTensor spec replaced by a meta tensor."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(_on_meta, value))
     if not hasattr(value, "tensor_meta"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 MAX_ORDERS = 4_096
-"""Cache size for orders, a few hundred bytes each."""
+"""Maximum number of cached orders, a few hundred bytes each."""
 
 _SPEC = "torch.distributed.tensor._dtensor_spec"
 _COMPUTE, _VERIFY = "compute_default_shard_order", "_verify_shard_order"

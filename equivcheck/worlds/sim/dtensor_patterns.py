@@ -24,17 +24,17 @@ _LIKE_THEIR_ARGUMENT = ("copy_", "detach", "empty_like", "fill_", "full_like", "
 
 @dataclass(frozen=True, slots=True)
 class _Like:
-    """A result with the shape of an argument and its own element type."""
+    """A result with an argument's shape and its own element type."""
 
     number: int | None
-    """Argument shape's number; None for a tensor without dims."""
+    """Number of the argument's shape; None for a tensor without dims."""
     kind: type[Any]
     dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An operation's arguments with numbers in place of shapes."""
+    """An operation's arguments with numbers instead of shapes."""
 
     key: Hashable
     """Key that is equal for arguments that differ only in sizes."""
@@ -51,7 +51,7 @@ class Pattern:
         return PARTICULAR if PARTICULAR in parts else type(answer)(parts)
 
     def answer(self, general: Any) -> Any:
-        """Result for these argument sizes, from the output of `general`."""
+        """Result for these argument sizes, from `general`'s output."""
         if general is None:
             return None
         if not isinstance(general, _Like):

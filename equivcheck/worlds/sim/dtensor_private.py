@@ -27,13 +27,13 @@ T = TypeVar("T")
 UNSHARED_ONE_IN = 32
 """One run in this many shares nothing, to reveal errors that sharing would hide."""
 MAX_SHARED = 2_000
-"""Entries of each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two."""
+"""Entries in each shared cache before it is cleared; a shape takes about half a kilobyte, a sharding two."""
 
 _FAKE_TENSORS = "torch._subclasses.fake_tensor"
 _SHAPES = "_propagate_tensor_meta_non_cached"
 _SHARDINGS = "propagate_op_sharding_non_cached"
 _STATELESS = ("Shard", "Replicate", "Partial", "_NormPartial", "_StridedShard")
-"""Placements without state other than the position of the shard."""
+"""Placements with only a shard position as state."""
 _shapes: dict[Hashable, Any] = {}
 _patterns: dict[Hashable, Any] = {}
 _shardings: dict[Hashable, Any] = {}
@@ -205,7 +205,7 @@ def forget_shared() -> None:
 
 
 def _bound(answers: dict[Hashable, Any]) -> None:
-    """Clear a cache that is full, and the cache of fake tensor tracing, which has no limit of its own."""
+    """Clear a cache that is full, and fake tensor tracing's cache, which has no limit itself."""
     if len(answers) >= MAX_SHARED:
         answers.clear()
         clear = getattr(getattr(sys.modules.get(_FAKE_TENSORS), "FakeTensorMode", None), "cache_clear", None)

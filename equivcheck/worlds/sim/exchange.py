@@ -1,4 +1,4 @@
-"""Matches the calls of ranks: collectives of one group by their order, messages between two ranks by their tag."""
+"""Matches ranks' calls: collectives on one group by their order, messages between two ranks by their tag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.trace.stage import Stage
 
 KEPT_CALLS = 4096
-"""Cached call records, a few hundred bytes each; ranks of a group issue equal calls, and so do the runs of a campaign."""
+"""Cached call records, a few hundred bytes each; a group's ranks issue equal calls, and so do a campaign's runs."""
 
 Mark = tuple[Stage, int]
 """Training stage and step."""
@@ -53,15 +53,15 @@ class Request(NamedTuple):
     tensors: list[torch.Tensor]
     """Tensors that describe the call, as in `Call.shapes`."""
     share: Any
-    """Copies of the rank's inputs, in the form that `combine` takes."""
+    """The rank's copied inputs, in the form that `combine` takes."""
     combine: Combine
     """Maps all members' shares to all members' results."""
     root: int | None = None
     """Root's rank within the group."""
     sized: bool = True
-    """Whether all members must pass tensors of equal sizes."""
+    """Whether all members must pass equal tensor sizes."""
     orders: tuple[Hashable, ...] = ()
-    """Memory orders of the tensors, which must be equal on all members; empty for contiguous tensors."""
+    """Tensors' memory orders, which must be equal on all members; empty for contiguous tensors."""
 
 
 class PendingCollective:
@@ -99,7 +99,7 @@ class Parcel(PendingCollective):
 
 
 class CallMatcher:
-    """Matches the calls of one group of ranks."""
+    """Matches the calls on one group."""
 
     def __init__(self, ranks: tuple[int, ...], scheduler: Scheduler) -> None:
         self.ranks = ranks

@@ -1,4 +1,4 @@
-"""Builds a `Failure` from the state of unfinished ranks."""
+"""Builds a `Failure` from unfinished ranks' states."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class AbortedRun:
     """All ranks' state when their run is given up."""
 
     scheduler: Scheduler
-    """Scheduler, which knows the ended ranks and the pending call of the others."""
+    """Scheduler, which knows ended ranks and the others' pending calls."""
     thread_idents: tuple[int, ...]
-    """`threading.get_ident` of each rank's thread."""
+    """Each rank thread's `threading.get_ident`."""
     errors: dict[int, BaseException]
-    """Exceptions by rank, in the order in which they were raised."""
+    """Exceptions by rank, in the order raised."""
     hung: str
     """Why running ranks count as hung; empty if none runs."""
 
@@ -80,7 +80,7 @@ def _report(rank: int, evidence: AbortedRun, frame: FrameType | None) -> RankRep
 
 
 def _stack(frame: FrameType | None) -> str:
-    """Stack from the program down to the pending call, without the frames of the thread loop and locks."""
+    """Stack from the program down to the pending call, without frames from the thread loop and locks."""
     entries = traceback.extract_stack(frame) if frame is not None else []
     kept = [entry for entry in entries if not entry.filename.replace("\\", "/").endswith((*_OWN_FILES, "/threading.py"))]
     return "".join(traceback.StackSummary.from_list(kept).format())

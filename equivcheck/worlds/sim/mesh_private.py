@@ -41,7 +41,7 @@ def per_thread_meshes() -> Iterator[None]:
 
 
 def _set_attributes(mesh: Any, state: dict[str, Any]) -> None:
-    """Python's default for a class without ``__setstate__``, for meshes of older versions."""
+    """Python's default for a class without ``__setstate__``, for meshes in older versions."""
     vars(mesh).update(state)
 
 
@@ -50,4 +50,5 @@ def _claim(mesh: Any) -> None:
     if is_rank_thread():
         if not hasattr(_threads, "number"):
             _threads.number = next(_numbers)
+        # torch computes the hash lazily from `_thread_id` among others; None makes it compute again.
         mesh._thread_id, mesh._hash = _threads.number, None

@@ -83,7 +83,7 @@ class RankThreads:
             raise RanksDidNotStart(f"the sim ranks could not join: {error}") from None
 
     def join_world(self) -> None:
-        """Create the default group of the calling rank."""
+        """Create the calling rank's default group."""
         rank = self._threads.index(threading.current_thread())
         join_world(self._store, rank, self.scheduler.size)
 

@@ -1,4 +1,4 @@
-"""N ranks as threads of this process, kept alive, one running at a time."""
+"""N ranks as threads in this process, kept alive, one running at a time."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class SimRanks(Ranks):
     ) -> Run:
         """Call ``program(*arguments)`` on every rank and wait for all of them; see `Ranks.run`.
 
-        With schedule seed 0 ranks run in the order in which they become ready; other seeds choose a random order. In a few runs,
-        chosen by the seed, ranks share no DTensor caches.
+        With schedule seed 0 ranks run in readiness order; other seeds choose a random order. In a few runs, chosen by the seed,
+        ranks share no DTensor caches.
         """
         if is_rank_thread():
             raise EquivCheckError("SimRanks.run: a call from a rank thread is not supported: call it from another thread.")

@@ -19,7 +19,7 @@ CARRIED = frozenset(getattr(torch, name) for name in _CARRIED.split())
 _BITWISE = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg")
 NO_LIST_ALL_TO_ALL = "<2.12"
-"""torch versions whose gloo cannot exchange lists of tensors (pytorch #165435); parts of one tensor work in all versions."""
+"""torch versions whose gloo cannot exchange tensor lists (pytorch #165435); parts from one tensor work in all versions."""
 
 
 class CallRefused(EquivCheckError, ValueError):
@@ -67,7 +67,7 @@ def check_sparse(reduction: str, tensor: torch.Tensor) -> None:
 
 
 def check_list_all_to_all() -> None:
-    """Raise `CallRefused` if gloo of this torch version cannot exchange lists of tensors."""
+    """Raise `CallRefused` if gloo in this torch version cannot exchange tensor lists."""
     if is_torch_in(NO_LIST_ALL_TO_ALL):
         raise CallRefused(
             f"all_to_all: a list of tensors is not supported by gloo in torch {NO_LIST_ALL_TO_ALL}: use all_to_all_single"
@@ -75,7 +75,7 @@ def check_list_all_to_all() -> None:
 
 
 def check_root(op: str, root: int, size: int) -> None:
-    """Raise `CallRefused` for a root outside a group of `size` members."""
+    """Raise `CallRefused` for a root outside a group with `size` members."""
     if not 0 <= root < size:
         raise CallRefused(
             f"{op}: root {root} is not valid: it is no member. Expected 0 to {size - 1}, the rank within the group."

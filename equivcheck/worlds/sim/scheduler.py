@@ -12,7 +12,7 @@ from typing import Any
 from equivcheck.worlds.patience import Patience
 
 POLLS_IN_VAIN = 10_000
-"""Consecutive unsuccessful `is_completed` calls of all ranks after which polling counts as waiting; about half a second."""
+"""Consecutive unsuccessful `is_completed` calls on all ranks after which polling counts as waiting; about half a second."""
 
 
 IMPORT_CPU_SECONDS = 0.01
@@ -98,7 +98,7 @@ class Scheduler:
         self._batons[rank].acquire()
 
     def finish(self, rank: int) -> None:
-        """End the rank's part of the run, and drop the state that it changed."""
+        """End the rank's part in the run, and drop its changed state."""
         self.ended[rank] = True
         if not self.abandoned:
             self._save_state()

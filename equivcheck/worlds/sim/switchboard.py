@@ -7,11 +7,11 @@ from equivcheck.worlds.sim.scheduler import Scheduler
 from equivcheck.worlds.sim.work import SimWork
 
 MAX_GROUPS = 2000
-"""Maximum groups of a world before it is built again for the next run, because torch keeps all groups."""
+"""Maximum groups in a world before it is built again for the next run, because torch keeps all groups."""
 
 
 class Switchboard:
-    """Scheduler, groups, recorded calls and works without a wait, shared by all ranks of a world."""
+    """Scheduler, groups, recorded calls and works without a wait, shared by all ranks in a world."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -23,7 +23,7 @@ class Switchboard:
         self._exchanges: dict[tuple[str, tuple[int, ...]], CallMatcher] = {}
 
     def exchange(self, name: str, ranks: tuple[int, ...]) -> CallMatcher:
-        """Exchange of the group with this name, created for the first member that asks."""
+        """Matcher for the group with this name, created for the first member that asks."""
         key = (name, ranks)
         if key not in self._exchanges:
             self._exchanges[key] = CallMatcher(ranks, self.scheduler)
@@ -38,7 +38,7 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """The rank's works without a wait whose future was requested, in the order of issue on each group."""
+        """The rank's works without a wait whose future was requested, in issue order on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 
@@ -48,7 +48,7 @@ class Switchboard:
         return len(self._exchanges) > MAX_GROUPS
 
     def clear(self) -> None:
-        """Forget the calls of the last run; groups stay."""
+        """Forget the last run's calls; groups stay."""
         self.calls = [[] for _ in self.calls]
         self.marks = [BEFORE] * len(self.calls)
         self.unwaited.clear()

@@ -22,10 +22,10 @@ from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.sim.refusals import CallRefused
 
 _BACKEND = "equivcheck_sim"
-"""Backend name under which `torch.distributed` creates the groups of ranks."""
+"""Backend name under which `torch.distributed` creates the ranks' groups."""
 
 _PASSES_FOR = "gloo"
-"""Backend name that programs see, because results equal those of gloo."""
+"""Backend name shown to programs, because results equal gloo's."""
 
 _TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
 """Backend names that programs may request: gloo's, or none."""
@@ -82,14 +82,14 @@ _thread_worlds = _ThreadWorlds()
 def prepare_rank_thread() -> None:
     """Mark the calling thread as a rank, and make it compute and differentiate without other threads."""
     _marks.is_rank = True
-    torch.autograd.set_multithreading_enabled(False)
+    torch.autograd.set_multithreading_enabled(False)  # else backward may run on threads that are no ranks
     torch.get_num_threads()  # takes the process's number for this thread, which would otherwise undo the next line later
     torch.set_num_threads(1)
     _marks.oldest = torch.zeros((), requires_grad=True) * 1
 
 
 def keep_device_guard() -> None:
-    """Create the device guard of fake tensors in the calling thread, because a rank thread would free it when it ends."""
+    """Create fake tensors' device guard in the calling thread, because a rank thread would free it when it ends."""
     if is_torch_in(GUARD_OF_ONE_THREAD):
         torch._C._ensureCUDADeviceGuardSet()
 
@@ -101,18 +101,19 @@ def drop_unfinished_backward() -> None:
     process at exit. The queue returns newer nodes first and skips nodes of finished passes, so a backward through the oldest node
     clears it.
     """
+    # `_marks.oldest` was made when the thread started, so its node is older than any of a program.
     leaf = _marks.oldest.grad_fn.next_functions[0][0].variable
     torch.autograd.grad(_marks.oldest, leaf, retain_graph=True)
 
 
 def join_world(store: Any, rank: int, size: int) -> None:
-    """Create the default group of the calling rank thread."""
+    """Create the calling rank thread's default group."""
     dist.init_process_group(_PASSES_FOR, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=1))
 
 
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
-    """Restore the process's number of compute threads, which `prepare_rank_thread` changes."""
+    """Restore the process's compute thread count, which `prepare_rank_thread` changes."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -133,6 +134,7 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
     isolate = _bindings._set_thread_isolation_mode
     _register_backend(make_group)
     try:
+        # Every function of torch.distributed reads its groups from this global.
         c10d._world = _thread_worlds  # type: ignore[assignment]
         isolate(True)
         with _groups_pass_for_gloo():
@@ -163,6 +165,7 @@ def _groups_pass_for_gloo() -> Iterator[None]:
         return group, store
 
     try:
+        # `init_process_group`, `new_group` and DeviceMesh all create groups through this helper.
         c10d._new_process_group_helper = make  # type: ignore[assignment]
         yield
     finally:
@@ -175,6 +178,7 @@ def _register_backend(make_group: Callable[[Any, Any], Any]) -> None:
     backend.backend_list.append(_BACKEND)
     backend.backend_type_map[_BACKEND] = dist.ProcessGroup.BackendType.CUSTOM
     backend.backend_capability[_BACKEND] = ["cpu"]
+    # `Backend.register_backend` cannot be undone and refuses a second registration, so its tables are written directly.
     backend._plugins[_BACKEND.upper()] = backend._BackendPlugin(make_group, True)
 
 
@@ -198,16 +202,17 @@ def raw_memory() -> Any:
 
 
 def in_backward_node() -> bool:
-    """Whether the calling thread is inside a node of a backward pass or its hooks, rather than in a callback after all nodes."""
+    """Whether the calling thread is inside a backward node or its hooks, rather than in a callback after all nodes."""
     return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
 
 def after_backward(callback: Callable[[], Any]) -> None:
-    """Call `callback` after the nodes of the current backward pass, before callbacks that are queued later."""
+    """Call `callback` after the current backward pass's nodes, before callbacks that are queued later."""
+    # DDP's reducer appends its own wait to the same queue.
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def num_unwaited_works() -> int:
-    """The calling rank's count of functional collectives without a wait."""
+    """Number of the calling rank's functional collectives without a wait."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0

@@ -185,7 +185,7 @@ class CoalescedWork(dist.Work):
         self._works = works
 
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - a call that cannot complete is known at once
-        """Wait for all calls, in the order of issue."""
+        """Wait for all calls, in issue order."""
         for work in self._works:
             work.wait()
         return True

@@ -59,6 +59,7 @@ def _dispatch_modes() -> list[Any]:
 
 
 def _saved_tensors_hooks() -> Any:
+    # torch has a public context manager for these hooks, but no getter.
     return _autograd._top_saved_tensors_default_hooks(True)
 
 

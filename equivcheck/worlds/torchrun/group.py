@@ -38,6 +38,7 @@ def own_place() -> Place:
 
 def world_store(place: Place) -> Any:
     """Store that all processes share."""
+    # There is no public getter for the store behind an initialized default group.
     return c10d._get_default_store() if dist.is_initialized() else _store_of_environment(place)
 
 

@@ -34,7 +34,7 @@ _STUCK = 1
 interpreter."""
 
 _numbers = itertools.count()
-"""World number in this process; equal on all processes, because all of them join the same worlds."""
+"""Number of the world in this process; equal on all processes, because all of them join the same worlds."""
 
 
 class TorchrunRanks(Ranks):

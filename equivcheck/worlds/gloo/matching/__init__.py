@@ -1,1 +1,1 @@
-"""Compares collectives of gloo ranks before they are issued, because gloo itself adds up any bytes."""
+"""Compares collectives on gloo ranks before they are issued, because gloo itself adds up any bytes."""

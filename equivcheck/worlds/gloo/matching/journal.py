@@ -24,11 +24,11 @@ class Issued(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     """Shapes as in `Call.shapes`."""
     dtypes: tuple[object, ...]
-    """Element types of those tensors."""
+    """Element types, one for each tensor."""
     root: int | None = None
-    """Global rank of the root; None if the call has none."""
+    """The root's global rank; None if the call has none."""
     sized: bool = True
-    """Whether all members must pass the same number of elements."""
+    """Whether all members must pass equal element counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

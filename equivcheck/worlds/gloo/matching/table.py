@@ -1,4 +1,4 @@
-"""Memory shared by the ranks of a world: for each collective, the description from the first rank to issue it."""
+"""Memory shared by a world's ranks: for each collective, the description from the first rank to issue it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 from equivcheck.system.unnamed_file import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
-"""An `Entry`, with the length of `told` in place of its text, which follows."""
+"""An `Entry`, with `told` replaced by its length, which follows."""
 _SLOT_BYTES = 512
 _NUM_SLOTS = 4096
 _BYTES = _SLOT_BYTES * _NUM_SLOTS

@@ -47,9 +47,9 @@ _OPS = {
 }
 """Operators with the same arguments on all members: name in `Call`, and the argument that describes the call."""
 _UNSIZED = ("all_to_all",)
-"""Calls whose members may pass tensors of different sizes."""
+"""Calls whose members may pass different sizes."""
 _GATHERS_LISTS = "c10d::allgather_"
-"""Operator refused by gloo itself for outputs of unequal sizes, with a better message than a mismatch."""
+"""Operator refused by gloo itself for unequal output sizes, with a better message than a mismatch."""
 _REDUCING_METHODS = (
     "allreduce",
     "allreduce_coalesced",

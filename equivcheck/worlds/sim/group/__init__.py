@@ -1,1 +1,1 @@
-"""One rank's side of a simulated process group."""
+"""One rank's side in a simulated process group."""

@@ -67,7 +67,7 @@ class GroupCalls(GroupIdentity):
 
 
 def as_list(tensors: Any) -> Tensors:
-    """List of tensors from one tensor or a list."""
+    """Tensor list from one tensor or a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
@@ -77,12 +77,12 @@ def root_of(opts: Any) -> int:
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    """Contiguous copies of the tensors, which later writes do not change."""
+    """Contiguous tensor copies, independent from later writes."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def reduction_of(opts: Any) -> str:
-    """Name of the reduction in a call's options."""
+    """Reduction name in a call's options."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

@@ -58,7 +58,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Backend name for C++; the name gloo would make C++ read fields of a real gloo group for logging."""
+        """Backend name for C++; the name gloo would make C++ read a real gloo group's fields for logging."""
         return "equivcheck_sim"
 
     @property
@@ -98,7 +98,7 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return False
 
     def _get_sequence_number_for_group(self) -> int:
-        """The rank's call count on the group, including hidden calls."""
+        """Number of the rank's calls on the group, including hidden ones."""
         return self._exchange.issued[self.member] + self._exchange.hidden[self.member]
 
     def _set_sequence_number_for_group(self) -> None:

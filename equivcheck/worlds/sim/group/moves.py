@@ -36,7 +36,7 @@ class Moves(GroupCalls):
         return self._collective(request, outputs, tensors)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002
-        """Gather one tensor of each member into a list, on all members."""
+        """Gather one tensor from each member into a list, on all members."""
         inputs = as_list(inputs)
         check_one("all_gather", inputs)
         gathered = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
@@ -59,7 +59,7 @@ class Moves(GroupCalls):
         return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather), outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> SimWork:
-        """Gather one tensor of each member into one tensor, on all members."""
+        """Gather one tensor from each member into one tensor, on all members."""
         return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, _opts: Any = None) -> SimWork:
@@ -69,7 +69,7 @@ class Moves(GroupCalls):
         return self._collective(Request("all_gather", inputs, copies_of(inputs), arithmetic.all_gather_single), outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
-        """Gather one tensor of each member into a list on the root."""
+        """Gather one tensor from each member into a list on the root."""
         inputs, root = as_list(inputs), root_of(opts) if root is None else root
         check_one("gather", inputs)
         check_strided("gather", inputs)
@@ -79,7 +79,7 @@ class Moves(GroupCalls):
         return self._collective(Request("gather", inputs, copies_of(inputs), arithmetic.gather(root), root), gathered)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = 0, root: int | None = None) -> SimWork:
-        """Give each member one tensor of the root's list."""
+        """Give each member one tensor from the root's list."""
         outputs, root = as_list(outputs), root_of(opts) if root is None else root
         check_one("scatter", outputs)
         given = self._list_of_root("scatter", inputs, root)
@@ -91,7 +91,7 @@ class Moves(GroupCalls):
         return self._collective(Request("scatter", outputs, share, arithmetic.scatter(root), root, orders=orders), outputs)
 
     def _list_of_root(self, op: str, tensors: Any, root: int) -> Tensors:
-        """List of tensors on the root, possibly nested in another list; empty on other members."""
+        """Tensor list on the root, possibly nested in another list; empty on other members."""
         if root != self.member:
             if tensors:
                 raise CallRefused(
@@ -133,7 +133,7 @@ class Moves(GroupCalls):
         return list(torch.split(tensor, [tensor.shape[0] // size] * size))
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> SimWork:  # noqa: ARG002 - torch names them
-        """Wait for all members, and for earlier calls of the caller."""
+        """Wait for all members, and for the caller's earlier calls."""
         return self._collective(Request("barrier", [], [], arithmetic.nothing), [], None, BarrierWork)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002 - torch names them

@@ -1,4 +1,4 @@
-"""Checks shapes and element types of a call's tensors against the rules of gloo in torch 2.9 to 2.15.
+"""Checks a call's shapes and element types against gloo's rules in torch 2.9 to 2.15.
 
 Gloo compares shapes, not only element counts.
 """
@@ -15,7 +15,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def check_one(op: str, tensors: Sequence[object]) -> None:
-    """Raise `CallRefused` unless the list has one tensor; for several, gloo raises or adds all of them up."""
+    """Raise `CallRefused` unless the list has one tensor; for several, gloo raises or adds all up."""
     if len(tensors) != 1:
         raise CallRefused(
             f"{op}: a list of {len(tensors)} tensors is not supported on a simulated rank: pass one, or run over gloo."
@@ -23,7 +23,7 @@ def check_one(op: str, tensors: Sequence[object]) -> None:
 
 
 def check_some(op: str, tensors: Tensors) -> None:
-    """Raise `CallRefused` for an empty list or tensors of different types."""
+    """Raise `CallRefused` for an empty list or tensors with different types."""
     if not tensors:
         raise CallRefused(f"{op}: an empty list is not valid. Expected one or more tensors.")
     dtype = tensors[0].dtype
@@ -32,7 +32,7 @@ def check_some(op: str, tensors: Tensors) -> None:
 
 
 def check_list(op: str, what: str, tensors: Tensors, like: torch.Tensor, size: int) -> None:
-    """Raise `CallRefused` unless there is one tensor for each member, with the shape and type of `like`."""
+    """Raise `CallRefused` unless there is one tensor for each member, with `like`'s shape and type."""
     if len(tensors) != size:
         raise CallRefused(f"{op}: {len(tensors)} {what} are not valid. Expected one for each of {size} members.")
     shape, dtype = like.shape, like.dtype

@@ -31,7 +31,7 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Replacement of the compiler's function, or of `torch.compile` until someone has imported the compiler."""
+    """Replacement for the compiler's function, or for `torch.compile` until someone has imported the compiler."""
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
 

@@ -27,5 +27,6 @@ def _settling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wait
 
 
+# `torch.futures.Future` inherits `wait` from this C++ class, and futures that C++ creates have no Python subclass to override.
 _wait = _settling(torch._C.Future.wait)
 PLACES: tuple[Place, ...] = ((torch._C.Future, "wait", lambda _: _wait),)

@@ -24,6 +24,7 @@ def _gathering(original: Any) -> Callable[..., Any]:
             gathered: torch.Tensor = original(source, size, group, out=out)
             return gathered
         members = _bindings._resolve_process_group(group) if isinstance(group, str) else group
+        # The functional API waits for `out` through this registry.
         _bindings._register_work(out, members.all_gather_single(out, source))
         return out
 

@@ -31,6 +31,7 @@ def end_profiling() -> None:
     """Stop the profiler if the calling rank left it running."""
     if _profiling is threading.current_thread():
         with contextlib.suppress(RuntimeError):
+            # The public context manager of the profiler is gone with the program's frames.
             profiler._disable_profiler()  # type: ignore[attr-defined]
 
 
