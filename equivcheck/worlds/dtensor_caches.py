@@ -60,7 +60,7 @@ def num_propagations() -> int:
 
 @contextlib.contextmanager
 def patchable_propagation() -> Iterator[None]:
-    """Make patches to DTensor's propagation method take effect.
+    """While entered, patches to DTensor's propagation method take effect.
 
     Torch 2.9 binds the method once and ignores later patches.
     """

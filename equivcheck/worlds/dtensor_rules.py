@@ -12,7 +12,7 @@ from equivcheck.worlds.sim.dtensor_private import forget_shared
 
 @contextmanager
 def preserved_sharding_rules() -> Iterator[None]:
-    """Restore every sharding rule on exit, and clears cached shardings on entry and exit.
+    """Restore every sharding rule on exit, and clear cached shardings on entry and exit.
 
     DTensor keeps cached shardings even if a rule is replaced.
     """

@@ -23,7 +23,7 @@ class World:
     def __init__(self, name: str = "sim", *, size: int | None = None) -> None:
         """`size` may be omitted for ``torchrun``, whose ranks already exist."""
         self.ranks: Ranks = open_ranks(name, size)
-        """Ranks for the programs."""
+        """Ranks that run the programs."""
 
     @property
     def size(self) -> int:

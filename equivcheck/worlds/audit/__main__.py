@@ -1,4 +1,4 @@
-"""Prints the full name for all state in torch, one a line, after simulated ranks have run and all modules are imported."""
+"""Prints the full names of torch's state, one a line, after simulated ranks have run and all modules are imported."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _code(module: ModuleType) -> CodeType | None:
 
 
 def _nested(code: CodeType | None) -> Iterator[CodeType]:
-    """Function and class body code."""
+    """Code objects of functions and class bodies."""
     for constant in () if code is None else code.co_consts:
         if isinstance(constant, CodeType):
             yield constant

@@ -36,6 +36,6 @@ class Search:
 
 
 def find_state_names() -> tuple[str, ...]:
-    """Full names for all state in torch in this environment."""
+    """Full names of all state in the installed torch."""
     with Search() as search:
         return search.names()

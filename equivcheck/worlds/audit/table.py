@@ -86,5 +86,5 @@ def row_of(name: str) -> StateRow | None:
 
 
 def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names without a row, sorted."""
+    """Names that no row covers, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Full name for all state in the imported modules that are not skipped."""
+    """Full names of all state in the imported modules that are not skipped."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # of names that are out of date, which some tell at any look
         warnings.simplefilter("ignore")

@@ -58,7 +58,7 @@ class ForkServer:
 
     @contextlib.contextmanager
     def started_early(self) -> Iterator[None]:
-        """Count one more user while entered and start the server in the background, because its imports take seconds."""
+        """Count one more user while entered, and start the server in the background, because its imports take seconds."""
         self.join()
         threading.Thread(target=self._try_to_start, name=EARLY_START, daemon=True).start()
         try:

@@ -41,7 +41,7 @@ _shardings: dict[Hashable, Any] = {}
 
 @contextlib.contextmanager
 def shared_propagation() -> Iterator[set[str]]:
-    """Make threads share DTensor's propagation results; no effect if DTensor is not imported.
+    """While entered, threads share DTensor's propagation results; no effect if DTensor is not imported.
 
     Gives a set, which collects each operation for which a sharding was requested, with the placements of its arguments.
     """

@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 @contextlib.contextmanager
 def per_thread_meshes() -> Iterator[None]:
-    """Make a rank's new or unpickled mesh equal only to meshes created by its own thread."""
+    """While entered, a rank's new or unpickled mesh equals only meshes created by its own thread."""
     mesh_class: Any = DeviceMesh
     made, unpickled = mesh_class.__init__, getattr(mesh_class, "__setstate__", _set_attributes)
 

@@ -184,7 +184,7 @@ class RankThreads:
         end_run(finished=finished)
 
     def _drop_works(self, rank: int) -> None:
-        """Remove the rank's works without a wait from torch's registry, which would keep them forever."""
+        """Remove works that the rank never waited for from torch's registry, which would keep them forever."""
         for work in self.board.abandon(rank):
             for tensor in work.outputs:
                 torch.ops._c10d_functional.wait_tensor(tensor)

@@ -36,7 +36,7 @@ _one_run_at_a_time = threading.Lock()
 
 @contextlib.contextmanager
 def threads_as_ranks(make_group: Callable[[Any, Any], Any], state: StateKeeper, *, is_user_code: bool = False) -> Iterator[None]:
-    """Let rank threads use torch, one at a time, with groups created by `make_group`.
+    """While entered, rank threads can use torch, one at a time, with groups created by `make_group`.
 
     On exit all process state is restored after a user's program.
     """

@@ -16,7 +16,7 @@ POLLS_IN_VAIN = 10_000
 
 
 IMPORT_CPU_SECONDS = 0.01
-"""Minimum CPU seconds of a progressing import between two observations; far more than an observation itself."""
+"""Minimum CPU seconds that a progressing import uses between two observations; far more than an observation itself."""
 
 
 class RankAborted(BaseException):

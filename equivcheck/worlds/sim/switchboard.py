@@ -11,7 +11,7 @@ MAX_GROUPS = 2000
 
 
 class Switchboard:
-    """Scheduler, groups, recorded calls and works without a wait, shared by all ranks in a world."""
+    """Scheduler, groups, recorded calls and works not yet waited for, shared by all ranks in a world."""
 
     def __init__(self, size: int, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -30,7 +30,7 @@ class Switchboard:
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """The rank's works without a wait; they count as waited for from now on."""
+        """The rank's works that nobody waited for; they count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()
@@ -38,7 +38,7 @@ class Switchboard:
         return works
 
     def works_with_futures(self, rank: int) -> list[SimWork]:
-        """The rank's works without a wait whose future was requested, in issue order on each group."""
+        """The rank's works that nobody waited for and whose future was requested, in issue order on each group."""
         works = [work for work in self.unwaited if work.group.global_rank == rank and work.has_future]
         return sorted(works, key=lambda work: work.raw[2])
 

@@ -113,7 +113,7 @@ def join_world(store: Any, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def keep_num_threads() -> Iterator[None]:
-    """Restore the process's compute thread count, which `prepare_rank_thread` changes."""
+    """On exit, restore the process's compute thread count, which `prepare_rank_thread` changes."""
     num_threads = torch.get_num_threads()
     try:
         yield
@@ -128,7 +128,7 @@ def is_rank_thread() -> bool:
 
 @contextlib.contextmanager
 def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Give each rank thread its own `torch.distributed`, with groups created by `make_group`."""
+    """While entered, each rank thread has its own `torch.distributed`, with groups created by `make_group`."""
     global _original_world  # noqa: PLW0603 - stands for a global of torch
     _original_world = c10d._world
     isolate = _bindings._set_thread_isolation_mode
@@ -147,7 +147,7 @@ def separate_worlds(make_group: Callable[[Any, Any], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_pass_for_gloo() -> Iterator[None]:
-    """Make ranks create simulated groups, shown to programs as gloo's."""
+    """While entered, ranks create simulated groups, shown to programs as gloo's."""
     original: Any = c10d._new_process_group_helper
 
     def make(
@@ -213,6 +213,6 @@ def after_backward(callback: Callable[[], Any]) -> None:
 
 
 def num_unwaited_works() -> int:
-    """Number of the calling rank's functional collectives without a wait."""
+    """Number of functional collectives that the calling rank has not waited for."""
     count = getattr(_bindings, "_get_work_registry_size", None)
     return int(count()) if count else 0

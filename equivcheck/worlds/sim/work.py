@@ -16,7 +16,7 @@ from equivcheck.worlds.sim.torch_private import after_backward, in_backward_node
 
 
 class Board(Protocol):
-    """World state that work handles use."""
+    """State of a world that work handles use."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -24,11 +24,11 @@ class Board(Protocol):
 
     @property
     def unwaited(self) -> set[SimWork]:
-        """Works without a wait so far."""
+        """Works that nobody has waited for yet."""
 
     @property
     def last_waited(self) -> Any:
-        """Each rank's last work with a wait. C++ may hold it and ask for its future next, so it must stay alive."""
+        """The last work that each rank waited for. C++ may hold it and ask for its future next, so it must stay alive."""
 
 
 class IssuingGroup(Protocol):

@@ -62,7 +62,7 @@ class StateKeeper:
 
 @contextlib.contextmanager
 def preserved_state(keeper: StateKeeper) -> Iterator[None]:
-    """Restore state and warns if some could not be restored, for a process that continues."""
+    """Restore state on exit, and warn if some could not be restored, for a process that continues."""
     try:
         with keeper.kept():
             yield

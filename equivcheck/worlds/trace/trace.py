@@ -33,7 +33,7 @@ class Piece:
 
     @property
     def numel(self) -> int:
-        """Element count."""
+        """Number of elements."""
         if self.run is not None:
             return self.run[1]
         return math.prod(self.size if self.start else self.shape)

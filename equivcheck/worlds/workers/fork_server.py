@@ -160,7 +160,7 @@ _servers: list[WorkerForkServer] = []
 
 @contextlib.contextmanager
 def forked_workers(warming: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Fork workers, if possible, from a process after it has called ``warm_up()`` of a module.
+    """While entered, fork workers, if possible, from a process after it has called ``warm_up()`` of a module.
 
     If an outer context has already started such a server, it is used.
     """

@@ -1,4 +1,4 @@
-"""Group store with waits that let other ranks run."""
+"""Group store whose waits let other ranks run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WRITES = ("set", "add", "append", "compare_set", "multi_set", "delete_key", "qu
 
 
 class _Board(Protocol):
-    """World state that a store uses."""
+    """State of a world that a store uses."""
 
     @property
     def scheduler(self) -> Any:

@@ -14,7 +14,7 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Use the replacements in rank threads; other threads still use torch's functions."""
+    """While entered, rank threads use the replacements; other threads still use torch's functions."""
     with replaced((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield

@@ -1,4 +1,4 @@
-"""Refuses parts of torch that threads as ranks cannot use, because they change the process or start threads of their own.
+"""Refuses parts of torch that rank threads cannot use, because they change the process or start threads of their own.
 
 Private torch API, tested with torch 2.9 to 2.15. Missing names are skipped.
 """
