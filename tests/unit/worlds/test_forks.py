@@ -17,7 +17,7 @@ from unit.worlds import forking
 
 @pytest.fixture(scope="module", params=["sim", "gloo"])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two ranks of each world."""
+    """Two ranks in each world."""
     with open_ranks(request.param, 2) as members:
         yield members
 

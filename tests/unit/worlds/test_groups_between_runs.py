@@ -1,4 +1,4 @@
-"""Groups that a program creates, and reused group names, do not affect later runs."""
+"""A program's own groups, and reused group names, do not affect later runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS_TO_LOOK_IN_VAIN = 1.0
 
 @pytest.fixture(scope="module", params=LOCAL_WORLDS)
 def members(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two ranks that are kept between runs."""
+    """Two ranks kept between runs."""
     with open_ranks(request.param, 2) as opened:
         yield opened
 

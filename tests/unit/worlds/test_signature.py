@@ -1,4 +1,4 @@
-"""Signatures of runs."""
+"""Run signatures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = DDP()
 
 
 def signature(parallelism: Parallelism = PLAIN, *, steps: int = 1, features: int = 2) -> frozenset[str]:
-    """Signature of a training of one linear layer on two ranks."""
+    """Signature for training one linear layer on two ranks."""
     plain = fakes.scenario()
     model = Model(features=features, layers=(Layer(width=2),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_MEAN, steps=steps)

@@ -1,4 +1,4 @@
-"""Persistent variables that functions assign are found in their code."""
+"""Persistent variables are found in the code of functions."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ COMPLETE_FOR = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15
 
 @pytest.fixture(scope="module")
 def found() -> tuple[str, ...]:
-    """Names of all state in this torch."""
+    """Names for all state in this torch."""
     return find_state_names()
 
 
@@ -83,5 +83,5 @@ def test_what_is_refused_says_so() -> None:
     ],
 )
 def test_the_walk_finds_each_kind_of_state(found: tuple[str, ...], name: str) -> None:
-    """Finds an attribute, a cache, a class attribute that a function assigns, a global, a container, and a C++ flag."""
+    """Finds an attribute, a cache, a class attribute assigned by a function, a global, a container, and a C++ flag."""
     assert name in found

@@ -1,4 +1,4 @@
-"""One rank of a world without peers."""
+"""One rank in a world without peers."""
 
 import pytest
 import torch
@@ -93,6 +93,6 @@ def test_a_rank_outside_the_world_is_refused() -> None:
 
 
 def test_nothing_is_checked_without_data() -> None:
-    """A check needs real values, and the error names the worlds that have them."""
+    """A check needs real values, and the error names the worlds with them."""
     with pytest.raises(UsageError, match=r"world 'fake' is not valid: it has no data to compare\. Expected one of sim, gloo"):
         check(scenario(2, 2), world="fake")

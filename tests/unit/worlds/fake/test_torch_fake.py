@@ -56,7 +56,7 @@ NAMES = {
 
 
 class Collectives(TorchDispatchMode):
-    """Counts the collectives that torch dispatches."""
+    """Counts the collectives dispatched by torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def under_torch_fake(program: Callable[[], Any], rank: int, size: int) -> Any:
 
 
 def counted(scenario: Scenario) -> Counter[str]:
-    """Collectives of all steps by name, as torch dispatches them."""
+    """All steps' collectives by name, as torch dispatches them."""
     setup = rank_setup(scenario)
     with Collectives() as seen:
         train(setup)
@@ -99,7 +99,7 @@ def counted(scenario: Scenario) -> Counter[str]:
 @pytest.mark.parametrize("tp_plan", [PAIRWISE, SEQUENCE], ids=["pairwise", "sequence"])
 @pytest.mark.parametrize("data_parallel", [FSDP2(), FSDP1()], ids=["fsdp2", "fsdp1"])
 def test_tensor_parallel_inside_fsdp_trains_under_both(tp_plan: TensorParallel, data_parallel: Parallelism) -> None:
-    """For any mesh size, model and rank, training issues the collectives that torch counts under `fake`."""
+    """For any mesh size, model and rank, training issues the collectives counted under torch's `fake`."""
 
     @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(dp=st.integers(2, 64), tp=st.sampled_from([2, 4, 8]), width=st.integers(1, 4), data=st.data())

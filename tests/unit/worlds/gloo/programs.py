@@ -32,7 +32,7 @@ def process() -> int:
 
 
 def ranks_sum(weights: np.ndarray) -> np.ndarray:
-    """Sum over ranks of (rank + 1) times `weights`."""
+    """Sum over ranks for (rank + 1) times `weights`."""
     term = torch.from_numpy(weights) * (dist.get_rank() + 1)
     dist.all_reduce(term)
     return term.numpy()
@@ -88,7 +88,7 @@ def spin() -> None:
 
 
 def make_lock() -> Any:
-    """Value that cannot be pickled."""
+    """Value without support for pickling."""
     return threading.Lock()
 
 
@@ -100,7 +100,7 @@ class Unreadable:
 
 
 def make_unreadable() -> Unreadable:
-    """Value that the owner cannot unpickle."""
+    """Value impossible to unpickle in the owner."""
     return Unreadable()
 
 
@@ -120,7 +120,7 @@ def is_imported(module: str) -> bool:
 
 
 def imported_by_compiling() -> int:
-    """Number of modules that a rank imports while it compiles."""
+    """Modules imported by a rank's compilation, counted."""
     before = len(sys.modules)
     compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
     compiled(torch.ones(2, 2)).sum().backward()
@@ -128,7 +128,7 @@ def imported_by_compiling() -> int:
 
 
 def train_fully_sharded() -> float:
-    """Last loss of a small FSDP2 training."""
+    """Last loss in a small FSDP2 training."""
     mesh = device_mesh((dist.get_world_size(),), ("dp",))
     torch.manual_seed(0)
     model = fully_shard(torch.nn.Linear(4, 4, dtype=torch.float64), mesh=mesh)

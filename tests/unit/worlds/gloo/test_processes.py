@@ -40,7 +40,7 @@ HANG = "ranks.run(time.sleep, 1000)\n"
 
 
 def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
-    """An owner in its own process, and the processes that it has started."""
+    """An owner in its own process, and its child processes."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OPENING + body],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -269,7 +269,7 @@ def test_ctrl_c_leaves_usable_ranks() -> None:
 
 @pytest.mark.slow
 def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone() -> None:
-    """A forked child neither ends nor uses its parent's ranks, and holds nothing that keeps them alive."""
+    """A forked child neither ends nor uses its parent's ranks, and does not keep them alive."""
     owner, pids = start(
         "if os.fork() == 0:\n"
         "    mine = ranks.run(os.getpid).values\n"
@@ -283,7 +283,7 @@ def test_a_forked_copy_of_the_owner_leaves_its_ranks_alone() -> None:
 
 
 def test_a_main_script_without_a_guard_runs_once(tmp_path: os.PathLike[str]) -> None:
-    """Ranks never import the script that started them."""
+    """Ranks never import the main script."""
     script = os.path.join(tmp_path, "script.py")
     with open(script, "w") as file:
         file.write(OPENING)

@@ -1,4 +1,4 @@
-"""Values and failures of gloo ranks."""
+"""Values and failures on gloo ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from unit.worlds.gloo import programs
 
 
 def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, deadline: float = 30.0) -> Failure:
-    """Failure of a program, after a check that the ranks work again."""
+    """A program's failure, after a check for working ranks."""
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program, *arguments, deadline=deadline)
     assert ranks.run(programs.place).values == ((0, 2), (1, 2))
@@ -34,7 +34,7 @@ def failure(ranks: GlooRanks, program: Callable[..., Any], *arguments: Any, dead
 
 
 def states(found: Failure) -> tuple[RankState, ...]:
-    """State of each rank."""
+    """Each rank's state."""
     assert [report.rank for report in found.reports] == [0, 1]
     return tuple(report.state for report in found.reports)
 
@@ -60,7 +60,7 @@ def test_processes_are_kept(ranks: GlooRanks) -> None:
 
 
 def test_random_numbers_repeat(ranks: GlooRanks) -> None:
-    """Every run starts with the same random state, which differs between ranks."""
+    """Every run starts with the same random state; ranks have different ones."""
     first, second = ranks.run(programs.random_number).values, ranks.run(programs.random_number).values
     assert first == second
     assert first[0] != first[1]
@@ -89,12 +89,12 @@ def test_all_ranks_raise(ranks: GlooRanks) -> None:
 
 
 def test_sys_exit_is_an_exception(ranks: GlooRanks) -> None:
-    """A program that exits the interpreter has raised; its process lives."""
+    """An interpreter exit counts as raised; the process lives."""
     assert failure(ranks, programs.sys_exit).summary == "rank 0 raised SystemExit: 3"
 
 
 def test_a_rank_exits(ranks: GlooRanks) -> None:
-    """A process that ends itself is reported with its exit code, even if other ranks raise because of it."""
+    """A process ending itself is reported with its exit code, even if other ranks raise because of it."""
     found = failure(ranks, programs.leave_on, 1, 3)
     assert (found.kind, found.summary) == (FailureKind.DIED, "rank 1 exited with code 3")
     assert found.reports[1].state is RankState.DIED
@@ -143,7 +143,7 @@ def test_an_endless_computation_is_a_timeout(ranks: GlooRanks) -> None:
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_a_timeout(ranks: GlooRanks) -> None:
-    """A process that cannot write its stack does not block its owner, even if the message exceeds a socket's buffer."""
+    """A process that cannot write its stack does not block its owner, even if its message exceeds a socket buffer."""
     os.kill(ranks.run(programs.process).values[1], signal.SIGSTOP)
     found = failure(ranks, programs.ranks_sum, np.ones(1_000_000), deadline=0.3)
     assert found.kind is FailureKind.TIMEOUT
@@ -158,12 +158,12 @@ def test_a_stopped_rank_is_a_timeout(ranks: GlooRanks) -> None:
     ],
 )
 def test_values_that_cannot_travel(ranks: GlooRanks, program: Callable[[], Any], text: str) -> None:
-    """A value that does not survive pickling is an error of the program that returned it."""
+    """A value lost in pickling is an error in its program."""
     assert failure(ranks, program).summary.startswith(f"rank 0 raised {text}")
 
 
 def test_programs_that_cannot_travel(ranks: GlooRanks) -> None:
-    """A program or argument that ranks could not unpickle is refused before anything is sent."""
+    """A program or argument without a working pickle is refused before anything is sent."""
     before = ranks.run(programs.process).values
     with pytest.raises(UsageError, match="cannot be pickled"):
         ranks.run(programs.raise_on, threading.Lock())
@@ -171,7 +171,7 @@ def test_programs_that_cannot_travel(ranks: GlooRanks) -> None:
 
 
 def test_code_travels_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may be a local function, a closure, or part of the main script, which ranks never run."""
+    """A program may be a local function, a closure, or part of the main script."""
     offset = 3
     assert ranks.run(lambda: dist.get_rank() + offset).values == (3, 4)
     assert ranks.run(lambda: torch._dynamo.config.verbose).values == (False, False)
@@ -199,7 +199,7 @@ def test_code_travels_from_modules_that_only_the_owner_finds(
 
 
 def test_a_program_that_ranks_cannot_import(ranks: GlooRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program in a module that only the owner has is an error, which says how ranks find programs."""
+    """A program in a module unknown to ranks is an error with advice."""
     module = type(os)("only_here")
     exec("def program(): pass", module.__dict__)
     monkeypatch.setitem(__import__("sys").modules, "only_here", module)

@@ -1,4 +1,4 @@
-"""Location of a rank, from its stack."""
+"""A rank's location, from its stack."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_waiting_is_told_by_where_the_stack_ends(frames: tuple[tuple[str, int, s
 
 
 def test_what_is_preloaded_exists() -> None:
-    """Every module that the fork server imports exists in this torch version."""
+    """Every module imported by the fork server exists in this torch version."""
     assert all(importlib.util.find_spec(name) for name in COMMON + RARE)

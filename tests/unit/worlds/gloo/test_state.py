@@ -1,4 +1,4 @@
-"""State that programs change in kept processes is restored, or the processes are replaced."""
+"""State changed in kept processes is restored, or the processes are replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_processes_are_replaced_only_where_they_must_be(ranks: GlooRanks, name: 
 
 
 def test_random_numbers_are_the_same_in_new_processes(ranks: GlooRanks) -> None:
-    """Ranks draw from `random` and NumPy the numbers that this rank always draws."""
+    """Ranks draw from `random` and NumPy this rank's usual numbers."""
     first = ranks.run(programs.drawn).values
     ranks.run(mutate, ("function",), "returns")
     assert ranks.run(programs.drawn).values == first

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 Context = tuple[Callable[[], AbstractContextManager[Any]], Callable[[], Any]]
-"""Function that creates the context manager, and function that observes it."""
+"""One function to create the context manager, one to observe it."""
 
 _torch: Any = torch
 _dispatcher: Any = DTensor._op_dispatcher
@@ -37,7 +37,7 @@ _autograd: Any = torch.autograd
 
 @contextlib.contextmanager
 def setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> Iterator[None]:
-    """Name for programs that use a getter and a setter only."""
+    """Context for settings with only a getter and a setter."""
     before = get()
     put(value)
     try:
@@ -64,7 +64,7 @@ class Halving(TorchDispatchMode):
 
 @contextlib.contextmanager
 def global_hook() -> Iterator[None]:
-    """A hook for every module, which adds one to the output."""
+    """A hook for every module; adds one to the output."""
     handle = nn.modules.module.register_module_forward_hook(lambda _module, _inputs, outputs: outputs + 1)
     try:
         yield
@@ -73,12 +73,12 @@ def global_hook() -> Iterator[None]:
 
 
 def graded() -> Any:
-    """Product that autograd records, unless disabled."""
+    """Product recorded by autograd, unless disabled."""
     return torch.full((1,), 3.0, requires_grad=True) ** 2
 
 
 def packed() -> Any:
-    """Value that autograd has saved for a product, as a program unpacks it, and whether hooks may be set."""
+    """Value saved by autograd for a product, as a program unpacks it, and whether hooks may be set."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
@@ -89,7 +89,7 @@ def packed() -> Any:
 
 
 def mutated() -> Any:
-    """Whether a tensor that autograd has saved may be written before backward."""
+    """Whether a tensor saved by autograd may be written before backward."""
     tensor = torch.full((1,), 3.0, requires_grad=True) * 1
     loss = (tensor**2).sum()
     tensor.mul_(2)
@@ -116,7 +116,7 @@ def wrapped() -> Any:
 
 
 class Wrapper(nn.Module):
-    """Wrapper that `enable_wrap` adds to modules."""
+    """Wrapper added by `enable_wrap`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

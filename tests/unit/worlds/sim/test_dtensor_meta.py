@@ -1,4 +1,4 @@
-"""Meta tensors give the shapes that DTensor's fake tensors give."""
+"""Meta tensors give the same shapes as DTensor's fake tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPERATIONS: dict[Any, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 
 
 def by_fake_tensors(op: Any, *arguments: Any) -> Any:
-    """Metadata that DTensor traces on fake tensors."""
+    """Metadata traced by DTensor on fake tensors."""
     with FakeTensorMode() as mode:
         return answer(op(*tree_map_only(torch.Tensor, mode.from_tensor, arguments)))
 

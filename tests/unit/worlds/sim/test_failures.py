@@ -1,4 +1,4 @@
-"""Failures of the simulated world, and that it works again afterwards."""
+"""Failures in the simulated world, and that it works again afterwards."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def call_other(rank: int) -> None:
 
 
 def splits_other(_: int) -> None:
-    """Splits that the other rank does not expect."""
+    """Splits not expected by the other rank."""
     dist.all_to_all_single(torch.ones(3), torch.ones(3), [2, 1], [2, 1])
 
 
@@ -298,7 +298,7 @@ def test_ddp_rank_raises_in_backward(world: World) -> None:
 
 
 class Kept(torch.autograd.Function):
-    """A node that keeps its input."""
+    """A node keeping its input."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, kept: object) -> torch.Tensor:
@@ -385,7 +385,7 @@ def raise_another() -> None:
 
 @pytest.mark.parametrize("fail", [wait_or_raise, raise_another])
 def test_contexts_of_generators_end_with_the_program(world: World, fail: Callable[[], None]) -> None:
-    """Hooks that a program entered in a generator before it raised or was unwound are not called in the next program."""
+    """Hooks entered by a program in a generator before it raised or was unwound are not called in the next program."""
     ranks = world(2)
     failure_of(ranks, lambda: checkpointed(fail))
     assert ranks.run(square_gradient).values == (6.0, 6.0)

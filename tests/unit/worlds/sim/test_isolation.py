@@ -19,7 +19,7 @@ World = Callable[[int], SimRanks]
 
 
 def torch_globals() -> dict[str, Any]:
-    """All process-wide state that a run could touch."""
+    """All process-wide state within a run's reach."""
     return {
         "world": c10d._world,
         "backend": c10d._backend,

@@ -1,4 +1,4 @@
-"""Process-wide state of torch that a rank changes is its own, and the process's again after the run."""
+"""Process-wide torch state changed by a rank is its own, and the process's again after the run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_variable_is_the_ranks_own(world: World, module: str, path: str) -> No
 
 @contextlib.contextmanager
 def global_hook() -> Iterator[None]:
-    """A hook that every module calls."""
+    """A hook called by every module."""
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         yield
@@ -93,7 +93,7 @@ CONTEXTS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "hook of all modules": (global_hook, lambda: len(nn.modules.module._global_forward_hooks)),
 }
-"""Context managers of torch that write to the process, and observations that show whether one is entered."""
+"""Context managers of torch that write to the process, and observations to show whether one is entered."""
 
 
 @pytest.mark.parametrize("name", CONTEXTS)

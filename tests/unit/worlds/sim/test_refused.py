@@ -1,4 +1,4 @@
-"""APIs that threads as ranks cannot use are refused with a reason, and work in other threads."""
+"""APIs impossible on rank threads are refused with a reason, and work in other threads."""
 
 from __future__ import annotations
 

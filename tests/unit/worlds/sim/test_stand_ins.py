@@ -1,4 +1,4 @@
-"""Replacements for parts of torch that threads as ranks cannot use."""
+"""Replacements for torch parts impossible on rank threads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_compiled_functions_are_refused(world: World) -> None:
 
 
 def test_what_compiles_nothing_runs(world: World) -> None:
-    """Functions that the compiler skips, and compiled ones with compiling disabled, run."""
+    """Functions skipped by the compiler run, and so do compiled ones with compiling disabled."""
 
     def program() -> list[float]:
         with torch.compiler.set_stance("force_eager"):
@@ -58,7 +58,7 @@ def test_what_compiles_nothing_runs(world: World) -> None:
 
 
 def profiled() -> int:
-    """Number of calls that a rank records of itself."""
+    """A rank's recorded calls, counted."""
     with torch.profiler.profile() as found:
         dist.all_reduce(torch.ones(2) + 1)
     return sum(event.name == "aten::add" for event in found.events())

@@ -45,7 +45,7 @@ def change_state() -> None:
 
 
 def state() -> tuple[object, ...]:
-    """State of the calling process."""
+    """The calling process's state."""
     return (
         torch.get_default_dtype(),
         torch.default_generator.get_state().tolist(),
@@ -56,7 +56,7 @@ def state() -> tuple[object, ...]:
 
 
 def group_of_rank() -> int:
-    """Identity of the default group."""
+    """The default group's identity."""
     return id(dist.group.WORLD)
 
 

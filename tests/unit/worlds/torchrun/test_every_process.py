@@ -1,4 +1,4 @@
-"""Observations of torchrun's processes, started here with the variables that torchrun sets."""
+"""Observations of torchrun's processes, started here with torchrun's variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Observations of each of two processes."""
+    """Observations in each of two processes."""
     code, printed = run_forked(SCRIPTS / "every_process.py", 2, tmp_path_factory.mktemp("printed"), 600.0)
     assert code == 0, printed
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
@@ -28,7 +28,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def both(seen: list[dict[str, Any]], name: str) -> Any:
-    """Observation that both processes share."""
+    """Observation shared by both processes."""
     first, second = (each[name] for each in seen)
     assert first == second
     return first

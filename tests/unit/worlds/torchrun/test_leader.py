@@ -1,4 +1,4 @@
-"""Rank 0 handles answers of other ranks, and ranks that send none."""
+"""Rank 0 handles other ranks' answers, and ranks without one."""
 
 from __future__ import annotations
 

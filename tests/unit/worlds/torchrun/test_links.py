@@ -1,4 +1,4 @@
-"""Processes of a world find each other."""
+"""Processes in a world find each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entrance() -> Iterator[Entrance]:
 
 
 def admitted(entrance: Entrance, size: int) -> tuple[threading.Thread, dict[int, tuple[Link, str]]]:
-    """A thread that admits connections, and the table that it fills."""
+    """A thread admitting connections, and its table of them."""
     found: dict[int, tuple[Link, str]] = {}
     thread = threading.Thread(target=lambda: found.update(entrance.admit(size)), daemon=True)
     thread.start()

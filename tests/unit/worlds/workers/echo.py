@@ -33,7 +33,7 @@ def main(fd: int) -> None:
 
 
 class Unreadable:
-    """Value that the receiver cannot unpickle."""
+    """Value impossible to unpickle in the receiver."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return eval, ("no_such_name",)

@@ -33,7 +33,7 @@ def server() -> Iterator[WorkerForkServer]:
 
 
 def echo() -> WorkerProcess:
-    """A worker that is ready."""
+    """A ready worker."""
     worker = WorkerProcess("unit.worlds.workers.echo", "ready")
     assert worker.receive() == "ready"
     return worker
@@ -46,7 +46,7 @@ def parent_of(worker: WorkerProcess) -> int:
 
 @pytest.mark.parametrize(("order", "how"), [("die", "was killed by SIGABRT"), ("exit", "exited with code 3")])
 def test_a_forked_worker_says_how_it_ended(server: WorkerForkServer, order: str, how: str) -> None:
-    """The exit code comes from the process that forked it."""
+    """The exit code comes from the forking process."""
     with closing(echo()) as worker:
         assert parent_of(worker) == server.pid
         worker.send(order)

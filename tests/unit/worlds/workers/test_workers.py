@@ -19,7 +19,7 @@ from unit.worlds.workers.echo import Unreadable
 
 
 def echo() -> WorkerProcess:
-    """A worker that is ready."""
+    """A ready worker."""
     worker = WorkerProcess("unit.worlds.workers.echo", "ready")
     assert worker.receive() == "ready"
     return worker
@@ -27,7 +27,7 @@ def echo() -> WorkerProcess:
 
 @pytest.fixture
 def worker() -> Iterator[WorkerProcess]:
-    """A worker that is closed at the end."""
+    """A worker, closed at the end."""
     with closing(echo()) as made:
         yield made
 
@@ -57,7 +57,7 @@ def test_a_busy_worker_hears_that_it_is_to_stop(worker: WorkerProcess) -> None:
 
 
 def test_a_message_that_cannot_be_read_ends_the_worker(worker: WorkerProcess) -> None:
-    """It reports the error and ends, instead of waiting for a message that it has already received."""
+    """It reports the error and ends, instead of waiting for the message again."""
     worker.send(Unreadable())
     assert worker.receive() == Ended()
     assert worker.how_it_ended() == "exited with code 1"
@@ -65,7 +65,7 @@ def test_a_message_that_cannot_be_read_ends_the_worker(worker: WorkerProcess) ->
 
 
 def test_a_worker_is_ended_with_what_it_started(worker: WorkerProcess) -> None:
-    """Nothing is left of the processes that a worker has started."""
+    """Nothing is left from a worker's child processes."""
     worker.send("start another")
     pid = worker.receive()
     worker.kill()
@@ -93,7 +93,7 @@ def test_a_worker_does_not_hoard_memory() -> None:
 
 
 class Impatient(WorkerProcess):
-    """A worker that is stuck from the start."""
+    """A worker stuck from the start."""
 
     @property
     def is_stuck(self) -> bool:

@@ -7,5 +7,5 @@ import time
 
 
 def warm_up() -> None:
-    """Start a thread that outlives this call."""
+    """Start a thread, which outlives this call."""
     threading.Thread(target=time.sleep, args=(1_000.0,), daemon=True).start()
