@@ -88,7 +88,7 @@ def spin() -> None:
 
 
 def make_lock() -> Any:
-    """Value without support for pickling."""
+    """A value whose pickling fails."""
     return threading.Lock()
 
 
@@ -100,7 +100,7 @@ class Unreadable:
 
 
 def make_unreadable() -> Unreadable:
-    """Value impossible to unpickle in the owner."""
+    """A value whose unpickling fails in the owner."""
     return Unreadable()
 
 
@@ -120,7 +120,7 @@ def is_imported(module: str) -> bool:
 
 
 def imported_by_compiling() -> int:
-    """Modules imported by a rank's compilation, counted."""
+    """Number of modules imported by a rank's compilation."""
     before = len(sys.modules)
     compiled = torch.compile(torch.nn.Linear(2, 2), backend="aot_eager")
     compiled(torch.ones(2, 2)).sum().backward()

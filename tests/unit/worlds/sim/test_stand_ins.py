@@ -58,7 +58,7 @@ def test_what_compiles_nothing_runs(world: World) -> None:
 
 
 def profiled() -> int:
-    """A rank's recorded calls, counted."""
+    """Number of calls in a rank's own profile."""
     with torch.profiler.profile() as found:
         dist.all_reduce(torch.ones(2) + 1)
     return sum(event.name == "aten::add" for event in found.events())

@@ -33,7 +33,7 @@ def main(fd: int) -> None:
 
 
 class Unreadable:
-    """Value impossible to unpickle in the receiver."""
+    """A value whose unpickling fails in the receiver."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return eval, ("no_such_name",)
