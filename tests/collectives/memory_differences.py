@@ -9,7 +9,7 @@ from collectives.gradient_memory import Memories, Memory, Side
 from collectives.gradients import Derivative, Form
 
 ROWS, REVERSED, GAPS, EXPANDED = Memory
-MISMATCH = "collectives do not match: .* dims lie in memory in the orders"
+MISMATCH = "collectives do not match: .* memory orders of dims differ"
 GAPS_REFUSED = "gloo transfers wrong elements"
 
 

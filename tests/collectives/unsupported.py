@@ -79,7 +79,7 @@ DECLARED = (
         kinds=REDUCTIONS,
         dtypes=COMPLEX,
         ops=(*(op for op in ARITHMETIC if op != "sum"), *BITWISE),
-        text="not support.*on complex tensors|complex numbers are|bitwise",
+        text="not support.*on complex tensors|complex numbers can only|bitwise",
         reason="complex tensors travel as pairs of reals, which only sums and means allow",
     ),
     Refusal(
@@ -109,14 +109,14 @@ DECLARED = (
         name="uneven list all-gather",
         kinds=(Kind.ALL_GATHER,),
         rows=((1, 2), (3, 0)),
-        text="invalid tensor size|outputs of",
+        text="invalid tensor size|outputs torch",
         reason="only NCCL gathers tensors of different sizes",
     ),
     Refusal(
         name="list all-to-all",
         kinds=(Kind.ALL_TO_ALL,),
         torch=NO_LIST_ALL_TO_ALL,
-        text="Backend gloo does not support alltoall|gloo does not exchange lists",
+        text="Backend gloo does not support alltoall|a list of tensors is not supported by gloo",
         reason="gloo exchanges parts of one tensor only (pytorch #165435)",
     ),
     Refusal(
@@ -124,7 +124,7 @@ DECLARED = (
         kinds=(Kind.ALL_TO_ALL,),
         rows=((1, 2), (3, 0)),
         torch=LIST_ALL_TO_ALL,
-        text="invalid tensor size|inputs of",
+        text="invalid tensor size|inputs torch",
         reason="gloo wants equal sizes; all_to_all_single takes uneven ones everywhere, and NCCL takes these",
     ),
 )

@@ -41,7 +41,7 @@ def test_a_copy_is_ended_and_reported(ranks: Ranks, tmp_path: Path, program: Cal
     with pytest.raises(RanksFailed) as caught:
         ranks.run(program, str(tmp_path))
     assert caught.value.failure.kind is FailureKind.RAISED
-    advice = "A copy must end by os._exit or exec"
+    advice = r"A copy must end by os\._exit or exec\."
     expected = rf"rank 0 raised (\w+\.)*ProgramForked: the program forked \(os.fork\): {error}\. {advice}"
     assert re.fullmatch(expected, caught.value.failure.summary)
     assert are_gone(tmp_path)
