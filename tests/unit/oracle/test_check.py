@@ -157,7 +157,7 @@ def test_a_doubt_before_a_checkpoint_leaves_nothing_of_what_follows() -> None:
 
 def test_a_world_that_does_not_exist_is_refused() -> None:
     """The error lists the worlds."""
-    with pytest.raises(UsageError, match="'moon' is not valid: it does not exist. Expected one of sim, gloo"):
+    with pytest.raises(UsageError, match=r"'moon' is not valid: it does not exist\. Expected one of sim, gloo"):
         check(SCENARIO, world="moon")
 
 

@@ -1,4 +1,4 @@
-"""Operations on tensors as DTensor describes them to what finds out the shapes of results."""
+"""Operations on tensors as DTensor describes them to shape propagation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 
 
 def meta(tensor: torch.Tensor) -> TensorMeta:
-    """What DTensor notes of a tensor."""
+    """Metadata of a tensor in DTensor."""
     return TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def described(value: Any) -> Any:
-    """A value as DTensor passes it on: tensors by shape, stride and element type."""
+    """Argument as DTensor passes it on: tensors by shape, stride and element type."""
     if isinstance(value, torch.Tensor):
         return SimpleNamespace(tensor_meta=meta(value))
     return [described(each) for each in value] if isinstance(value, list) else value
 
 
 def answer(value: Any) -> Any:
-    """What DTensor makes of a result."""
+    """DTensor's metadata for a result."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(answer, value)) or None
     return meta(value)
