@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,15 @@ def part_number_at(task: Task, indices: Mapping[str, int]) -> int:
     for name, size in task.mesh:
         number = number * size + indices[name] if name in task.data_axes else number
     return number
+
+
+def same_loss_ranks(task: Task) -> tuple[tuple[int, ...], ...]:
+    """Return groups of ranks that must return the same loss, because they differ only along `Task.loss_axes`."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in enumerate(product(*map(range, task.shape))):
+        others = zip(task.axis_names, place, strict=True)
+        groups.setdefault(tuple(index for name, index in others if name not in task.loss_axes), []).append(rank)
+    return tuple(map(tuple, groups.values()))
 
 
 def rows_part(batch: Any, number: int, count: int) -> Any:

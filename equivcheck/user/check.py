@@ -80,7 +80,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     :param scheduler: Called with the optimizer. Its ``step()`` runs after each training step.
     :param step: Called as ``step(model, batch, optimizer, loss)`` instead of the built-in forward, backward and update. Returns
         the loss.
-    :param rank_step: Replaces `step` on ranks. May return None on a rank without a loss.
+    :param rank_step: Replaces `step` on ranks. Ranks with the same rows must return the same loss. A rank without a loss returns
+        None.
     :param data_axes: Axes whose ranks get different rows. By default the axes named dp, fsdp, replicate, shard and similar.
     :param shard: Called as ``shard(batch, mesh)`` on each rank. Returns the part of the batch for this rank.
     :param full_tensors: Called with the module on each rank. Returns full tensors by name. Needed if parameters are plain shards
@@ -102,10 +103,11 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
     # Imported here because they import DTensor: `from equivcheck import check_training` stays as fast as `import torch`.
     from equivcheck.user.judging import check_task
     from equivcheck.user.randomness import require_masks
-    from equivcheck.user.task import Task, data_axes_of, mesh_of
+    from equivcheck.user.task import Task, data_axes_of, loss_axes_of, mesh_of
     from equivcheck.user.traces.cuts import require_cuts
 
     axes = mesh_of(mesh)
+    row_axes = data_axes_of(axes, data_axes, user_shards=shard is not None)
     task = Task(
         model=partial(copy.deepcopy, model) if isinstance(model, nn.Module) else model,
         parallelize=parallelize,
@@ -117,7 +119,8 @@ def check_training(  # noqa: PLR0913 - one for each thing that users bring, all 
         scheduler=scheduler,
         step=step,
         rank_step=rank_step or step,
-        data_axes=data_axes_of(axes, data_axes, user_shards=shard is not None),
+        data_axes=row_axes,
+        loss_axes=loss_axes_of(axes, row_axes, knows_rows=shard is None or data_axes is not None),
         shard=shard,
         full_tensors=full_tensors,
         cuts=require_cuts(cuts, [name for name, _ in axes]),

@@ -128,6 +128,12 @@ _ABOUT_SHARDS = (
 )
 
 
+_ABOUT_LOSSES = (
+    "ranks that differ only along {axes} get the same rows, so each must return the same loss. If yours return the loss over "
+    "their own rows, positions or classes, reduce it over these ranks, or return None on all but one"
+)
+
+
 class UserCase:
     """The single-device run, limited to tensors in the ranks' traces."""
 
@@ -154,6 +160,8 @@ class UserCase:
         """Return a possible explanation for a divergence; empty if none is known."""
         if first.difference is Difference.SHAPE:
             return "" if first.tensor in self._located else _ABOUT_SHARDS
+        if first.phase is Phase.LOSS and first.difference is Difference.RANKS_DISAGREE:
+            return _ABOUT_LOSSES.format(axes=", ".join(self._run.task.loss_axes))
         return self.apart_in_parts
 
     @property
@@ -170,7 +178,9 @@ class UserCase:
     def measures(self, calls: Sequence[Sequence[Call]]) -> Measures | None:
         """Return loss, gradient norm and call counts; None if rounding dominates the first gradients."""
         gradients = first_gradients(self._quick.moments)
-        return None if gradients is None else measures_of(self._run.trace, gradients, self._traces, calls)
+        if gradients is None:
+            return None
+        return measures_of(self._run.trace, gradients, self._traces, calls, self._quick.loss_groups)
 
     @property
     def other_settings(self) -> Divergence | None:

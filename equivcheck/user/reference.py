@@ -15,7 +15,7 @@ from equivcheck.oracle.reference.doubt import Doubt, doubt_about
 from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, NUM_PERTURBATIONS, Expected, expected_of
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
-from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, split
+from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
 from equivcheck.user.loop import train
 from equivcheck.user.randomness import Masked, RowShard, seeded
 from equivcheck.user.ranks import build_model
@@ -84,23 +84,27 @@ class SingleDeviceRun:
         with one_thread():
             while len(self._copies) < num_copies:
                 self._copies.append(self.train(seed=self.task.seed, **perturbed_start(self.task, len(self._copies), self.eps)))
-        return reference_from(self.trace, self._copies, self.eps, float(np.sqrt(self.eps)), *(() if parts is None else (parts,)))
+        return reference_from(self.task, self.trace, self._copies, self.eps, *(() if parts is None else (parts,)))
 
     def _tensors(self) -> list[torch.dtype]:
         names = {name for step in self.trace.steps for name in step.parameters.dtypes}
         return [dtype for dtype in (getattr(torch, name) for name in names) if dtype.is_floating_point]
 
 
-def reference_from(trace: Trace, copies: Sequence[Trace], eps: float, limit: float, *others: Trace) -> Reference:
+def reference_from(
+    task: Task, trace: Trace, copies: Sequence[Trace], eps: float, *others: Trace, limit: float | None = None
+) -> Reference:
     """Return a reference with the copies' spread as noise, in units of `eps`.
 
-    `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`.
+    `others` are further runs of the same training. The reference is in doubt if its noise exceeds `limit`, by default half of
+    the digits.
     """
+    limit, groups = float(np.sqrt(eps)) if limit is None else limit, same_loss_ranks(task)
     rows = list(zip(*([moment.snapshot.values for moment in moments(each)] for each in (trace, *copies)), strict=True))
     if any(len({len(row) for row in values}) > 1 for values in rows):
         return Reference((), Doubt(reason="rounding decides which parameters get a gradient", step=0), limit)
     found = expected_of(trace, [np.stack(values) for values in rows], eps, *others)
-    return Reference(found, doubt_about(found, limit), limit)
+    return Reference(found, doubt_about(found, limit), limit, loss_groups=groups)
 
 
 def far_moment(reference: Reference, trace: Trace) -> Expected | None:

@@ -20,6 +20,8 @@ DATA_AXES = ("dp", "ddp", "fsdp", "data", "replicate", "shard", "dp_replicate", 
 """Usual names for mesh axes whose ranks get different rows."""
 OTHER_AXES = ("tp", "pp", "sp", "cp", "ep", "model", "pipe", "tensor", "sequence", "context", "expert")
 """Usual names for mesh axes whose ranks get the same rows."""
+POSITION_AXES = ("cp", "sp", "context", "sequence")
+"""Usual names for mesh axes whose ranks may return the loss over their own positions."""
 REDUCTIONS = ("mean", "sum")
 """A loss is the mean over the rows in a batch, or their sum."""
 
@@ -58,6 +60,8 @@ class Task:
     """The user's step on a rank; None for the built-in step."""
     data_axes: tuple[str, ...]
     """Axes along which rows are split."""
+    loss_axes: tuple[str, ...]
+    """Axes whose ranks have the same rows, so that they must return the same loss."""
     shard: Callable[[Any, DeviceMesh], Any] | None
     """Returns a rank's part of a batch; None for an equal part of the rows."""
     full_tensors: Callable[[nn.Module], Mapping[str, torch.Tensor]] | None
@@ -115,6 +119,11 @@ class Task:
     def loss_scale(self) -> float:
         """Factor for a rank's loss before backward. Sums are scaled because data ranks average their gradients."""
         return float(self.num_data_ranks) if self.reduction == "sum" else 1.0
+
+
+def loss_axes_of(mesh: tuple[tuple[str, int], ...], data_axes: Sequence[str], *, knows_rows: bool) -> tuple[str, ...]:
+    """Return the axes whose ranks must return the same loss; none if the user's `shard` decides which rows a rank gets."""
+    return tuple(name for name, _ in mesh if knows_rows and name not in (*data_axes, *POSITION_AXES))
 
 
 def mesh_of(mesh: Any) -> tuple[tuple[str, int], ...]:

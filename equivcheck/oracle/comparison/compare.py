@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equivcheck.oracle.comparison.assemble import Assembled, Assembler
-from equivcheck.oracle.comparison.disagreement import Misfit, element
+from equivcheck.oracle.comparison.disagreement import Misfit, element, loss_disagreements
 from equivcheck.oracle.comparison.full_tensors import full_tensor_divergences
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
@@ -40,12 +40,17 @@ def compare(reference: Reference, traces: Sequence[Trace], before: Sequence[Trac
     divergences: list[Divergence] = []
     worst = share = 0.0
     for expected, found in zip(reference.moments, ranks, strict=True):
-        snapshots = snapshots_of(list(found), expected.phase)
+        snapshots = holders = snapshots_of(list(found), expected.phase, reference.loss_groups)
         assembled = assembler.assemble(expected, snapshots)
+        if expected.phase is Phase.LOSS:
+            local = [moment.snapshot for moment in found]
+            holders = local if len(reference.loss_groups) == 1 else []  # no rank holds a mean over several groups
+            misfits = loss_disagreements(expected, local, reference.loss_groups)
+            assembled = replace(assembled, misfits=(*assembled.misfits, *misfits))
         errors, wrong = errors_of(expected, assembled)
         worst = max(worst, float(errors.max(initial=0.0)))
         if wrong.any() or assembled.misfits:
-            divergences += _describe(expected, assembled, errors, wrong, snapshots)
+            divergences += _describe(expected, assembled, errors, wrong, holders)
             share = max(share, _share(expected, assembled, errors, wrong))
         otherwise = full_tensor_divergences(expected, assembled, [moment.full for moment in found])
         if otherwise:
@@ -67,13 +72,20 @@ def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flag
     return float((sizes / np.maximum(expected.scales[wrong], np.finfo(np.float64).tiny)).max())
 
 
-def snapshots_of(found: list[Moment], phase: Phase) -> list[Snapshot]:
-    """Snapshots to assemble. The loss is averaged over the ranks that have one, because they average their gradients."""
+def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
+    """Snapshots to assemble.
+
+    The loss is averaged over the ranks that have one, because they average their gradients. Each of `groups` counts once.
+    """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
         return snapshots
-    losses = [snapshot for snapshot in snapshots if snapshot.present[0]] or snapshots
-    return [replace(losses[0], values=np.mean([snapshot.values for snapshot in losses], axis=0))]
+    losses = {rank: snapshot.values for rank, snapshot in enumerate(snapshots) if snapshot.present[0]}
+    if not losses:
+        return snapshots[:1]
+    members = [[losses[rank] for rank in group if rank in losses] for group in groups or [[rank] for rank in losses]]
+    mean = np.mean([np.mean(each, axis=0) for each in members if each], axis=0)
+    return [replace(snapshots[next(iter(losses))], values=mean)]
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
@@ -129,11 +141,7 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     distance = np.abs(assembled.values[start:end] - expected.values[start:end])
     position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
     actual = float(assembled.values[position])
-    # The loss is a mean over ranks, so no rank holds it.
-    has_holders = expected.phase is not Phase.LOSS
-    holders = tuple(
-        rank for rank, each in enumerate(snapshots) if has_holders and _holds(table, table.names[row], position, each)
-    )
+    holders = tuple(rank for rank, each in enumerate(snapshots) if _holds(table, table.names[row], position, each))
     return Divergence(
         step=expected.step,
         phase=expected.phase,
@@ -149,5 +157,6 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
 
 
 def _holds(table: Table, name: str, position: int, snapshot: Snapshot) -> bool:
-    found = (table.positions(piece) for piece in snapshot.pieces if piece.name == name)
+    pieces = zip(snapshot.pieces, snapshot.present, strict=True)
+    found = (table.positions(piece) for piece, present in pieces if piece.name == name and present)
     return any(where is not None and position in where for where in found)

@@ -69,6 +69,39 @@ def disagreements(
     return found
 
 
+def loss_disagreements(expected: Expected, snapshots: Sequence[Snapshot], groups: Sequence[Sequence[int]]) -> list[Misfit]:
+    """The first group of ranks whose losses differ, although they have the same rows; empty if there is none.
+
+    The tolerance is for the mean over groups. A group's loss may be larger, and has a larger share of the rounding noise.
+    """
+    losses = {rank: float(snapshot.values[0]) for rank, snapshot in enumerate(snapshots) if snapshot.present[0]}
+    reporting = [group for group in ([rank for rank in group if rank in losses] for group in groups) if group]
+    means = [float(np.mean([losses[rank] for rank in group])) for group in reporting]
+    mean, largest = float(expected.values[0]), max((abs(loss) for loss in losses.values() if np.isfinite(loss)), default=0.0)
+    limit = float(expected.tolerances[0]) * len(groups) * (max(1.0, largest / abs(mean)) if mean else 1.0)
+    for group, own in zip(reporting, means, strict=True):
+        values = np.array([losses[rank] for rank in group])
+        if not np.isnan(values).all() and _distances(values, values[:1]).max() > limit:
+            # One device knows only the mean over groups. The other groups count as right.
+            distances = _distances(values, np.array(mean * len(means) - (sum(means) - own)))
+            right = repr(mean) if len(means) == 1 else f"the same loss on ranks {', '.join(map(str, group))}"
+            return [_loss_misfit(group, values, distances, right)]
+    return []
+
+
+def _loss_misfit(group: Sequence[int], values: Vector, distances: Vector, expected: str) -> Misfit:
+    # The last rank if several are equally far.
+    far, near = len(group) - 1 - int(np.argmax(distances[::-1])), int(np.argmin(distances))
+    return Misfit(
+        name="loss",
+        difference=Difference.RANKS_DISAGREE,
+        rank=group[far],
+        expected=expected,
+        actual=repr(float(values[far])),
+        elsewhere=f"rank {group[near]} has {float(values[near])!r}",
+    )
+
+
 def _misfit(expected: Expected, placed: Sequence[Positions], differing: DifferingElements, worst: int, name: str) -> Misfit:
     position = int(differing.where[worst])
     values = np.array([differing.local[worst], differing.held[worst]])

@@ -69,6 +69,8 @@ class Reference:
     """Largest noise for a decision, relative to the largest tensor of the same kind: half of the digits."""
     uses_signs: bool = False
     """True if the optimizer updates by gradient signs."""
+    loss_groups: tuple[tuple[int, ...], ...] = ()
+    """Groups of ranks that must return the same loss, because they have the same rows. Empty if this is unknown."""
 
     @property
     def first_noisy_step(self) -> int | None:

@@ -96,7 +96,7 @@ class RoundedRun(SingleDeviceRun):
         generator = np.random.default_rng((self.task.seed, num_copies))
         with one_thread():
             copies = [self._copy(copy, jitter(generator, 1 + copy), generator) for copy in range(num_copies)]
-        return reference_from(self.trace, copies, self.eps, self._limit, *others)
+        return reference_from(self.task, self.trace, copies, self.eps, *others, limit=self._limit)
 
     def _copy(self, copy: int, jitter: Jitter, generator: np.random.Generator) -> UserTrace:
         task, eps = self.task, min(FLOAT32_EPS, eps_of(self._kept))

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from equivcheck.oracle.comparison.assemble import Assembler
+from equivcheck.oracle.comparison.compare import snapshots_of
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.worlds.call import Call
 from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.moments import moments
 from equivcheck.worlds.trace.stage import Stage
 from equivcheck.worlds.trace.trace import Trace
 
@@ -23,7 +25,7 @@ class Measures:
     """Loss and gradient norm at the first step, and communication per step."""
 
     loss: float | None
-    """Mean over ranks with a loss; None if no rank has one."""
+    """Mean over data ranks; None if no rank has a loss."""
     expected_loss: float | None
     """Loss on one device."""
     gradient_norm: float
@@ -41,13 +43,19 @@ class Measures:
         return self.gradient_norm / self.expected_gradient_norm if self.expected_gradient_norm else None
 
 
-def measures_of(expected: Trace, gradients: Expected, traces: Sequence[Trace], calls: Sequence[Sequence[Call]]) -> Measures:
+def measures_of(
+    expected: Trace,
+    gradients: Expected,
+    traces: Sequence[Trace],
+    calls: Sequence[Sequence[Call]],
+    loss_groups: Sequence[Sequence[int]],
+) -> Measures:
     """Compute the measures if all ranks finished. `gradients` are those at the first step on one device."""
     assembled = Assembler().assemble(gradients, [trace.steps[0].gradients for trace in traces])
-    losses = [loss for loss in (trace.steps[0].loss for trace in traces) if loss is not None]
+    losses = snapshots_of([moments(trace)[0] for trace in traces], Phase.LOSS, loss_groups)[0]
     counted = [_calls_per_step(rank, len(expected.steps)) for rank in calls]
     return Measures(
-        loss=sum(losses) / len(losses) if losses else None,
+        loss=float(losses.values[0]) if losses.present[0] else None,
         expected_loss=expected.steps[0].loss,
         gradient_norm=float(np.linalg.norm(assembled.values[assembled.covered])),
         expected_gradient_norm=float(np.linalg.norm(gradients.values)),

@@ -13,7 +13,7 @@ from equivcheck.user.task import Task
 
 STEPS = 3
 
-USUAL = {"reduction": "mean", "data_axes": ("dp",), "dtype": torch.float64, "keep_dtype": False, "seed": 0}
+USUAL = {"reduction": "mean", "data_axes": ("dp",), "loss_axes": (), "dtype": torch.float64, "keep_dtype": False, "seed": 0}
 
 
 def build() -> nn.Module:

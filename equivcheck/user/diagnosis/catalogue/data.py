@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 from equivcheck.user.task import Loss
-from equivcheck.worlds.trace.differences import Phase
+from equivcheck.worlds.trace.differences import Difference, Phase
 
 MEAN_OF_MEANS = (
     "your loss or model is not a mean over rows: each rank divides by its own count, or normalizes with the statistics of its "
@@ -99,12 +100,17 @@ RIGHT = "your ranks train correctly, but the loss that they return is"
 
 
 def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mistake]:
-    """Yield wrong losses (scaled, from one microbatch or from one rank) if nothing else differs."""
+    """Yield wrong losses (scaled, on one rank only, from one microbatch or from one rank) if nothing else differs."""
     if any(found.phase is not Phase.LOSS for found in diverged.divergences):
         return
-    for factor in (factor for size in diverged.counts for factor in (float(size), 1 / size) if factor != 1.0):
+    factors = [factor for size in diverged.counts for factor in (float(size), 1 / size) if factor != 1.0]
+    for factor in factors:
         words = f"{RIGHT} {factor:g} times the loss{count_description(diverged, factor)}"
         yield Mistake(Cause.SCALED, words, partial(_multiply, factor=factor))
+    if diverged.first.difference is Difference.RANKS_DISAGREE:
+        for rank, factor in product(range(diverged.task.num_ranks), (0.0, -1.0, *factors)):
+            words = f"{RIGHT} {factor:g} times the loss on rank {rank}{count_description(diverged, factor)}"
+            yield Mistake(Cause.SCALED, words, partial(_multiply, factor=factor, only=rank))
     for index in range(facts.num_backward if facts.num_backward > 1 else 0):
         words = f"{RIGHT} from microbatch {index} only"
         yield Mistake(Cause.MICROBATCH_LOST, words, partial(_of_microbatch, index=index, divisor=1))
@@ -115,10 +121,10 @@ def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mista
         yield Mistake(Cause.NOT_REDUCED, words, partial(_of_rank, source=rank), own_rows=True)
 
 
-def _multiply(ranks: EmulatedUserRanks, *, factor: float) -> None:
-    def returned(_rank: int, value: Any) -> float | None:
+def _multiply(ranks: EmulatedUserRanks, *, factor: float, only: int | None = None) -> None:
+    def returned(rank: int, value: Any) -> float | None:
         number = scalar_value(value) if isinstance(value, torch.Tensor) else value
-        return None if number is None else float(number) * factor
+        return None if number is None else float(number) * (factor if only in (None, rank) else 1.0)
 
     ranks.returns = returned
 
