@@ -19,7 +19,7 @@ LOAD = () if INSTALLED else ("-p", "equivcheck.pytest_plugin")
 
 CHECKS = """
     import pytest
-    from equivcheck.system.tally import record
+    from equivcheck.system.tally import record_check
 
     @pytest.mark.parametrize("count", range(4))
     def test_passes(count):

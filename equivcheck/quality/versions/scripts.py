@@ -26,8 +26,8 @@ from equivcheck.worlds.trace.differences import Phase
 
 _NAME = "repro.py"
 _RUN = (
-    "import sys; from pathlib import Path; from equivcheck.export.forked import launched\n"
-    "code, printed = launched(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[1]).parent, float(sys.argv[3]))\n"
+    "import sys; from pathlib import Path; from equivcheck.export.forked import run_forked\n"
+    "code, printed = run_forked(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[1]).parent, float(sys.argv[3]))\n"
     "print(printed); sys.exit(code)"
 )
 _OF_STATEMENT = re.compile(r"^.*StatementFailed: [^:]*: ")
