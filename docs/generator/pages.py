@@ -21,7 +21,7 @@ SHOWS = {"shows": "yes", "does not": "no", "cannot run": "-"}
 """Table cells for script results."""
 TIMES = " x "
 """Separator between parallelisms in a layout's name."""
-NOT_SUPPORTED = re.compile(r"(?P<api>.+?): (?P<situation>.+?) (?:is|are) not supported(?P<unless>[^:]*): (?P<consequence>.+)")
+NOT_SUPPORTED = re.compile(r"^(.+? (?:is|are) not supported[^:]*): (.+)$")
 """Pattern for a limit's reason."""
 OLDEST_VERSION = ">=2.9"
 """Specifier that all supported versions meet."""
@@ -38,16 +38,16 @@ def limits() -> str:
 def _limits_of(name: str, found: Iterable[sources.AnyLimit]) -> str:
     kinds: dict[str, list[str]] = {GAPS: [], FIXED: []}
     for limit in found:
-        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {_prose(sentence(limit))}")
+        api, colon, rest = sentence(limit).partition(": ")
+        text = f"**{_prose(api)}**{colon}{_prose(rest)}" if colon else _prose(api)
+        kinds[GAPS if getattr(limit, "upstream", False) else FIXED].append(f"- {text}")
     lists = ["\n".join([f"{title}:\n", *reasons]) for title, reasons in kinds.items() if reasons]
     return "\n\n".join([f"## {f'`{name}`' if name else 'Any layout'}", *lists])
 
 
 def sentence(limit: sources.AnyLimit) -> str:
-    """A limit's reason as a sentence: ``API does not support SITUATION: CONSEQUENCE``."""
-    text, found = limit.reason, NOT_SUPPORTED.fullmatch(limit.reason)
-    if found is not None:
-        text = f"{found['api']} does not support {found['situation'].rstrip(',')}{found['unless']}: {found['consequence']}"
+    """A limit's reason as a sentence: ``API: SITUATION is not supported, because CONSEQUENCE``."""
+    text = NOT_SUPPORTED.sub(r"\1, because \2", limit.reason)
     return f"{text}{f' (torch {_versions(limit.torch)})' if limit.torch else ''}."
 
 

@@ -75,7 +75,7 @@ def test_each_limit_is_listed() -> None:
 def test_a_limit_is_a_sentence() -> None:
     """It keeps the API, the situation, the exception and the consequence of the reason."""
     limit = LayoutLimit(reason="A: b is not supported without c: d", applies=bool, repair=lambda layout: layout, torch=">=2.13")
-    assert pages.sentence(limit) == "A does not support b without c: d (torch 2.13 and newer)."
+    assert pages.sentence(limit) == "A: b is not supported without c, because d (torch 2.13 and newer)."
 
 
 def test_limits_are_listed_by_layout() -> None:
@@ -87,7 +87,7 @@ def test_limits_are_listed_by_layout() -> None:
 
 def plain(text: str) -> str:
     """Text without Markdown escapes."""
-    return " ".join(text.replace("\\", "").replace("`", "").split())
+    return " ".join(text.replace("\\", "").replace("`", "").replace("*", "").split())
 
 
 def test_each_known_difference_has_a_section_and_the_text_of_an_issue() -> None:
