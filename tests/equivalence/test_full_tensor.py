@@ -139,7 +139,7 @@ def test_reading_is_no_part_of_the_training() -> None:
 def test_what_ranks_shared_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ranks take each other's plans of redistribution, as all did before their meshes differed, the check fails."""
     with SimRanks(4) as members:
-        monkeypatch.setattr(sim_ranks, "meshes_of_threads", contextlib.nullcontext)
+        monkeypatch.setattr(sim_ranks, "per_thread_meshes", contextlib.nullcontext)
         assert check(scenario(CHOSEN), world=members).outcome.is_finding
 
 

@@ -24,11 +24,11 @@ CHECKS = """
     @pytest.mark.parametrize("count", range(4))
     def test_passes(count):
         for _ in range(count):
-            record("ddp", "sim", "equivalent")
-        record("fsdp2 x tensor_parallel", "gloo", "inconclusive")
+            record_check("ddp", "sim", "equivalent")
+        record_check("fsdp2 x tensor_parallel", "gloo", "inconclusive")
 
     def test_fails():
-        record("ddp", "sim", "diverged")
+        record_check("ddp", "sim", "diverged")
         assert False
 """
 
