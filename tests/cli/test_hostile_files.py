@@ -231,8 +231,8 @@ def test_paths_that_name_nothing_are_refused(command: str, path: str) -> None:
     ("arguments", "names"),
     [
         (("versions", "--output", "/dev/null"), "regular file"),
-        (("versions", "--output", "nowhere/matrix.json"), "is no folder"),
-        (("coverage", "--seconds", "1", "--legal", "nowhere/pairs.json"), "is no folder"),
+        (("versions", "--output", "nowhere/matrix.json"), "folder nowhere does not exist"),
+        (("coverage", "--seconds", "1", "--legal", "nowhere/pairs.json"), "folder nowhere does not exist"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_there_is_anything_to_write(
