@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[str, str]] = {
         scenario_with({"layout": {"parallelisms": [{"kind": "ddp"}] * 10_000}}),
         "one for each of the axes ['dp']",
     ),
-    "many ranks": (scenario_with(MANY_RANKS), "allowed: 1 to 64"),
+    "many ranks": (scenario_with(MANY_RANKS), "Expected 1 to 64"),
 }
 
 
