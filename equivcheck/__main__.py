@@ -1,4 +1,4 @@
-"""`python -m equivcheck`."""
+"""Run the command line by `python -m equivcheck`."""
 
 from equivcheck.cli import main
 

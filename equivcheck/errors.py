@@ -31,7 +31,7 @@ class NotEquivalent(EquivCheckError, AssertionError):
     """The parallel training differs from the single-device run, or the comparison could not be completed."""
 
     def __init__(self, text: str = "", tell: Callable[[], str] | None = None) -> None:
-        """`tell` computes a longer text when the error is first printed. If it fails, `text` is kept with a note."""
+        """`tell` computes a longer text when the error is first printed. If `tell` fails, `text` is kept with a note."""
         super().__init__(text)
         self._tell = tell
 

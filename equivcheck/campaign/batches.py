@@ -46,7 +46,7 @@ class EndBatch(BaseException):
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:
-    """Pass drawn cases to `take` until the batch is full, `take` raises `EndBatch`, or the case of a `FaultShown` is shrunk."""
+    """Pass drawn cases to `take` until the batch is full, `take` raises `EndBatch`, or a `FaultShown` case is shrunk."""
     with contextlib.suppress(EndBatch, FaultShown, Flaky):
         for number in range(_BATCH // FRESH):
             _run_fresh(strategy, batch_seed + number, take)

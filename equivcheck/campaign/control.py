@@ -32,9 +32,11 @@ _CHUNK = 100
 _SHARE = 0.1
 """Share of a worker's work that the control may take before the campaign ends."""
 _PATIENCE_SHARE, _LEAST_PATIENCE = 0.08, 2.0
-"""A fault that no case has shown gives way to the next after this share of the campaign's time, but not before these seconds."""
+"""A fault that no case has shown is replaced by the next one after this share of the campaign's time, but not before these
+seconds.
+"""
 _USUAL_RANKS = 4
-"""Most ranks of a control's scenarios, unless its fault needs more."""
+"""Maximum number of ranks in a control's scenarios, unless the fault needs more."""
 
 CheckWithFault = Callable[[Checkable, Any], CaseVerdict]
 """Checks a case with a planted fault."""
@@ -111,7 +113,7 @@ class ControlRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the fault was caught, or no case is left to draw."""
+        """Whether the fault was caught, or no more cases can be drawn."""
         return self._control.caught or (self._drawn >= MAX_DRAWN and not self._waiting)
 
     @property
@@ -121,7 +123,7 @@ class ControlRun:
 
     @property
     def result(self) -> Control:
-        """Result so far."""
+        """Current result of the control; it may change with each `step`."""
         return self._control
 
     def is_due(self, seconds: float, *, is_late: bool = False) -> bool:

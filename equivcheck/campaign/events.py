@@ -20,7 +20,7 @@ class KeptFinding:
     """A finding from this campaign."""
 
     fingerprint: str
-    """Equal for equal faults."""
+    """Finding's fingerprint: 12 hex digits that are equal for verdicts with the same fault."""
     path: Path
     """Folder of the finding; it does not exist if `kept` is `UNKEPT`."""
     verdict: CaseVerdict
@@ -89,7 +89,7 @@ class Summary:
     store: Path
     """The findings' folder."""
     interrupted: bool = False
-    """Whether a signal stopped it before its budget was spent."""
+    """Whether a signal stopped the campaign before its budget was spent."""
     broken: str = ""
     """Error and traceback that ended the checker itself; empty if there was none."""
     unkept: str = ""

@@ -70,18 +70,18 @@ Place = tuple[int, int]
 
 
 class Shrinkers:
-    """Remembers the worker for each fingerprint."""
+    """Records which worker shrinks which finding."""
 
     def __init__(self) -> None:
         self._at: dict[str, Place] = {}
         self._left = deque[str]()
 
     def claim(self, mark: str, place: Place) -> bool:
-        """Assign a fingerprint to a worker unless another has it. Returns whether this worker has it."""
+        """Reserve a finding for a worker to shrink. Returns False if another worker already has it."""
         return self._at.setdefault(mark, place) == place
 
     def of(self, place: Place) -> tuple[str, ...]:
-        """Fingerprints that a worker shrinks or shrank."""
+        """Fingerprints of the findings that a worker shrinks or shrank."""
         return tuple(mark for mark, other in self._at.items() if other == place)
 
     def leave(self, mark: str) -> None:
@@ -90,7 +90,10 @@ class Shrinkers:
         self._left.append(mark)
 
     def take(self, place: Place) -> str | None:
-        """Assign the fingerprint that has been free the longest to a worker; None if there is none."""
+        """Reserve the finding that has been free the longest for a worker.
+
+        Returns its fingerprint, or None if no finding is free.
+        """
         while self._left:
             if self.claim(mark := self._left.popleft(), place):
                 return mark

@@ -14,9 +14,9 @@ class Fuzz:
     """Sent to the worker: draw and check cases until the time is up or enough are checked."""
 
     seconds: float
-    """Seconds, counted from this message's arrival."""
+    """Seconds to draw and check, counted from this message's arrival."""
     num_checks: float
-    """How many to check; infinite for no limit."""
+    """Number of cases to check; infinite for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """In place of a worker's last message: it died, or was killed because it was stuck."""
+    """Replaces a dead worker's last message: the process died, or was killed because it was stuck."""
 
     verdict: CaseVerdict | None
     """Verdict on the case it was checking; None if it had begun none."""
@@ -140,7 +140,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """In place of a worker's last message: its machine is lost."""
+    """Replaces a worker's last message if its machine is lost."""
 
     name: str
     """The lost machine."""

@@ -36,7 +36,7 @@ class Fault(Protocol):
 
     @property
     def applies(self) -> Callable[[Any], bool]:
-        """Returns whether a case has the part that the fault breaks."""
+        """Whether a case has the part that the fault breaks."""
 
     @property
     def plant(self) -> Any:
@@ -114,11 +114,11 @@ class Plan:
     """A campaign's budget and strategies. Workers receive it pickled. Raises `UsageError` for an invalid field."""
 
     seed: int
-    """Decides, with the worker's number, all that the worker draws; at least 0."""
+    """Campaign seed, at least 0. With the worker's number, it determines all random draws of that worker."""
     seconds: float = math.inf
     """Time budget, above 0. It starts when all workers are ready."""
     num_checks: int | None = None
-    """How many to check, at least 1; None for no limit. Shrinking and checks beyond limits do not count."""
+    """Number of checks, at least 1; None for no limit. Shrinking and checks beyond limits do not count."""
     num_workers: int = 1
     """Worker processes, at least 1."""
     world: str = "sim"
@@ -126,7 +126,7 @@ class Plan:
     layouts: tuple[str, ...] = ()
     """Tags of the parallelisms to draw from; empty for all."""
     max_ranks: int = MAX_RANKS
-    """Most ranks per case, 1 to 8."""
+    """Maximum number of ranks per case, 1 to 8."""
     deadline: float = 30.0
     """Seconds for which ranks may be idle, or compute without communicating, before they count as hung (`Patience`)."""
     stuck_seconds: float = 180.0

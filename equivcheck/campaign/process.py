@@ -1,4 +1,4 @@
-"""Worker processes as their supervisor sees them, and single checks in their own process. Death becomes a verdict."""
+"""Worker processes as their supervisor sees them, and single checks in their own process. If one dies, that is a verdict."""
 
 from __future__ import annotations
 
@@ -112,9 +112,9 @@ class CheckerFailed(EquivCheckError):
 def check_isolated(
     case: Checkable, *, world: str, deadline: float, beyond: bool = False, check: Check = explaining_check
 ) -> CaseVerdict:
-    """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or never ends, that is the verdict.
+    """Run `equivcheck.check` with a diagnosis in a new process. If the process dies or hangs, the verdict says so.
 
-    `beyond` allows cases without torch's support. Raises `CheckerFailed`, and `UsageError` as `check` does.
+    `beyond` ignores torch's known limits. Raises `CheckerFailed` if the checker itself fails, and `UsageError` like `check`.
     """
     plan = Plan(num_checks=1, seed=0, world=world, deadline=deadline, stuck_seconds=2 * deadline + START_SECONDS, check=check)
     worker = CheckingProcess(plan, (0, 0))

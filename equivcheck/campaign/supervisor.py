@@ -38,7 +38,7 @@ from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
-"""Consecutive processes that may end before their first check. More are no accident."""
+"""Maximum number of consecutive processes that end before their first check. More are no accident."""
 _STOP_SECONDS = 1.0
 """Seconds that workers have to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0

@@ -116,7 +116,7 @@ class Tally:
         return sum(number for (outcome, _), number in self.reasons.items() if outcome is Outcome.EQUIVALENT)
 
     def errors_of(self, name: str | None = None) -> Histogram:
-        """Errors for one layout or optimizer, or for all."""
+        """Errors in equivalent checks for one layout or optimizer, or for all."""
         found = Histogram()
         for names, errors in self.errors.items():
             if name is None or name in names:

@@ -73,7 +73,7 @@ def _source(plan: Plan, name: str) -> Source:
 PROGRAM_SECONDS = 0.12
 """Mean seconds per check for tensor programs, with the programs drawn for it."""
 LEAST_SHARE, MOST_SHARE = 0.1, 0.5
-"""Least and most share of the time for tensor programs if there are trainings too."""
+"""Minimum and maximum share of the time for tensor programs if there are trainings too."""
 
 
 class Reached(Protocol):
@@ -88,7 +88,7 @@ class Reached(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """A campaign's checks on one kind of cases."""
+    """Progress of a campaign on one kind of case: trainings or tensor programs."""
 
     reach: Reached
     """Features reached by its checks."""

@@ -17,12 +17,12 @@ CONFIRMING_SECONDS = 15.0
 
 
 def may_be_confirmed(verdict: CaseVerdict) -> bool:
-    """Whether the verdict is a finding from another world, and was not checked again yet."""
+    """Whether the verdict is a finding from another world that was not checked again yet."""
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
 def confirmed(verdict: V, again: CaseVerdict) -> V:
-    """Add the verdict `again` from another world, on the same case with the same planted fault."""
+    """Add another world's verdict `again` on the same case with the same planted fault."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
 

@@ -19,7 +19,7 @@ FROM_REFERENCE = "when it starts from the reference's values"
 
 
 def drift_of(diverged: DivergedRun, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> str:
-    """One sentence about the wrong steps. If they cannot be examined, it says why."""
+    """One sentence about the steps that go wrong, or about why they cannot be examined."""
     if diverged.training.steps == 1:
         return "in the only step"
     if diverged.resumes:

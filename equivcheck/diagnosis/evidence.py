@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.pieces import TensorsByName, fill, values_by_piece
 from equivcheck.worlds.trace.trace import Trace
 
 RATIO = 1e-4
-"""Relative error within which all elements must have one ratio to the expected values."""
+"""Relative tolerance for the ratio of found to expected values. All elements must have the same ratio."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -86,7 +86,7 @@ class Evidence(ABC):
         return values
 
     def found_values(self, step: int, phase: Phase) -> TensorsByName:
-        """The ranks' tensors at a step and phase. If ranks disagree, the lowest rank counts."""
+        """The ranks' tensors at a step and phase. If ranks disagree, the lowest rank's values are used."""
         values: TensorsByName = {}
         for expected, found in zip(self.reference.moments, self.found, strict=True):
             if (expected.step, expected.phase) == (step, phase):

@@ -30,7 +30,7 @@ from equivcheck.worlds.work_clock import WorkClock
 V = TypeVar("V", bound=CaseVerdict)
 
 _FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Not named next to another cause that fits, because any constant factor fits these causes as well."""
+"""Causes that stand for a constant factor. They are not named if another cause fits as well."""
 
 
 LONGEST_SECONDS = 120.0

@@ -15,7 +15,7 @@ _NAMED = 2
 
 
 def tensors(names: Sequence[str]) -> str:
-    """```a` and `b```, or ```a`, `b` and 3 more``."""
+    """Join tensor names: ```a` and `b```, or ```a`, `b` and 3 more``."""
     quoted = [f"`{name}`" for name in names]
     if len(quoted) <= _NAMED + 1:
         return listed(quoted)
@@ -23,7 +23,7 @@ def tensors(names: Sequence[str]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Join words: ``a, b and c``."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
@@ -33,12 +33,12 @@ def layers_by_name(layers: Iterable[int]) -> str:
 
 
 def numbered(ranks: Sequence[int]) -> str:
-    """``rank 1``, or ``ranks 1 and 2``."""
+    """Name ranks by number: ``rank 1``, or ``ranks 1 and 2``."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed([str(rank) for rank in ranks])}"
 
 
 def gradients(diverged: Evidence, names: Sequence[str]) -> str:
-    """``the gradient of `a` is``, ``the gradients of `a` and `b` are`` or ``all gradients are``."""
+    """Subject and verb for a sentence about gradients: ``the gradient of `a` is`` or ``all gradients are``."""
     if len(names) == 1:
         return f"the gradient of `{names[0]}` is"
     if set(names) >= set(diverged.updated):

@@ -1,7 +1,7 @@
 """Protocol for everything that can be checked: a scenario or a tensor program. Campaigns, stores and reports use only this.
 
-Everything else is a function that dispatches on the type (`functools.singledispatch`). A new kind of case registers its own
-version: `in_words`, `to_json`, `size_of`, `changes_of` and `script_of_case`.
+All other operations are functions that dispatch on the type (`functools.singledispatch`). A new kind of case registers its own
+versions of `describe_case`, `to_json`, `size_of`, `check_case`, `changes_for` and so on.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from equivcheck.worlds.workers.link import SupervisorLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Sent to the bridge: connect to this cluster."""
+    """Sent to the bridge as its first message: connect to this cluster."""
 
     address: str
     """``auto``, or host and port of the cluster's head."""
@@ -82,7 +82,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCluster:
-    """Sent by the bridge as its last message: there is no cluster."""
+    """Sent by the bridge as its last message if the cluster cannot be used."""
 
     why: str
     """Reason in one line."""
@@ -103,7 +103,7 @@ Answer = tuple[WorkerMessage, ...] | NodeLost
 
 
 class Cluster(Protocol):
-    """Nodes, each with one exchange at a time."""
+    """Cluster nodes. Each node has at most one exchange at a time."""
 
     @property
     def names(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""A scenario's features, read from its nouns' fields. A new field is a new feature without registration."""
+"""Features of a scenario, read from the fields of its dataclasses. A new field is a new feature without registration."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Feature:
-    """A noun's field with one value, or one bucket for several values."""
+    """One value of a field in a scenario class, or one bucket for several values."""
 
     part: str
-    """Part of the scenario with the noun: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
+    """Part of the scenario with the class: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
     """Class that declares the field, so subclasses share the feature. A parallelism counts as its own class."""
     field: str

@@ -66,7 +66,7 @@ class Examples:
 
 
 def witness(one: Feature, other: Feature, examples: Examples) -> Scenario | None:
-    """Find a supported scenario with both features; None if no example can have both."""
+    """Find a supported scenario that has both features. Returns None if no example can have both."""
     if _is_same_field(one, other):
         return None
     for first, second in product(examples.of(one), examples.of(other)):

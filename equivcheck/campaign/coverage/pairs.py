@@ -69,17 +69,17 @@ class ModelFamily(PrintableEnum):
 
 
 _OF_SEQUENCES = {"Attention", "ContextParallel"}
-"""Nouns that need positions."""
+"""Classes that need sequence positions."""
 _OF_TOKENS = {"Tokens", "Head", "CrossEntropy"}
-"""Nouns for token models."""
+"""Classes for token models."""
 _ENDS = {(noun, field) for noun in ("TensorParallel", "LocalTensorParallel") for field in ("source", "head")}
 _CHOSEN = {("Model", "source"), ("Model", "head"), ("Training", "loss"), *_ENDS}
-"""Fields that belong to token models, unless they have one of the values below."""
+"""Fields that belong to token models, unless their value is listed here."""
 _OF_ANY_MODEL = {"None", "OUTSIDE", "LINEAR_MEAN", "LINEAR_SUM", "MSE_MEAN", "MSE_SUM"}
 
 
 def family_of(feature: Feature) -> ModelFamily:
-    """The only family of models with a feature; rows for features that all models have."""
+    """The only family of models that can have a feature; rows for features that all models have."""
     chosen = (feature.noun, feature.field) in _CHOSEN and feature.value.rpartition(".")[2] not in _OF_ANY_MODEL
     if chosen or feature.noun in _OF_TOKENS:
         return ModelFamily.TOKENS

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reach:
-    """Drawn pairs, counting shipped features only. It is small enough to send between processes."""
+    """Feature pairs in drawn scenarios, counting shipped features only. It is small enough to send between processes."""
 
     def __init__(self) -> None:
         self.num_scenarios = 0
@@ -64,7 +64,7 @@ class Reach:
 
     @property
     def share(self) -> float:
-        """Drawn share of the legal pairs, 0 to 1."""
+        """Share of the legal pairs that were drawn, 0 to 1."""
         return self.drawn.count / max(1, self.legal.count)
 
 

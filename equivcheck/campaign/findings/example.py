@@ -43,7 +43,7 @@ def mark_not_shrunk(verdict: V) -> V:
 
 
 def unmark_not_shrunk(verdict: V) -> V:
-    """Remove that mark."""
+    """Remove the mark for a case that has not been shrunk."""
     kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
     return replace(verdict, unfinished="; ".join(kept))
 

@@ -26,7 +26,7 @@ class Recheck(PrintableEnum):
 
 
 def compare_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Recheck:
-    """Compare a later verdict with the kept one. `UNTOLD` if the verdict is unsupported, or undecided at some step."""
+    """Compare a later verdict with the kept one. Returns `UNTOLD` if the later one is unsupported, or undecided at some step."""
     if verdict.is_clear:
         return Recheck.DOES_NOT
     if not (verdict.outcome.is_finding or verdict.outcome is Outcome.KNOWN):
@@ -44,7 +44,7 @@ def undecided_reason(verdict: CaseVerdict) -> str:
 
 
 def showing_of_recheck(kept: CaseVerdict, verdict: CaseVerdict) -> Showing:
-    """Answer as for a torch version. A case that fails there in another way counts as `CANNOT_RUN`."""
+    """Convert a recheck into an answer about a torch version. A case that fails in another way counts as `CANNOT_RUN`."""
     found = compare_recheck(kept, verdict)
     if found is Recheck.DOES_NOT:
         return Showing(shows=Shows.DOES_NOT)
@@ -82,11 +82,11 @@ class ReplayedFinding:
     fate: Fate
     """Change since the finding was made."""
     words: str
-    """Fate with versions, for people: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
+    """Fate with torch versions, as text: ``no longer shows: fixed between 2.13.0 and 2.14.1``."""
 
 
 def replayed(finding: Finding, verdict: CaseVerdict, torch: str) -> ReplayedFinding:
-    """Judge a finding by a new check on a torch version."""
+    """Compare a finding with a new verdict on its case under a torch version."""
     fate, words = _fate(finding, verdict, Version(Version(torch).public))
     return ReplayedFinding(finding=finding, verdict=verdict, fate=fate, words=words)
 

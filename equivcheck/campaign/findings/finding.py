@@ -30,7 +30,7 @@ from equivcheck.worlds.pool import LOCAL_WORLDS
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 VERSIONS = "versions.json"
-"""Only after a bisection."""
+"""File with a bisection's result. Findings without a bisection have no such file."""
 
 
 class BrokenFinding(UsageError):
@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal faults."""
+        """12 hex digits that are equal for verdicts with the same fault."""
         return fingerprint(self.verdict)
 
 
@@ -182,9 +182,9 @@ def _read(path: Path) -> str:
 
 
 _MAX_REASON = 100_000
-"""Most characters in a reason. Torch errors with stacks from several ranks have some thousand."""
+"""Maximum characters in a reason. Torch errors with stacks from several ranks have some thousand."""
 _MAX_VERSION = 200
-"""Most characters in an environment field."""
+"""Maximum characters in an environment field."""
 
 
 def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Fingerprints: two failing verdicts with the same fault have the same one."""
+"""Fingerprints for failing verdicts. Verdicts with the same fault have equal fingerprints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fingerprint(verdict: CaseVerdict) -> str:
 
 
 def what_is_wrong(verdict: CaseVerdict) -> tuple[str, ...]:
-    """The fault without the layout: phase, difference and tensor kind; a crash's error; a hang's calls."""
+    """Describe the fault without the layout: phase, difference and tensor kind; a crash's error; a hang's calls."""
     if verdict.divergence is not None:
         first = verdict.divergence
         return first.phase.value, first.difference.value, kind_of_tensor(first.tensor)

@@ -15,13 +15,15 @@ from equivcheck.scenario import CrossEntropy, Data, Layer, LayerPlan, Model, Par
 from equivcheck.scenario.case import Checkable
 
 Size = tuple[int, ...]
-"""Compared in order. A scenario has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not at default."""
+"""Tuple that orders cases by size. A scenario's has: ranks, parts beyond linear layers, layers, steps, rows, widths, settings not
+at default.
+"""
 _WITHIN = ("vocabulary", "num_heads", "num_kv_heads", "head_dim", "hidden")
-"""Sizes inside a layer or embedding, without its input and output."""
+"""Size fields inside a layer or embedding, without its input and output."""
 _SIZES = ("features", "width", "length", *_WITHIN, "microbatches", "steps", "seed")
-"""Sizes and random draws, which are no settings."""
+"""Fields with sizes or random seeds, which `settings_of` leaves out."""
 _USUAL = (Model, Data, ParameterGroup, Layer, LayerPlan)
-"""Nouns without a kind in `settings_of`, because they are the plainest or only kind in their place."""
+"""Classes that `settings_of` leaves out, because each is the default or the only kind in its place."""
 
 
 @singledispatch

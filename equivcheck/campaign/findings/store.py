@@ -24,7 +24,7 @@ _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
 _PROBED_BYTES = 2**16
-"""Larger than any finding."""
+"""Bytes written to test for free space, more than any finding has."""
 
 
 class Kept(PrintableEnum):
@@ -91,7 +91,7 @@ class FindingStore:
         return tuple(sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
     def load(self, prefix: str) -> Finding:
-        """Load the only finding with this prefix. Raises `UsageError` if there is none or several."""
+        """Load the finding whose fingerprint has this prefix. Raises `UsageError` if there is none or several."""
         matches = [mark for mark in self.fingerprints() if prefix and mark.startswith(prefix)]
         if len(matches) == 1:
             return load_finding(self.folder(matches[0]))

@@ -21,7 +21,7 @@ FILE = "history.sqlite"
 """File name in the store's folder."""
 _SCHEMA = 2
 _SINCE_FIRST = {1: "ALTER TABLE run ADD COLUMN fail_on TEXT NOT NULL DEFAULT 'all'"}
-"""Statement that upgrades a schema version to the next."""
+"""Statements that upgrade the database, one per schema version."""
 _LOCK_SECONDS = 30.0
 """Limit for waiting for another writer. Each writer holds the lock for a few milliseconds."""
 

@@ -14,7 +14,7 @@ from equivcheck.campaign.history.history import History
 from equivcheck.errors import UsageError
 
 _OF_RUNS = ("run", "outcome", "cost", "progress", "summary", "sighting")
-"""Tables with a run's rows. The first holds the runs themselves."""
+"""Tables with one or more rows per run. The first holds the runs themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def past_runs(history: History, until: str = ALWAYS) -> Iterator[PastRun]:
 
 
 def find_run(history: History, prefix: str = "") -> PastRun:
-    """Find the only run with this prefix, or the latest run. Raises `UsageError`."""
+    """Find the run whose id has this prefix, or the latest run. Raises `UsageError` if there is none or several."""
     runs = list(past_runs(history))
     if not runs:
         raise UsageError(f"the history {history.path} has no run. Expected a store that `equivcheck fuzz` has used")

@@ -87,9 +87,9 @@ class Run:
     seed: int | None
     """Seed for generated scenarios; None if only a finding of the run is known."""
     mode: Mode = Mode.PLAIN
-    """Purpose."""
+    """Purpose of the campaign."""
     fail_on: FailOn = FailOn.ALL
-    """Findings with which it can fail."""
+    """Kinds of findings that can make this run fail."""
     shard: str = ""
     """Part of a campaign, such as ``2/8``; empty for a whole one."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))

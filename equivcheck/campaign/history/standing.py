@@ -1,4 +1,4 @@
-"""Findings over all runs: new, still there, fixed or back again, accepted or not, and the runs that fail by them."""
+"""Status of findings over all runs: new, still there, fixed, back, known or accepted; and the runs that fail."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from equivcheck.programs.nouns import TensorProgram
 from equivcheck.system.choice import PrintableEnum
 
 ALWAYS = "9999"
-"""Later than any run's start."""
+"""Date after any run's start, to select all runs."""
 
 
 class Standing(PrintableEnum):
-    """A finding's standing after the last run that decided it."""
+    """Status of a finding after the last run that decided it."""
 
     NEW = "new"
     """It showed for the first time."""
     STILL = "still there"
-    """It showed, and also in the deciding run before."""
+    """It showed in the last deciding run and in the one before."""
     BACK = "back again"
-    """It showed, not in the deciding run before, but in an earlier one."""
+    """It showed in the last deciding run and in an earlier one, but not in the one between."""
     FIXED = "fixed"
     """It did not show."""
     ON_FILE = "on file"
-    """It showed as a known issue."""
+    """It showed, but is now explained by a known issue."""
 
     @property
     def shows(self) -> bool:
-        """Whether it still needs attention."""
+        """Whether the finding still needs attention."""
         return self in (Standing.NEW, Standing.STILL, Standing.BACK)
 
 
@@ -147,7 +147,7 @@ def _record(db: sqlite3.Connection, row: sqlite3.Row, until: str) -> Record | No
 
 
 _SHOWS = (Recheck.SHOWS, Recheck.DIFFERENTLY)
-"""Answers that a finding is not fixed. Failing in another way is one of them."""
+"""Results that prove a finding is not fixed. A case that fails in another way is one of them."""
 
 
 def _standing(answers: Sequence[Recheck]) -> Standing:
@@ -177,7 +177,7 @@ _FAILING = {
 
 
 def records_decided_by(run: Run, records: Iterable[Record]) -> tuple[Record, ...]:
-    """Findings that this run decided last."""
+    """Findings that this run was the last to decide."""
     return tuple(record for record in records if record.decided_by == run.id)
 
 
@@ -193,7 +193,7 @@ def can_make_run_fail(run: Run, name: str) -> bool:
 
 
 def failing(history: History, runs: Iterable[Run]) -> tuple[Record, ...]:
-    """Findings that make any run fail, one per fingerprint, as they stood after the first failing run."""
+    """Findings that make any of the runs fail, one per fingerprint, with their status after the first run that they made fail."""
     found: dict[str, Record] = {}
     for run in runs:
         for record in records(history, run.began):

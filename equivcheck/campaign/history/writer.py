@@ -29,11 +29,11 @@ class HistoryWriter:
         self._history.begin(run)
 
     def __call__(self, event: Event) -> None:
-        """Write an event."""
+        """Write one campaign event to the history."""
         self._guarded(lambda: self._write(event))
 
     def replayed(self, replayed: ReplayedFinding) -> None:
-        """Note a finding's fate."""
+        """Write a finding's fate after its recheck."""
         kept = replayed.finding
         seen = compare_recheck(kept.verdict, replayed.verdict)
         self._guarded(lambda: self._history.see(self.run, kept.fingerprint, kept.verdict, seen))
@@ -85,7 +85,7 @@ def _enter_kept(history: History, store: FindingStore) -> None:
 
 
 def figures(seconds: float, tally: Tally, num_findings: int) -> Figures:
-    """A campaign's progress."""
+    """Compute a campaign's progress from its counts."""
     return Figures(
         seconds=round(seconds, 3),
         checks=tally.num_checks,

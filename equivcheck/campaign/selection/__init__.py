@@ -1,1 +1,1 @@
-"""Selection of the drawn cases that are checked: new for their cost, and mostly without known issues."""
+"""Select which drawn cases are checked: cases with much new coverage for their cost, and few with known issues."""

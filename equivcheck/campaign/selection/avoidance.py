@@ -25,7 +25,7 @@ class Candidate:
     case: Any
     """Case as drawn, or changed."""
     could_show: frozenset[str] = frozenset()
-    """Ids of known issues that could show in it."""
+    """Ids of known issues that the case could show."""
     avoided: frozenset[str] = frozenset()
     """Ids of known issues that the drawn case could show; empty if the case was not changed."""
 
@@ -39,8 +39,8 @@ class Candidate:
 class Avoidance:
     """Changes a case if its known issues have shown too often.
 
-    An issue may always show until it was met. Later, its rate so far is the estimate for the next check. After a fix in torch it
-    therefore stops being avoided.
+    An issue is not avoided before it has shown once. After that, its past rate predicts whether the next check shows it. If torch
+    fixes the issue, the rate falls and the issue is no longer avoided.
     """
 
     def __init__(self) -> None:

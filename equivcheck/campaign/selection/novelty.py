@@ -38,7 +38,7 @@ _COST = {FSDP1: 1.4, Replicate: 1.5, FSDP2: 2.3, LocalTensorParallel: 1.25, Tens
 _COST_OF_SEQUENCES = 2.0
 """Cost factor for models over sequences."""
 _GROWTH = 0.6
-"""Exponent for the growth with work. It is below 1 because setup costs do not grow."""
+"""Exponent of the cost's growth with work. It is below 1 because setup costs do not grow."""
 
 
 def expected_cost(scenario: Scenario) -> float:
@@ -65,9 +65,9 @@ drawing takes as long as a cheap check."""
 WINDOW_OF_COMPILED = 4
 """Compiled scenarios drawn per check. They cost hundreds of others, and each would bring something new."""
 WORTH_OF_A_PAIR = 200
-"""New triples that count as much as one new pair."""
+"""Number of new triples that count as much as one new pair."""
 REGARDLESS_OF_COST_ONE_IN = 60
-"""One in so many checks ignores the cost: it has the largest gain."""
+"""One check in this many ignores the cost: it takes the scenario with the most new features."""
 _REMEMBERED = 100_000
 """Scenarios after which the set of checked ones is cleared: some megabytes."""
 

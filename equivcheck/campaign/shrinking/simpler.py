@@ -1,4 +1,4 @@
-"""Changes that make a scenario simpler. Hypothesis may miss them, because it knows choices but no scenarios."""
+"""Changes that make a scenario simpler. Hypothesis may miss them, because it shrinks choices, not scenarios."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Checkable)
 
 Change = Callable[[C], Iterator[C]]
-"""Yields a case with one change, in several variants. Some variants cannot run, or are not smaller."""
+"""Function that yields a case with one change, in several variants. Some variants cannot run, or are not smaller."""
 
 _WIDTHS = (1, 2, 3, 4)
 """Values to try for features and widths."""

@@ -78,7 +78,7 @@ class DryRun:
     """Shards that differ from the expected ones, and unexpected calls. If calls cannot be predicted, also numbers of calls that
     differ from the small scenario. Empty if the layout is correct."""
     remarks: tuple[str, ...]
-    """Call counts that differ from the small scenario, although they are as predicted."""
+    """Call counts that differ from the small scenario's but match the prediction."""
     unmodelled: str
     """Why calls cannot be predicted. Empty if they can."""
     seconds: float

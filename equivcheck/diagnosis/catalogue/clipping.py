@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.differences import Phase
 Norm = Callable[[Gradients, NormType], torch.Tensor]
 """Computes a norm from gradients by name."""
 MAX_SETS = 4096
-"""Tensor subsets whose norms are tried, at most."""
+"""Maximum number of tensor subsets whose norms are tried."""
 NOT_THE_NORM = "not the norm over all elements"
 
 
@@ -48,7 +48,7 @@ def clip_nothing(_module: nn.Module, parameters: list[torch.Tensor], clipping: C
 
 
 def clipping_by(norm: Norm, *, reports_whole: bool = False, only: Collection[str] | None = None) -> Change:
-    """Clip by `norm` and return it, or with `reports_whole` the true norm; `only` names the gradients to clip (None for all)."""
+    """Clip by `norm` and return it, or the true norm with `reports_whole`. `only` names the gradients to clip (None for all)."""
 
     def change(setup: Setup) -> None:
         names: dict[torch.Tensor, str] = {parameter: name for name, parameter in setup.model.named_parameters()}

@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.pieces import TensorsByName, fill, full_tensors_of,
 
 
 def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
-    """Counterfactual with the ranks' own initial values, if any is wrong or in a wrong place."""
+    """Counterfactual that starts with the ranks' own initial values, if these are wrong or on a wrong rank."""
     expected = _expected(diverged)
     wrong = [
         (piece.name, rank)

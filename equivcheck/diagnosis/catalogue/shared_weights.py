@@ -41,7 +41,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 Weight = Callable[[nn.Linear], Callable[[], torch.Tensor]]
-"""Prepares another weight for a linear."""
+"""Function that makes the weight that a linear uses instead of its own."""
 
 
 def using_weight(names: Iterable[str], weight: Weight) -> Change:
@@ -65,7 +65,7 @@ def detached_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
 
 
 def initial_weight(linear: nn.Linear) -> Callable[[], torch.Tensor]:
-    """Initial weight in the forward pass; the gradient goes to the current weight."""
+    """Weight with its initial value in the forward pass. The current weight gets the gradient."""
     start = linear.weight.detach().clone()
     return lambda: start + (linear.weight - linear.weight.detach())
 

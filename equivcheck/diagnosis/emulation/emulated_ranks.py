@@ -95,7 +95,7 @@ class EmulatedRanks:
         return [other.rank for other in self.coordinates if other.differs_only_along(rank, axes)]
 
     def train(self, num_steps: int) -> tuple[Trace, ...]:
-        """Train for `num_steps` steps; one trace per rank."""
+        """Train for `num_steps` steps and return one trace per rank."""
         models: list[Parameters] = [dict(setup.model.named_parameters()) for setup in self.setups]
         losses = [0.0] * len(self.setups)
         running = []

@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.pieces import fill
 
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
-    """Held elements for a run; cached."""
+    """Elements that each rank holds in a diverged run. The result is cached."""
     return HeldElements(rank_coordinates(diverged.mesh), held_masks(diverged), _owners(diverged))
 
 
@@ -27,7 +27,7 @@ class HeldElements:
     def __init__(
         self, coordinates: Sequence[RankCoordinate], held: Mapping[str, list[np.ndarray]], owners: Mapping[str, int]
     ) -> None:
-        """`held` maps parameters to one mask per rank, `owners` to the only rank that updates them."""
+        """`held` maps parameters to one mask per rank. `owners` maps parameters that only one rank updates to this rank."""
         self._coordinates, self._held, self._owners = coordinates, held, owners
         self._sources = {name: self._sources_of(holders) for name, holders in self._held.items()}
 
@@ -46,7 +46,7 @@ class HeldElements:
         return torch.from_numpy(np.asarray(np.any([self._held[name][rank] for rank in ranks], axis=0)))
 
     def num_copies(self, axes: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Per tensor, how many ranks along `axes` hold each element, at most."""
+        """For each tensor, the largest number of ranks along `axes` that hold one element."""
         lines: dict[tuple[int, ...], list[int]] = {}
         for one in self._coordinates:
             lines.setdefault(tuple(index for axis, index in one.indices.items() if axis not in axes), []).append(one.rank)
@@ -56,7 +56,7 @@ class HeldElements:
         return {name: torch.from_numpy(np.asarray(np.max(each, axis=0))) for name, each in counts.items()}
 
     def exchange(self, name: str, value: torch.Tensor, sources: Sequence[int]) -> None:
-        """Overwrite each rank's elements with `sources[rank]`'s elements, in place, if both hold equally many."""
+        """Overwrite each rank's elements in place with those of rank `sources[rank]`, if both hold equally many."""
         before = value.clone()
         for rank, source in enumerate(sources):
             mine, theirs = self.by(name, rank), self.by(name, source)

@@ -16,7 +16,7 @@ class Intervention:
     """One change to a rank's torch calls."""
 
     place: str
-    """``module:name`` of the function or class responsible."""
+    """Function or class that makes the change, as ``module:name``."""
     what: str
     """The change."""
     why: str

@@ -51,11 +51,14 @@ class LayoutKind(ABC, Generic[P]):
         return ()
 
     def when_reduced(self, parallelism: P, layout: Layout) -> WhenReduced | None:  # noqa: ARG002 - for subclasses
-        """When gradients from several microbatches are reduced; None if this parallelism does not average gradients."""
+        """When gradients from several microbatches are reduced. Returns None if this parallelism does not average gradients."""
         return None
 
     def rounding(self, parallelism: P, layout: Layout, precision: Precision) -> Rounding | None:  # noqa: ARG002 - for subclasses
-        """Element types that it rounds to, if they differ from the training's; None if it never rounds, in any precision."""
+        """Element types that the layout rounds to, if they differ from the training's.
+
+        None if it never rounds, in any precision.
+        """
         return None
 
     def write_script(self, draft: Draft, parallelism: P) -> None:  # noqa: ARG002 - for subclasses

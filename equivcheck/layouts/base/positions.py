@@ -25,7 +25,7 @@ def _chunks(length: int, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def longest_part(parallelism: ContextParallel, length: int, size: int) -> int:
-    """Most positions on any rank. Collectives pad the other ranks to it."""
+    """Largest number of positions on any rank. Collectives pad the other ranks' shards to it."""
     return max(map(len, positions_of_ranks(parallelism, length, size)))
 
 

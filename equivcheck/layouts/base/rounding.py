@@ -39,7 +39,7 @@ def reduced_in(precision: Precision, fsdp: FSDP1 | FSDP2) -> ElementType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhenReduced:
-    """When gradients from several microbatches are reduced."""
+    """Moments at which gradients from several microbatches are reduced."""
 
     once: bool = False
     """Whether only the last microbatch is followed by a reduction, over all accumulated gradients."""
@@ -56,23 +56,23 @@ ONCE = WhenReduced(once=True, whole=True)
 
 
 class Division(PrintableEnum):
-    """When a sum over data-parallel ranks is divided, by their number or by another divisor."""
+    """Point at which a sum over data-parallel ranks is divided, by the number of ranks or another divisor."""
 
     BEFORE = "before"
     """Each summand is divided before the sum."""
     SCALED = "scaled"
     """Each summand is multiplied by the divisor's reciprocal before the sum."""
     AROUND = "around"
-    """Each summand is divided by a power of two near the divisor's square root, and the sum by the rest."""
+    """Each summand is divided by a power of two near the divisor's square root, and the sum by the remaining factor."""
     AFTER = "after"
-    """The first stage's sum is divided by its number of summands, the second stage's sum by the rest."""
+    """The first stage's sum is divided by its number of summands, the second stage's sum by the remaining factor."""
     LAST = "last"
     """The final sum is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Element types along the way to a step's gradients, in their order."""
+    """Element types that a step's gradients pass through, in order."""
 
     replicas: int
     """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without such an axis."""
@@ -89,7 +89,7 @@ class Rounding:
     division: Division = Division.BEFORE
     """When the sum is divided."""
     division_again: Division | None = None
-    """Like `division`, for gradients that an earlier reduction already covered. None if they are no exception."""
+    """Point of division for gradients that an earlier reduction already covered. None if it equals `division`."""
     divisor: float | None = None
     """Divisor for the sum, if losses are multiplied by the same factor. None for the number of ranks."""
     when: WhenReduced = EACH
@@ -113,5 +113,5 @@ class Rounding:
 
     @property
     def element_types(self) -> tuple[str, ...]:
-        """Names of all its element types."""
+        """Names of all element types that the layout rounds to."""
         return tuple(kind.value for kind in (self.compute, self.output, self.autocast, self.reduce) if kind is not None)

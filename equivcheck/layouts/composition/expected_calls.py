@@ -15,7 +15,7 @@ from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import Layout, Training
 
 KEPT_PREDICTIONS = 64
-"""Cached predictions, a few KiB each. Ranks in equivalent places share one."""
+"""Maximum number of cached predictions, a few KiB each. Ranks with equal predictions share one."""
 
 UNPREDICTED_EXECUTION = (
     Unpredicted(
@@ -45,7 +45,7 @@ class Prediction:
     """Operations with predicted calls but unpredicted bytes."""
 
     def beside(self, actual: Totals) -> Totals:
-        """Expected calls, with bytes taken from `actual` if they depend on values."""
+        """Expected calls; bytes that depend on values are taken from `actual`."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}
 

@@ -19,7 +19,7 @@ from equivcheck.system.torch_version import is_torch_in
 L = TypeVar("L", Limit, LayoutLimit)
 
 MAX_REPAIRS = 64
-"""A training with more repairs than this never ends, because two of them undo each other."""
+"""Maximum number of repairs to a training. More repairs never end, because two of them undo each other."""
 
 
 @singledispatch

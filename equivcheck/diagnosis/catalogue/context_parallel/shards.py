@@ -22,7 +22,7 @@ class SequenceShards:
     parts: tuple[torch.Tensor, ...]
     """Positions per rank, in the rank's order."""
     where: str
-    """The ranks, described."""
+    """Description of the ranks."""
 
     @property
     def size(self) -> int:

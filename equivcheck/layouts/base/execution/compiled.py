@@ -20,7 +20,7 @@ from equivcheck.training.setup import Setup
 _REDUCER_MODULE = "torch.nn.parallel.distributed"
 """`DistributedDataParallel` under compiled autograd adds this module permanently to the modules that Dynamo inlines."""
 _REDUCER_CONFIG = ("_fuse_ddp_communication", "_fuse_ddp_bucket_size")
-"""Settings that it changes in Inductor's configuration."""
+"""Inductor settings that `DistributedDataParallel` changes under compiled autograd."""
 
 MAX_RECOMPILES = 64
 """A function may have this many variants before Dynamo runs it eagerly. All layers in a model share one function."""

@@ -25,7 +25,7 @@ class Unpredicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationModel:
-    """Predicts one parallelism's calls. `Any` stands for its class."""
+    """Predicts the calls of one parallelism. The functions get that parallelism as `Any`."""
 
     calls: Callable[[RankView, Any], Totals] = lambda _seat, _parallelism: {}
     """Calls on a rank that this parallelism causes."""
@@ -43,10 +43,10 @@ class CommunicationModel:
 
 UNSAID = Unpredicted(reason="this parallelism does not predict its communication", applies=lambda _training, _layout: True)
 NO_COMMUNICATION_MODEL = CommunicationModel(unmodelled=(UNSAID,))
-"""For a parallelism without a model."""
+"""Reason for parallelisms that have no communication model."""
 
 OPTIMIZER_NOT_ELEMENTWISE = Unpredicted(
     reason="DTensor: communication of an optimizer that is not elementwise is not predicted: propagation decides it",
     applies=lambda training, _layout: not training.optimizer.elementwise,
 )
-"""Shared by all parallelisms with DTensor parameters."""
+"""Situation that makes calls unpredictable for all parallelisms with DTensor parameters."""

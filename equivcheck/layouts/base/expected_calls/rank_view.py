@@ -111,7 +111,7 @@ class RankView:
 
 
 class Ledger:
-    """Sums the expected calls in one stage."""
+    """Sum of the expected calls in one stage."""
 
     def __init__(self, stage: Stage = Stage.COMPUTE) -> None:
         self.stage = stage

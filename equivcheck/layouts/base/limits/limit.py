@@ -26,8 +26,9 @@ class Limit:
     repair: Callable[[Training, Layout], Training]
     """Returns the nearest training within the limit. A repair must not break another limit."""
     upstream: bool = False
-    """Whether torch raises beyond the limit. A run there must be right or raise on every rank, and `frontier` draws such
-    scenarios. Beyond other limits results differ by definition."""
+    """Whether torch itself raises beyond the limit. A run there must be correct or fail on every rank, and `frontier` draws such
+    scenarios. Beyond other limits, results differ by definition.
+    """
     torch: str = ""
     """Affected torch versions as a PEP 440 specifier. Empty for all versions."""
 

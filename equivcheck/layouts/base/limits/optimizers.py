@@ -81,7 +81,7 @@ def is_distributed_muon(training: Training, layout: Layout) -> bool:
 
 
 def rounds_shards(training: Training, layout: Layout) -> bool:
-    """Whether ranks round parts of a matrix to a lower precision. If each rank has the full matrix, all round the same."""
+    """Whether ranks round parts of a matrix to a lower precision. If each rank has the full matrix, all ranks round equally."""
     if not training.optimizer.rounds_to or is_distributed_muon(training, layout):
         return False
     return any(cut.ranks > 1 for cut in trained_shardings(training, layout, least_dims=2))

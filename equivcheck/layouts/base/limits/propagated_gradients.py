@@ -17,7 +17,7 @@ REFUSED_IN_PLACE = ">=2.12"
 partial value."""
 
 NOT_REFUSED_IN_PLACE = "<2.12"
-"""Complement to `REFUSED_IN_PLACE`."""
+"""Versions outside `REFUSED_IN_PLACE`."""
 
 LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
 """In these versions such an operation fails or has no effect even if the gradient is partial over a single rank."""

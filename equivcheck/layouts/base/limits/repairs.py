@@ -32,7 +32,7 @@ STEEP = 1024
 
 
 LEAST_TOKENS = 3
-"""Vocabulary size for a model that gets tokens."""
+"""Smallest vocabulary for a model that gets tokens."""
 
 
 def with_model(training: Training, **changes: object) -> Training:
@@ -105,7 +105,7 @@ def without_routing(training: Training) -> Training:
 
 
 def with_labels(training: Training) -> Training:
-    """Use cross-entropy on labels, with a token model that ends in a head."""
+    """Use a cross-entropy loss, with a token model that ends in a head."""
     return training if isinstance(training.loss, CrossEntropy) else replace(with_head(training), loss=CrossEntropy())
 
 

@@ -115,7 +115,7 @@ class PlannedCalls:
         """Add calls for gradients at the end of a step."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:  # noqa: ARG002 - for those whose parts must not be empty
-        """Placements for a linear's input, output and input gradient."""
+        """Placements for a linear's input, output and input gradient under the plan."""
         if plan.is_by_rows:
             return BY_ROWS
         return {Split.COLWISE: COLUMN, Split.ROWWISE: ROW}.get(plan.split, WHOLE)

@@ -103,7 +103,7 @@ class CannotExport(UsageError):
 
 
 ROUNDS = "the single-device run would have to round as the ranks do"
-"""Reason for options that lower the precision."""
+"""Reason why options that lower the precision cannot be exported."""
 
 
 def refuse(what: str, why: str) -> CannotExport:

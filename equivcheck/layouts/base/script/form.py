@@ -44,7 +44,7 @@ class Form:
     stack: str
     """Expression for the module with the layers."""
     is_all_layers: bool
-    """Whether that module holds nothing else."""
+    """Whether that module contains only the layers."""
     extras: tuple[str, ...]
     """Arguments for calling the model, after the inputs."""
 

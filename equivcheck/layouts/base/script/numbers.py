@@ -21,11 +21,11 @@ class Numbers(PrintableEnum):
 
 
 MOST_LITERALS = 120
-"""Up to this many numbers, a script with literals is easier to read."""
+"""Maximum number of literals in a script. A script with more draws its values from a seed."""
 
 
 def choose_numbers(training: Training) -> Numbers:
-    """Choose literals if they are few, because they repeat the finding exactly. Label losses always use them."""
+    """Choose between literals and seeded values. Literals repeat the finding exactly; label losses always use them."""
     if isinstance(training.loss, CrossEntropy):
         return Numbers.EXACT
     return Numbers.EXACT if count_numbers(training) <= MOST_LITERALS else Numbers.DRAWN

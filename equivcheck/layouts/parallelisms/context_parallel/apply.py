@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ContextParallelKind(LayoutKind[ContextParallel]):
-    """Shards sequences over ranks. Each rank computes some positions, attends to other ranks' positions, and sums gradients."""
+    """Shards sequences over ranks. Each rank computes its positions, attends to other ranks' positions, and sums gradients."""
 
     parallelism = ContextParallel
     limits = LIMITS

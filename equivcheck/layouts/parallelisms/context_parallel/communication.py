@@ -33,7 +33,7 @@ class ContextParallelCalls:
         self.ledger = Ledger()
 
     def totals(self) -> Totals:
-        """All calls in the training."""
+        """Expected calls in the whole training."""
         if self.size > 1:
             for step in range(self.view.training.steps):
                 for microbatch in self.view.training.data.microbatches:

@@ -97,7 +97,10 @@ def waited(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange all units at this rank's positions for all positions of its units. `order` lists all ranks' positions."""
+    """Exchange positions for heads: from all units at this rank's positions to all positions of this rank's units.
+
+    `order` lists all ranks' positions.
+    """
     rows, _, count, _, width = values.shape
     shares = chunk_sizes(values.shape[1], ranks.size)
     shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
@@ -106,7 +109,7 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
 
 
 def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: torch.Tensor) -> torch.Tensor:
-    """Exchange all positions of this rank's units for all units at this rank's positions."""
+    """Exchange heads for positions: from all positions of this rank's units to all units at this rank's positions."""
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)

@@ -26,7 +26,7 @@ class Ring:
     ranks: PositionRanks
     """Ranks in the ring."""
     looks: AttentionHooks
-    """Attention layer."""
+    """Shape and options of the attention layer."""
 
     def pass_on(self, block: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Send a block to the next rank. Returns a function that waits for the previous rank's block."""
@@ -43,7 +43,7 @@ class Ring:
         return arrived
 
     def origin(self, turn: int) -> torch.Tensor:
-        """Positions in the block that this rank holds at a turn."""
+        """Positions in the block that this rank holds at a given turn of the ring."""
         return self.ranks.parts[(self.ranks.index - turn) % self.ranks.size]
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ class DDPKind(LayoutKind[DDP]):
         """Rounding by autocast and by gradient compression.
 
         DDP multiplies gradients by the reciprocal of the world size while it copies them to a bucket. It divides them if they are
-        views of the bucket (`mark_variable_ready_dense` in reducer.cpp), and compression hooks divide, too (`default_hooks`).
+        views of the bucket (reducer.cpp), and compression hooks divide, too (`default_hooks`).
         """
         reduce = SENT_AS.get(parallelism.compression)
         if parallelism.autocast is None and reduce is None:

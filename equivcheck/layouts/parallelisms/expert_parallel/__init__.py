@@ -1,1 +1,1 @@
-"""Experts shared out over ranks, to which rows are sent and from which they come back."""
+"""Expert parallelism: each rank has some experts. Rows are sent to their experts' ranks and back."""

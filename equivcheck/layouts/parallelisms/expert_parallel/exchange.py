@@ -60,7 +60,7 @@ class Exchange:
         return made[order.argsort()]
 
     def nothing(self) -> torch.Tensor:
-        """Zero that depends on this rank's empty parameters, so that its backward makes the same calls as on other ranks.
+        """Zero that depends on this rank's empty parameters, so that backward makes the same calls as on other ranks.
 
         During forward, a wrapper may have replaced the parameters by plain tensors.
         """

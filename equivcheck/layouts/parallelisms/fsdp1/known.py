@@ -23,14 +23,14 @@ _ROUNDING = 0.01
 
 @need
 def unit_of_nothing(scenario: Scenario) -> bool:
-    """FSDP1 over tensor parallelism has a unit without elements on some rank."""
+    """FSDP1 over tensor parallelism has a unit whose shard is empty on some rank."""
     with_fsdp1 = scenario.layout.has(FSDP1)
     return with_fsdp1 and has_unit_of_nothing(scenario.training, scenario.layout)
 
 
 @show
 def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
-    """Replicas disagree, or all have the sum divided by the replica count, because their gradients are equal."""
+    """Replicas disagree. Or all replicas have the sum divided by the replica count, because their gradients are equal."""
     if divergence.difference is Difference.RANKS_DISAGREE:
         return True
     replicas = scenario.layout.mesh.size(REPLICATE)
@@ -39,7 +39,7 @@ def left_unreduced(scenario: Scenario, divergence: Divergence) -> bool:
 
 @need
 def unit_of_a_frozen_tie(scenario: Scenario) -> bool:
-    """A unit outside the layers has a frozen weight with two uses, and no parameter in it is trained or sharded."""
+    """A unit outside the layers has a frozen weight with two uses, and none of its parameters is trained or sharded."""
     uses_originals = any(fsdp.use_orig_params for fsdp in scenario.layout.of(FSDP1))
     return is_tied(scenario.training.model) and uses_originals and outermost_unit_is_frozen(scenario)
 

@@ -1,4 +1,4 @@
-"""Predicts how `fully_shard` divides gradient sums: by a reduction that averages, or by a separate division."""
+"""Predicts how `fully_shard` divides gradient sums: by an averaging reduction, or by a separate division."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _fewest(scenario: Scenario, parameter: Parameter, dim: int) -> int:
 
 @need
 def divided_apart_on_one_shard(scenario: Scenario) -> bool:
-    """`fully_shard` with one rank along the sharding axis divides the sums by its divide factor separately."""
+    """`fully_shard` has one rank along the sharding axis and divides gradient sums in a separate operation."""
     layout, precision = scenario.layout, scenario.training.precision
     return layout.mesh.size(DP, SHARD) == 1 and any(
         any(factor not in (None, 1.0) for factor in _divide_factors(fsdp, scenario))

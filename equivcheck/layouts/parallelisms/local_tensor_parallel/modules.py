@@ -131,7 +131,7 @@ class LocalRegion(Region):
 
 
 def shard_region(layer: Any, region: LocalRegion, dims: Mapping[str, int]) -> None:
-    """Shard the parameters in `dims` by name, and let the layer compute partial sums."""
+    """Shard the parameters named in `dims`, and let the layer compute partial sums."""
     layer.region = region
     for name, dim in dims.items():
         owner, _, attribute = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Modules that a plan replaces, and the redistributions around them; without torch, so that ranks and scripts share them."""
+"""Modules that a plan replaces, and the redistributions around them. It imports no torch, so that ranks and scripts share it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from equivcheck.layouts.parallelisms.local_tensor_parallel.planned_modules impor
 
 @dataclass(slots=True, kw_only=True)
 class AxisRanks:
-    """An axis's ranks, as one rank sees them. Mutable."""
+    """One mesh axis's ranks, as one rank sees them. Mutable."""
 
     group: ProcessGroup
     """Process group."""
@@ -34,7 +34,7 @@ class AxisRanks:
     """Rows, or positions, in the current microbatch over all ranks."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values by a route."""
+        """Redistribute values as a `Redistribution` says."""
         if self.size == 1 or not route.moves:
             return values
         moved: torch.Tensor = Redistribute.apply(values, self, route)  # type: ignore[no-untyped-call]
@@ -108,7 +108,10 @@ class AxisRanks:
 
 
 class Redistribute(torch.autograd.Function):
-    """Autograd function for a route. Every rank calls forward and backward, even with an empty shard."""
+    """Autograd function that redistributes an activation and its gradient.
+
+    Every rank calls forward and backward, even with an empty shard.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, ranks: AxisRanks, route: Redistribution) -> torch.Tensor:

@@ -24,7 +24,10 @@ class TypedRanks(AxisRanks):
     """Ranks that redistribute values by spmd_types. Mutable."""
 
     def move(self, values: torch.Tensor, route: Redistribution) -> torch.Tensor:
-        """Redistribute values by a route. Sharded values are gathered before they are sharded along another dim."""
+        """Redistribute values as a `Redistribution` says.
+
+        Sharded values are gathered before they are sharded along another dim.
+        """
         if self.size == 1 or not route.moves:
             return values
         source, target = route.source, route.target

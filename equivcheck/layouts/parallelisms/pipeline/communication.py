@@ -16,7 +16,7 @@ from equivcheck.system.torch_version import is_torch_in
 CONNECTS_AT_ONCE = ">=2.15"
 """Versions whose schedules, in their first run, agree on shape inference and connect neighbouring stages."""
 _FLAG_BYTES = 4
-"""Bytes in the int32 that they exchange."""
+"""Bytes in the int32 flag with which neighbouring stages agree on shape inference."""
 
 
 def _all_calls(view: RankView, pipeline: Pipeline) -> Totals:

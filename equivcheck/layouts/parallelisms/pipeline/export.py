@@ -234,16 +234,16 @@ def _clip(clipping: ClipNorm, counted: str) -> list[str]:
 
 
 WEIGHTS = "weights = [model.get_submodule(owner).weight for owner, _ in SHARED]"
-"""Runs before ranks drop other stages' layers."""
+"""Lines that run before ranks drop other stages' layers."""
 
 SUM_GRADIENTS = (
     "for weight, group in copies:",
     "    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad",
     "    dist.all_reduce(weight.grad, group=group)",
 )
-"""Runs after all microbatches."""
+"""Lines that run after all microbatches."""
 CLIPPED = "clip_across_stages(list(model.parameters()), [weight for weight in model.parameters() if weight not in uncounted])"
-"""Clips by the full model's norm, in which one copy counts for each weight."""
+"""Lines that clip by the full model's norm, in which each shared weight counts once."""
 
 
 def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:

@@ -79,7 +79,7 @@ class Copy:
     group: dist.ProcessGroup
     """Process group for the ranks with a copy."""
     counts: bool
-    """Whether this copy counts in the norm over all gradients. One copy does."""
+    """Whether this copy counts in the norm over all gradients. Exactly one copy of each weight counts."""
 
     def sum_gradients(self) -> None:
         """Sum the gradient over all copies."""
