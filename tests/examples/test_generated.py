@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +120,11 @@ def test_each_module_with_private_api_has_a_section() -> None:
         section = page.partition(f"## `{module}`\n")[2].partition("\n## ")[0]
         assert re.search(r"\*\*Tested with\*\*: torch 2\.\d+", section), module
         assert path not in private or re.search(r"\*\*Names\*\*: `torch\.", section), module
+
+
+@pytest.mark.parametrize("path", sorted(pages.RESULTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_each_measured_table_is_on_the_page(path: Path) -> None:
+    """Its rows have a cell for each column."""
+    found = tomllib.loads(path.read_text("utf-8"))
+    assert f"## {found['title']}\n" in pages.results()
+    assert {len(row) for row in found["rows"]} == {len(found["columns"])}
