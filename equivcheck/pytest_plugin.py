@@ -15,7 +15,7 @@ import pytest
 from equivcheck.system.tally import TallyRow, take_counts
 
 PROPERTY = "equivcheck"
-"""Test reports carry their counts under this name, also from pytest-xdist workers and into JUnit files."""
+"""Name of the test report property with the counts. pytest-xdist workers and JUnit files keep it."""
 
 
 class ScenarioSummary:

@@ -19,7 +19,7 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
 ACCUMULATES = ("ddp", "replicate", "fsdp1", "fsdp2", "spmd", "fsdp2 x tensor_parallel")
-"""Layouts whose ranks accumulate themselves; in a pipeline, the schedule does."""
+"""Layouts whose ranks accumulate gradients themselves. In a pipeline, the schedule does it."""
 
 
 def _averages(scenario: Scenario) -> bool:

@@ -61,17 +61,17 @@ class Mutant:
     wrong: str
     """One sentence about the fault."""
     family: Family
-    """The part it breaks."""
+    """Part of a training that the mutant breaks."""
     layouts: tuple[str, ...]
-    """Layouts that it can be planted in, at least one; the simplest comes first."""
+    """Layouts in which the mutant can be planted, at least one; the simplest comes first."""
     applies: Callable[[Scenario], bool] = lambda _scenario: True
-    """Whether a scenario with one such layout contains the broken part. The values may still agree."""
+    """Whether a scenario with one of these layouts contains the broken part. The values may still agree."""
     plant: Callable[[Setup], None]
     """Plants the fault in a rank's setup after its layout has been applied; importable, because ranks may be processes."""
     causes: tuple[Cause, ...]
-    """Right diagnosis first, then equally right ones: a sum over two ranks may be `SUMMED` or `SCALED`."""
+    """Correct diagnosis first, then equally correct ones: a sum over two ranks may be `SUMMED` or `SCALED`."""
     minimum: Minimum
-    """The smallest scenario that shows it."""
+    """The smallest scenario that shows the mutant."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier() or self.name != self.name.lower():

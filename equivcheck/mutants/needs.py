@@ -36,7 +36,7 @@ def all_of(*conditions: Callable[[Scenario], bool]) -> Callable[[Scenario], bool
 
 
 def is_eager(scenario: Scenario) -> bool:
-    """Whether hooks registered by a mutant run.
+    """Whether hooks that a mutant registers run in each step, because nothing is compiled or traced.
 
     A compiled module keeps the hooks from tracing time. A step traced to one graph hides changes to gradients from the update.
     """

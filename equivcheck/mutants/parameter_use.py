@@ -50,7 +50,7 @@ class FirstValues:
         self.first: torch.Tensor | None = None
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
-        """Equal to the weight until its first update."""
+        """Return a value equal to the weight until its first update."""
         if self.first is None:
             self.first = weight.detach().clone()
         return weight + (self.first - weight).detach()
@@ -111,5 +111,5 @@ def _whole(tensor: DTensor) -> list[Placement]:
 
 
 def keep_partial_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """The parameter, with this rank's partial gradient left unreduced."""
+    """Return the parameter, and leave this rank's partial gradient unreduced."""
     return transform(parameter, gradients=treat_as_reduced)

@@ -55,7 +55,7 @@ _MODULES = (
 
 
 class BrokenMutant(EquivCheckError):
-    """An entry point without a usable mutant."""
+    """An entry point does not provide a usable mutant."""
 
 
 @cache

@@ -38,10 +38,10 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 
 
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """Let refusals raise, and return the failure of a rank that refuses what others do not; else return `hung`.
+    """Find the statement that only some ranks refuse, because their missing calls make the other ranks wait.
 
-    `run` takes the statements whose refusal does not end a rank, and raises `RanksFailed`. It is called again as long as all
-    ranks refuse the same statement.
+    `run` takes statements that may be refused, and raises `RanksFailed` at any other refusal. It runs again as long as all ranks
+    refuse the same statement. Returns `hung` if no run shows a difference.
     """
     allowed: frozenset[str] = frozenset()
     while hung.hung and all(report.state is not RankState.RUNNING for report in hung.reports):
@@ -68,7 +68,7 @@ def first_raising(failure: Failure | None) -> int:
 
 
 def parts_that_disagree(plan: ProgramPlan, run: Callable[[ProgramPlan], object]) -> Failure | None:
-    """Failure for the first value whose local shapes contradict its placements; None if all agree."""
+    """Failure for the first value whose local shapes contradict its placements. None if there is no such value."""
     found = _failure(run, replace(plan, checks_parts=True))
     return found if found is not None and any(PartsDisagree.__name__ in report.error for report in found.reports) else None
 

@@ -10,15 +10,16 @@ from equivcheck.programs.run.facts import NO_ELEMENTS, facts_of
 USUAL_DEADLINE = 30.0
 """Default deadline in campaigns, in seconds."""
 PROGRAM_SECONDS = 10.0
-"""Program deadline if cases have the usual one. Programs compute for milliseconds, but DTensor takes up to 2.5 s CPU time to
-choose placements for a norm over groups."""
+"""Program deadline if `check` gets the usual deadline. Programs compute for milliseconds, but DTensor takes up to 2.5 s CPU time
+to choose placements for a norm over groups.
+"""
 SECONDS_WITHOUT_ELEMENTS = 1.0
 """Program deadline if a leaf is empty and ranks are threads. Torch can loop forever in views of empty tensors, which took a
 third of the time in sweeps."""
 
 
 def seconds_of_program(program: TensorProgram, world: str, deadline: float) -> float:
-    """Program deadline for a check with `deadline`. It grows if cases get more than the usual time.
+    """Program deadline for a check with `deadline`. It grows in proportion if `deadline` is above the usual one.
 
     A program with `WEIGHED` gets the full deadline, because DTensor needs ten seconds CPU time to choose its placements.
     """

@@ -13,7 +13,7 @@ BACKWARD = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """An operation refused by a rank with a clear error."""
+    """An operation that a rank refused with a clear error."""
 
     statement: int
     """Statement number from 0; -1 for the backward pass."""
@@ -33,11 +33,11 @@ class ProgramVerdict(CaseVerdict):
     program: TensorProgram
     """The checked program."""
     refusals: tuple[Refusal, ...] = ()
-    """Statements every rank refused with the same clear error. The program continued with single-device values."""
+    """Statements that every rank refused with the same clear error. The program continued with single-device values."""
     clones: tuple[int, ...] = ()
     """Statements that did not apply to their arguments. They cloned the first argument instead."""
     types: str = ""
-    """Type checker errors, if one was asked; empty if it accepts the program."""
+    """Errors of the type checker, if the target has one. Empty if it accepts the program."""
 
     @property
     def case(self) -> TensorProgram:

@@ -23,7 +23,7 @@ _NUM_RANKS = 2
 _DEADLINE = 30.0
 
 Runs = tuple[Callable[..., list[bool]], tuple[tuple[Any, ...], ...]]
-"""A program with boolean results, and the arguments for its runs."""
+"""A program that returns booleans, and a tuple of arguments for each run."""
 
 PROGRAMS: dict[str, Runs] = {
     "redistributed tensors": (probes.check_redistributions, tuple((seed,) for seed in range(12))),
@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """State of this torch version that the audit has not classified. A newer torch may have some."""
+    """State of torch that the audit has not classified, such as new state of a newer version."""
     return list(unclassified_names(search.names()))
 
 
@@ -73,7 +73,7 @@ def probe(world: str, tag: str, parallelism: type[Parallelism]) -> Probe:
 
 
 def probe_program(world: str, subject: str, runs: Runs) -> Probe:
-    """Run a program once per entry in its arguments."""
+    """Run a program once for each tuple of arguments."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch warns of there is no news about this machine

@@ -16,7 +16,7 @@ from equivcheck.worlds.call import BEFORE_STEPS
 from equivcheck.worlds.trace.stage import Stage
 
 _MAX_COLUMNS = 60
-"""Most calls per step in a lane."""
+"""Maximum number of calls per step in a lane."""
 _STEPLESS = (Stage.SETUP, Stage.READING)
 """Stages outside the training, for which no calls are predicted."""
 

@@ -25,10 +25,10 @@ _MAX_FEATURES, _MAX_PAIRS, _MAX_NAMES = 12, 20, 40
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MeasuredCoverage:
-    """Coverage with its circumstances."""
+    """Coverage, with the plan that was measured and the time it took."""
 
     reach: Reach
-    """Drawn pairs."""
+    """Pairs of features that were drawn."""
     plan: Plan
     """Plan with the strategies."""
     seconds: float
@@ -84,7 +84,7 @@ def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
 
 
 def reach_object(reach: Reach) -> dict[str, Any]:
-    """Only the figures, for a campaign's summary."""
+    """Coverage figures for a campaign's summary."""
     figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
     return figures | {"families": _families(reach), "parts": _parts(reach)}
 

@@ -16,7 +16,7 @@ from equivcheck.system.printable import escape_unprintable
 
 _LONGEST_TITLE = 200
 _LONGEST_TEXT = 65_000
-"""Most characters. GitHub refuses issues with more than 65,536."""
+"""Maximum characters in an issue. GitHub refuses issues with more than 65,536."""
 _BACKTICKS = re.compile(r"`{3,}")
 
 
@@ -25,7 +25,7 @@ class Reported:
     """A finding in the run, with its script."""
 
     record: Record
-    """Standing over all runs."""
+    """Status of the finding over all runs."""
     finding: Finding
     """Finding from the store."""
     script: str = ""
@@ -35,7 +35,7 @@ class Reported:
 
 
 def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
+    """Issue title: ``nightly: 2 findings on torch 2.14.0: ddp diverged, fsdp2 crashed``."""
     modes, versions = _in_a_row(run.mode.value for run in runs), _in_a_row(run.torch for run in runs)
     named = ", ".join(f"{each.record.name} {each.record.outcome.value}" for each in reported)
     title = escape_unprintable(f"{modes}: {count(len(reported), 'finding')} on torch {versions}: {named}")
@@ -43,7 +43,7 @@ def issue_title(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
 
 
 def issue_text(runs: Sequence[Run], reported: Sequence[Reported]) -> str:
-    """Circumstances, then for each finding its text, versions, script, and scenario as JSON.
+    """Issue body: circumstances, then for each finding its text, versions, script, and scenario as JSON.
 
     If there is not enough room, some findings lack script and scenario, then also their text.
     """

@@ -50,7 +50,7 @@ class PlacedCall:
 
     @property
     def meeting(self) -> tuple[int, tuple[int, ...], str]:
-        """Equal for calls that a group issues together."""
+        """Key that is equal for calls that a group issues together."""
         return self.column, self.call.ranks, self.call.op
 
 

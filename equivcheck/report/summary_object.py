@@ -115,7 +115,7 @@ def _errors(errors: Histogram) -> dict[str, float | None]:
 
 
 def round_to_3_digits(number: float) -> float | None:
-    """Three digits; None for NaN."""
+    """Round to three significant digits. None for NaN."""
     return None if math.isnan(number) else float(f"{number:.3g}")
 
 
@@ -125,5 +125,5 @@ def _of_case(figure: str, number: float | None, case: Checkable | None) -> dict[
 
 
 def milliseconds(seconds: float) -> float | None:
-    """Rounded milliseconds; None for NaN."""
+    """Seconds as rounded milliseconds. None for NaN."""
     return None if math.isnan(seconds) else round(seconds * 1000, 2)

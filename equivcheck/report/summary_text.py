@@ -21,7 +21,9 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import escape_unprintable, shorten
 
 _MOST_LINES = 36
-"""Most lines in the summary, so that it shares a screen with the command and its progress. Findings not on disk may add lines."""
+"""Maximum number of lines in the summary, so that it shares a screen with the command and its progress. Findings that could not
+be saved may add lines.
+"""
 _LEAST_FOR_FINDINGS = 8
 _UNDECIDED = (Outcome.INCONCLUSIVE, Outcome.UNSUPPORTED)
 _EXAMPLE = Path("examples/llama.py")

@@ -36,9 +36,9 @@ class IgnoredLabels(PrintableEnum):
     SOME = "some"
     """Each label is ignored with probability 1/3."""
     FIRST_ROWS = "first_rows"
-    """Labels in the first half of each microbatch's rows. The first data-parallel ranks may then have no label left."""
+    """Labels in the first half of each microbatch's rows. The first data-parallel ranks may then have only ignored labels."""
     FIRST_MICROBATCH = "first_microbatch"
-    """All labels in the first microbatch, if there are several."""
+    """Labels in the first microbatch, all of them, if there are several microbatches."""
 
 
 @frozen_dataclass

@@ -8,9 +8,9 @@ from equivcheck.errors import InvalidScenario
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 
 MAX_RANKS = 8
-"""Most ranks in generated scenarios."""
+"""Maximum number of ranks in generated scenarios."""
 MAX_NAME = 64
-"""Longest name for an axis, in characters."""
+"""Maximum characters in an axis name."""
 
 DP = "dp"
 """Axis for plain data parallelism."""

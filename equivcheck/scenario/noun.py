@@ -13,7 +13,7 @@ from equivcheck.system.printable import shorten
 T = TypeVar("T")
 
 SHOWN_CHARACTERS = 60
-"""Longest value that an error message quotes, in characters."""
+"""Maximum characters of a value that an error message quotes."""
 
 
 def option(*, default: T, limits: bool = True, calls: bool = True) -> T:
@@ -71,7 +71,7 @@ def _print_pretty(value: Any, printer: Any, _cycle: bool) -> None:
 
 
 def invalid_field(noun: object, field: str, expected: str, why: str = "") -> InvalidScenario:
-    """Error for a field's value: why it is not valid, and the values that are expected."""
+    """Error for an invalid field: why the value is not valid, and which values are expected."""
     reason = f": {why}" if why else ""
     return InvalidScenario(
         f"{type(noun).__name__}.{field} {short_repr(getattr(noun, field))} is not valid{reason}. Expected {expected}."

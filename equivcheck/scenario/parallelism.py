@@ -173,8 +173,9 @@ class FSDP2(Parallelism):
 
     Backward then gathers only over that many neighbours on the sharding axis. None reshards to the whole axis."""
     reshard_after_backward: bool = option(default=True, limits=False)
-    """Whether parameters are resharded after every microbatch's backward instead of only after the last
-    (`set_reshard_after_backward`)."""
+    """Whether each microbatch's backward reshards the parameters. Otherwise only the last microbatch's does
+    (`set_reshard_after_backward`).
+    """
     explicit_prefetch: bool = option(default=False, limits=False)
     """Whether layers prefetch explicitly: the next one in forward, the previous one in backward
     (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`)."""

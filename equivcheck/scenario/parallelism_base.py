@@ -38,15 +38,15 @@ class ParameterFacts(Protocol):
 
     @property
     def colwise_dim(self) -> int | None:
-        """Dim that colwise sharding splits; None if it is replicated then."""
+        """Dim that colwise sharding splits; None if colwise sharding replicates the parameter."""
 
     @property
     def rowwise_dim(self) -> int | None:
-        """Dim that rowwise sharding splits; None if it is replicated then."""
+        """Dim that rowwise sharding splits; None if rowwise sharding replicates the parameter."""
 
     @property
     def unit_dim(self) -> int | None:
-        """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
+        """Dim that sharding by heads or hidden features splits; None if it replicates the parameter."""
 
     @property
     def expert_dim(self) -> int | None:
@@ -60,7 +60,7 @@ class Parallelism:
     tag: ClassVar[str]
     """Name in JSON, on the command line and in reports."""
     axes: ClassVar[tuple[tuple[str, ...], ...]]
-    """Alternative sets of mesh axes that it can use."""
+    """Alternative sets of mesh axes that the parallelism can use."""
 
     traceable: ClassVar[bool] = False
     """Whether a step can be traced as one graph because no hooks run outside its operations."""
@@ -71,15 +71,15 @@ class Parallelism:
 
     @property
     def trains_local_tensors(self) -> bool:
-        """Whether it replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
+        """Whether the parallelism replaces DTensors by their local tensors, so that the optimizer only gets plain tensors."""
         return False
 
     def shard_dim(self, parameter: ParameterFacts) -> int | None:  # noqa: ARG002 - for those that cut
-        """Dim along which it shards a parameter (chunks like `torch.chunk`); None if it is replicated.
+        """Dim along which the parallelism shards a parameter (chunks like `torch.chunk`). None for a replicated parameter.
 
         Flat parameters do not count because they are split anywhere.
         """
         return None
 
     def require_ranks(self, count: int) -> None:
-        """Raise `InvalidScenario` if it cannot use this number of ranks. By default any number is allowed."""
+        """Raise `InvalidScenario` if the parallelism cannot use this number of ranks. By default any number is allowed."""

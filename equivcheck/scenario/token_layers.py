@@ -12,7 +12,8 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""Above the limit of generated scenarios: a training that resumes on 7 ranks after 4 may need a multiple of 28."""
+"""Maximum number of heads. It is above the limit of generated scenarios: resuming on 7 ranks after 4 may need a multiple of 28.
+"""
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
 MAX_DROPOUT = 0.9
@@ -99,9 +100,9 @@ class Attention(AnyLayer):
             raise invalid_field(self, "head_dim", "an even number with rotary")
 
     def rounded_up(self, multiple: int) -> Attention:
-        """Smallest number and size of heads, not below the current ones, whose product is a multiple.
+        """Make the product of number and size of heads a multiple, by the smallest increase of both.
 
-        If none fits the limits, the smallest fitting sizes overall. Key and value heads stay grouped if their product is a
+        If no product fits the limits, the smallest fitting sizes are used. Key and value heads stay grouped if their product is a
         multiple too.
         """
         step = 1 + self.rotary

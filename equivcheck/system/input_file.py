@@ -10,8 +10,7 @@ from typing import BinaryIO
 from equivcheck.errors import UsageError
 
 MAX_BYTES = 16 * 2**20
-"""Limit for the file size in bytes. Scenarios have some thousand bytes, findings with the stacks of 64 ranks less than a
-million."""
+"""Maximum file size in bytes. Scenarios have some thousand bytes, findings with the stacks of 64 ranks less than a million."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",

@@ -17,7 +17,7 @@ class OutputFailed(EquivCheckError):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Inside this context, failing stdout raises `OutputFailed` and failing stderr is silent. Both may be closed."""
+    """Make failing stdout raise `OutputFailed`, and ignore failing stderr, inside this context. Both may be closed."""
     _reserve_numbers()
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as undo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 IN_PART = "in part"
-"""Outcome for a check that was equivalent up to some step and undecided afterwards."""
+"""Outcome of a check that was equivalent up to some step and undecided afterwards."""
 
 TallyRow = tuple[str, str, str]
 """Layout, world and outcome."""

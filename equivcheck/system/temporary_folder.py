@@ -21,13 +21,13 @@ from equivcheck.errors import EquivCheckError
 
 _PREFIX = "equivcheck-temporary-"
 _NAME = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
-"""Matches names from `tempfile.mkdtemp` with this prefix, so that no other folder is ever removed."""
+"""Pattern for names from `tempfile.mkdtemp` with this prefix, so that no other folder is ever removed."""
 _PROBED_BYTES = 2**16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 _own: set[str] = set()
 _making = threading.Lock()
-"""Held while a folder is created and entered in `_own`, and forever once this process is about to end."""
+"""Lock held while a folder is created and entered in `_own`, and forever once this process is about to end."""
 
 
 class NoSpace(EquivCheckError):

@@ -8,7 +8,7 @@ import time
 
 _TASKS = "/proc/self/task"
 _LOOK_SECONDS = 0.0005
-"""Seconds between two checks whether a thread has ended."""
+"""Seconds between two tests whether a thread has ended."""
 
 
 def num_threads() -> int:

@@ -62,6 +62,6 @@ def scalar_value(value: torch.Tensor) -> float:
 
 
 def full_value(value: torch.Tensor) -> torch.Tensor:
-    """Full value as a plain tensor."""
+    """Full value of a tensor as a plain tensor."""
     value = value.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -20,7 +20,7 @@ from equivcheck.training.layers.registry import layer_kind
 Array = npt.NDArray[np.floating]
 
 KEPT_TRAININGS = 16
-"""Trainings in the cache. Every rank and every shrinking step asks for them again; each has some tens of KiB."""
+"""Maximum number of cached trainings, some tens of KiB each. Every rank and every shrinking step asks for them again."""
 
 
 IGNORED = -100
@@ -46,7 +46,7 @@ class Batch:
     batch_dim: int = 0
     """Batch dim in inputs and targets, not counting the dim of copies."""
     whole: Batch | None = None
-    """Microbatch that contains it, if one device computes the microbatch in parts; for losses over all its rows."""
+    """Full microbatch, if this batch is only a part that one device computes separately. Losses over all rows need it."""
 
     @property
     def rows(self) -> int:

@@ -166,7 +166,10 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """A sentence if one device also diverges when it processes the ranks' parts one by one; else empty."""
+        """Sentence for the case that one device also differs if it processes the ranks' parts one by one.
+
+        Empty if it does not differ.
+        """
         if self._far is None:
             return ""
         where = f"step {self._far.step}, {self._far.phase.value}"
@@ -184,12 +187,12 @@ class UserCase:
 
     @property
     def other_settings(self) -> Divergence | None:
-        """The first optimizer setting on a rank that differs from one device in the first half of its digits."""
+        """The first optimizer setting that differs in the first half of its digits between a rank and one device."""
         return other_settings(self._run.trace, self._traces, self._quick.noise_limit)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Optimizer state that no rank could read; empty without `full_tensors`."""
+        """Names of optimizer state that no rank could read. Empty without `full_tensors`."""
         if self._run.task.full_tensors is None:
             return ()
         states = (moment for moment in self._readable(self._quick).moments if moment.phase is Phase.STATE)

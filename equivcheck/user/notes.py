@@ -22,9 +22,9 @@ ONE_RANK = "the mesh has one rank, so this check says nothing about reductions o
 ONE_STEP = "only one step: an error that affects the next step (optimizer state, a missing sync) cannot show"
 """Note on a training with one step."""
 SAME_ROWS = "all data ranks got the same rows in every batch, so a missing reduction cannot show: use batches with different rows"
-"""Reason if all data ranks got the same rows."""
+"""Reason that agreement proves nothing, if all data ranks got the same rows."""
 NO_UPDATE = "no step changes a parameter, so a wrong update cannot show: is the learning rate 0?"
-"""Reason if all updates are zero."""
+"""Reason that agreement proves nothing, if all updates are zero."""
 
 
 def notes_on(task: Task, left: Run | Failure, asked: Ranks, ran: Ranks) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def _sees_nothing_parallel(run: Run) -> bool:
 
 
 def missing_evidence(task: Task, *, changes_parameters: bool) -> str:
-    """Return the reason why agreement would prove nothing; empty if it does prove something."""
+    """Reason why agreement proves nothing about the training. Empty if it is evidence."""
     if not changes_parameters:
         return NO_UPDATE
     return SAME_ROWS if _same_rows(task) else ""

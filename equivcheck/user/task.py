@@ -23,7 +23,7 @@ OTHER_AXES = ("tp", "pp", "sp", "cp", "ep", "model", "pipe", "tensor", "sequence
 POSITION_AXES = ("cp", "sp", "context", "sequence")
 """Usual names for mesh axes whose ranks may return the loss over their own positions."""
 REDUCTIONS = ("mean", "sum")
-"""A loss is the mean over the rows in a batch, or their sum."""
+"""Ways to combine losses over rows: the mean over the rows in a batch, or their sum."""
 
 Loss = Callable[[Any, Any], torch.Tensor]
 """A function ``loss(outputs, targets)``. Returns a tensor with one element."""
@@ -112,7 +112,7 @@ class Task:
 
     @property
     def num_data_ranks(self) -> int:
-        """Rows are split into this many parts."""
+        """Number of parts that rows are split into."""
         return math.prod(size for name, size in self.mesh if name in self.data_axes)
 
     @property

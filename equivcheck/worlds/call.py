@@ -28,7 +28,7 @@ class Call:
     num_bytes: int
     """Total bytes in the tensors in `shapes`."""
     peer: int | None = None
-    """The root's or other side's global rank; None if the call has neither."""
+    """Global rank of the root, or of the other side in a send or receive. None for other calls."""
     stage: Stage = Stage.SETUP
     """Training stage, if the program announced one."""
     step: int = BEFORE_STEPS

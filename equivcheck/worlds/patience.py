@@ -14,7 +14,7 @@ SHORTEST_TICK = 0.05
 IDLE_SHARE = 0.02
 """A tick's CPU share below which a rank did nothing. With 50 runnable threads on each core, a thread still gets this much."""
 MOST_LIMITS = 10
-"""Limit on total CPU time for ranks with steady calls, as a multiple of the normal limit."""
+"""Limit on total CPU time for ranks that communicate regularly, as a multiple of the normal limit."""
 
 
 class Patience:

@@ -21,7 +21,7 @@ from equivcheck.training.setup import Setup
 from equivcheck.worlds.trace.stage import Stage
 
 BY_PARAMETERS = ("ddp", "replicate", "fsdp2", "ddp x tensor_parallel", "replicate x tensor_parallel", "fsdp2 x tensor_parallel")
-"""Layouts that can compute a norm over some parameters; `FullyShardedDataParallel` clips all it holds."""
+"""Layouts that can compute a norm over some parameters. `FullyShardedDataParallel` always clips all its parameters."""
 BY_NORM = ("ddp", "replicate", "fsdp1", "fsdp2", "tensor_parallel", "fsdp2 x tensor_parallel")
 """Layouts that clip by norm."""
 NO_LIMIT = 1e30

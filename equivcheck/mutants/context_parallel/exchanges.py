@@ -189,5 +189,5 @@ class _InOrderOfRanks(GatheredSequence):
     minimum=TWO_RANKS,
 )
 def keys_left_in_rank_order(setup: Setup) -> None:
-    """GatheredSequence keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
+    """Gathered keys and values stay in rank order, although ranks hold a head and a tail chunk, so masks are wrong."""
     exchange_with(setup, _InOrderOfRanks)

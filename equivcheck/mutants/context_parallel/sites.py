@@ -63,7 +63,7 @@ def ranks_of(setup: Setup) -> PositionRanks | None:
 
 
 def attentions(setup: Setup, chosen: Chosen = any_attention) -> Iterator[AttentionModule]:
-    """The chosen attention modules; none if sequences are not split."""
+    """The chosen attention modules. Empty if sequences are not split."""
     modules = setup.model.modules() if ranks_of(setup) is not None else ()
     return (module for module in modules if isinstance(module, AttentionModule) and chosen(module.layer))
 

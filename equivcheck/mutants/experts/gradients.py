@@ -20,7 +20,7 @@ from equivcheck.training.setup import Setup
 
 Named = Callable[[str], bool]
 OWN_ROWS = (Cause.NOT_REDUCED, Cause.REDUCED_OVER_PART, Cause.RANKS_DISAGREE)
-"""Right diagnoses if gradients are not reduced over expert-parallel ranks, with or without outer data parallelism."""
+"""Correct diagnoses if gradients are not reduced over expert-parallel ranks, with or without outer data parallelism."""
 
 
 def _has_ranks(scenario: Scenario) -> bool:

@@ -69,7 +69,7 @@ def schedule_stuck(setup: Setup) -> None:
 
 
 _RESUMABLE = tuple(name for name in EVERYWHERE if TIMES not in name or FSDP2.tag in name)
-"""Layouts that can resume from a checkpoint; other compositions train local tensors, so they cannot."""
+"""Layouts that can resume from a checkpoint. Other compositions train local tensors, so they cannot."""
 
 
 def _counts(scenario: Scenario) -> bool:

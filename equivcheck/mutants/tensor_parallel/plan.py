@@ -41,12 +41,12 @@ def _planned(model: Model, layout: Layout) -> tuple[Planned, ...]:
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether the scenario's plan has such a layer."""
+    """Whether the scenario's plan has a layer that `chosen` accepts."""
     return lambda scenario: any(map(chosen, _planned(scenario.training.model, scenario.layout)))
 
 
 def blocks(setup: Setup, chosen: Chosen) -> Iterator[tuple[Block, Planned]]:
-    """Modules for the chosen layers; none without tensor parallelism over several ranks."""
+    """Modules for the chosen layers. Empty without tensor parallelism over several ranks."""
     planned = _planned(setup.training.model, layout_of(setup))
     found = [module for module in setup.model.modules() if isinstance(module, Block)] if planned else []
     for block, layer in zip(found, planned, strict=True):

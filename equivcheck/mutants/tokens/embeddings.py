@@ -23,7 +23,7 @@ from equivcheck.scenario.mesh import TP
 from equivcheck.training.setup import Setup
 
 LookUp = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""AttentionHooks up tokens, given a rank's embedding rows, the tokens, and the first row's token."""
+"""Function that looks up tokens, given a rank's embedding rows, the tokens, and the first row's token."""
 
 
 def _has_padding(scenario: Scenario) -> bool:

@@ -17,7 +17,7 @@ from equivcheck.training.setup import Setup
 
 
 def loss_of_labels(scenario: Scenario) -> CrossEntropy | None:
-    """The scenario's cross-entropy loss if it has one and hooks run; else None."""
+    """The scenario's cross-entropy loss if the run is eager. None for another loss or if anything is compiled or traced."""
     loss = scenario.training.loss
     return loss if isinstance(loss, CrossEntropy) and is_eager(scenario) else None
 
@@ -33,13 +33,13 @@ def has_loss(condition: Callable[[CrossEntropy], bool] = lambda _loss: True) -> 
 
 
 def cross_entropy_of(setup: Setup) -> CrossEntropy:
-    """The rank's cross-entropy loss, which must be one."""
+    """The rank's loss, which must be a cross-entropy."""
     assert isinstance(setup.training.loss, CrossEntropy), "the mutant applies to cross-entropy only"
     return setup.training.loss
 
 
 is_divided = has_loss(lambda loss: not loss.summed)
-"""Whether hooks run and the loss is divided by the number of labels."""
+"""Whether the run is eager and the loss is divided by the number of labels."""
 
 
 def learns_positions(scenario: Scenario) -> bool:
@@ -59,7 +59,7 @@ def ignores_labels(scenario: Scenario) -> bool:
 
 
 def attentions(scenario: Scenario) -> tuple[Attention, ...]:
-    """Attention layers, if hooks run."""
+    """Attention layers if the run is eager; else none."""
     layers = scenario.training.model.layers if is_eager(scenario) else ()
     return tuple(layer for layer in layers if isinstance(layer, Attention))
 
@@ -70,7 +70,7 @@ def length_of(scenario: Scenario) -> int:
 
 
 def plan_of(scenario: Scenario) -> PlannedParallelism | None:
-    """Tensor-parallel plan over several ranks; None if there is none or hooks do not run."""
+    """Tensor-parallel plan over several ranks. None if there is no such plan, or if anything is compiled or traced."""
     return plan_over_ranks(scenario.layout) if is_eager(scenario) else None
 
 
@@ -81,7 +81,7 @@ def shards_vocabulary(scenario: Scenario) -> bool:
 
 
 def head_split(scenario: Scenario) -> Split | None:
-    """Split for the head over several ranks; None if there is no head or plan, or hooks do not run."""
+    """Split of the head over several ranks. None without a head or plan, or if anything is compiled or traced."""
     plan = plan_of(scenario)
     return None if plan is None or scenario.training.model.head is None else plan.head
 
@@ -90,7 +90,7 @@ Chosen = Callable[[PlannedLayer], bool]
 
 
 def has_layer(chosen: Chosen) -> Callable[[Scenario], bool]:
-    """Whether hooks run and the scenario has such a layer."""
+    """Whether the run is eager and the scenario has a layer that `chosen` accepts."""
     return lambda scenario: is_eager(scenario) and any(map(chosen, planned_layers(scenario.training.model, scenario.layout)))
 
 

@@ -23,7 +23,7 @@ class Assembled:
     covered: Flags
     """True for each element that some rank holds."""
     misfits: tuple[Misfit, ...]
-    """Tensors that do not fit. At most one entry per tensor and kind."""
+    """Tensors whose pieces do not fit. At most one entry per tensor and kind."""
 
 
 class Assembler:

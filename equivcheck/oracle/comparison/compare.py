@@ -75,7 +75,8 @@ def _share(expected: Expected, assembled: Assembled, errors: Vector, wrong: Flag
 def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[int]] = ()) -> list[Snapshot]:
     """Snapshots to assemble.
 
-    The loss is averaged over the ranks that have one, because they average their gradients. Each of `groups` counts once.
+    The loss is averaged over the ranks that have one, because they average their gradients. Ranks in one of `groups` have the
+    same loss, so each group counts once.
     """
     snapshots = [moment.snapshot for moment in found]
     if phase is not Phase.LOSS:
@@ -89,7 +90,7 @@ def snapshots_of(found: list[Moment], phase: Phase, groups: Sequence[Sequence[in
 
 
 def errors_of(expected: Expected, assembled: Assembled) -> tuple[Vector, Flags]:
-    """Each tensor's error relative to its tolerance, and a flag for each that exceeds it."""
+    """Each tensor's error relative to its tolerance, and whether it exceeds the tolerance."""
     same = (assembled.values == expected.values) | (np.isnan(assembled.values) & np.isnan(expected.values)) | ~assembled.covered
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, assembled.values - expected.values)

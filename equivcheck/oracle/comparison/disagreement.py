@@ -40,9 +40,9 @@ class DifferingElements:
     """Elements on which a rank has other bits than the first rank that holds them."""
 
     where: Positions
-    """Positions in the flat vector."""
+    """Indices of the elements in the flat vector."""
     held: Vector
-    """Values on the first rank."""
+    """Values on the first rank that holds them."""
     local: Vector
     """Values on this rank."""
 

@@ -1,4 +1,4 @@
-"""Predicates that known issues need: compiled scenarios."""
+"""Predicates on compiled scenarios, for the field `needs` of known issues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicates that known issues need: tensor-parallel hooks that are compiled one by one.
+"""Predicates on tensor-parallel hooks that are compiled one by one, for the field `needs` of known issues.
 
 Dynamo skips all modules in FSDP1 without `use_orig_params`. It compiles only the hooks by which `parallelize_module` prepares
 inputs and outputs, and no hook in a layer with activation checkpointing.

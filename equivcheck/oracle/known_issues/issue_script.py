@@ -1,6 +1,6 @@
 """Scripts that show known issues with torch only.
 
-A file in the folder `scripts` holds the part that differs: an explanation and a function `main`. The rest is added here.
+A file in the folder `scripts` holds an explanation and a function `main`. This module adds the code that all scripts share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue
 
 SCRIPTS = Path(str(files("equivcheck.oracle.known_issues").joinpath("scripts")))
-"""Folder with one file for each known issue, named after its id."""
+"""Folder with one script for each known issue, named after its id."""
 
 _WIDTH = 128
 _DIFFERENCE = """\

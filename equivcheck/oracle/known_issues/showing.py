@@ -50,7 +50,7 @@ class Showing:
         return f"{self.shows.value}: {self.reason}" if self.reason else self.shows.value
 
     def agrees(self, issue: KnownIssue, version: str) -> bool:
-        """Whether the result is the one that the issue's version range predicts."""
+        """Whether the result agrees with the issue's version range."""
         return (self.shows is Shows.SHOWS) == issue.is_in(version)
 
 

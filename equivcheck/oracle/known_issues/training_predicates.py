@@ -1,4 +1,4 @@
-"""Predicates that known issues need: properties of the training."""
+"""Predicates on the training, for the field `needs` of known issues."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace
 
 
 def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
-    """The doubt with the earlier step. The first if both have the same step."""
+    """The doubt with the earlier step; the first doubt if both have the same step."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 
 

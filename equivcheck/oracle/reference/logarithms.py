@@ -1,4 +1,4 @@
-"""Single-device runs that compute a softmax as ranks with a part do.
+"""Single-device runs that compute a softmax as sharded ranks do.
 
 Context-parallel ranks in a ring keep the logarithm of each softmax's sum and recompute the weights from scores minus this
 logarithm, as FlashAttention does (https://arxiv.org/abs/2205.14135). One device uses such a logarithm in the backward of

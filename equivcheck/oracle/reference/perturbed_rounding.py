@@ -1,7 +1,7 @@
 """Differences between two correct runs with the same casts: summation order, and single roundings.
 
-Ranks add in their own order. If a value is off by one unit in the last place, a cast can give the usual result's neighbour:
-from float32 to bfloat16 about once in 10,000 casts. A reference copy with both effects shows how far they move each tensor.
+Ranks add in their own order. If a value is off by one unit in the last place, a cast may round it to the neighbouring value: from
+float32 to bfloat16 about once in 10,000 casts. A reference copy with both effects shows how far they move each tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RARE: Final = 1e-10
 
 
 class Jitter:
-    """No change: the reference itself."""
+    """Sums and casts of the reference itself, unchanged."""
 
     def begin(self, step: int) -> None:
         """Begin a step."""
@@ -41,7 +41,7 @@ class Shuffled(Jitter):
     """
 
     def __init__(self, generator: np.random.Generator, copy: int) -> None:
-        """`copy` counts from 1."""
+        """`copy` is the number of the perturbed run, from 1."""
         self.generator, self.copy = generator, copy
 
     def ordered(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -49,12 +49,14 @@ from equivcheck.training.threads import one_thread
 from equivcheck.worlds.trace.trace import Trace
 
 KEPT_REFERENCES = 32
-"""Cached references, some hundred KiB each. A training returns under other layouts and while a scenario shrinks."""
+"""Maximum number of cached references, some hundred KiB each. One training occurs under several layouts and while a scenario
+shrinks.
+"""
 
 NUM_ROUNDED = 3
-"""Perturbed runs if the reference rounds. They run one after another, and most ranks reproduce it bit for bit."""
+"""Number of perturbed runs if the reference rounds. They run one after another, and most ranks reproduce it bit for bit."""
 NUM_ROUNDED_CONFIRMATIONS = 16
-"""Perturbed runs before a divergence is reported. They include all orders of a ring of 8, each with a flip."""
+"""Number of perturbed runs before a divergence is reported. They include all orders of a ring of 8, each with a flip."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +86,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceRun:
-    """A single-device training that rounds like a layout. Equal ones share cached results."""
+    """A single-device training that rounds like a layout. Equal runs share cached results."""
 
     training: Training
     """The training."""

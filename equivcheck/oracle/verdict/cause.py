@@ -115,7 +115,7 @@ class Cause(PrintableEnum):
     KEY_VALUE_GRADIENT = "key_value_gradient"
     """Keys and values miss gradients from positions on other ranks."""
     ROUTER_WEIGHTS = "router_weights"
-    """Outputs of the chosen experts are weighted twice, not at all, at another place, or by scores with another divisor."""
+    """Outputs of the chosen experts are weighted twice, not at all, at the wrong place, or by scores with a wrong divisor."""
     EXPERT_CHOICE = "expert_choice"
     """Rows go to experts that they have not chosen, or to fewer experts."""
     SHARED_EXPERT = "shared_expert"

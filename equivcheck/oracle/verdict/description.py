@@ -10,9 +10,9 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 MAX_GROUPS = 4
-"""Most lines about ranks, and most groups of further tensors. The rest is counted."""
+"""Maximum number of lines about ranks, and of groups of further tensors. A count stands for the rest."""
 LONGEST = 300
-"""Most characters of an error text."""
+"""Maximum characters in an error text."""
 
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
@@ -29,7 +29,7 @@ def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed:
 
 
 def error_in_words(first: Divergence) -> str:
-    """Error relative to tolerance. The kind if the difference is not numeric."""
+    """Error relative to tolerance as text, or the kind of difference if it is not numeric."""
     if first.difference is Difference.VALUE:
         return f"{first.error:.3g} x tolerance"
     return ": ".join(filter(None, (first.difference.value.replace("_", " "), first.elsewhere)))
@@ -65,5 +65,5 @@ def shortened(text: str) -> str:
 
 
 def failed(what: str, error: Exception) -> str:
-    """One line such as ``diagnosis failed: TypeError: ...``."""
+    """One line about a failed step of the work, such as ``diagnosis failed: TypeError: ...``."""
     return shortened(f"{what} failed: {type(error).__name__}: {error}")

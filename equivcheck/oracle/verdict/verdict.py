@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Alter = Callable[[Setup], None]
 
 CODE_WIDTH = 100
-"""Characters per line of code."""
+"""Maximum line length of code in a verdict."""
 AGAIN = "again: run the case below in @example(...), or as JSON with `equivcheck check FILE`"
 
 
@@ -96,7 +96,7 @@ class CaseVerdict(Judgement):
     known: str = ""
     """Id of the known issue. Empty unless the outcome is KNOWN."""
     confirmed: str = ""
-    """Text that says if another world finds the same. Empty if no other world ran."""
+    """Sentence about the result in another world. Empty if no other world ran."""
     unfinished: str = ""
     """Part of the work on a finding that failed, such as its diagnosis, with the error. Empty if nothing failed."""
     diagnosis: Diagnosis | None = None

@@ -81,7 +81,7 @@ class Constant:
 
 @frozen_dataclass
 class Operation:
-    """A torch call. Its first argument is cloned instead if one device refuses the call or the result cannot be compared."""
+    """A torch call. If one device refuses the call or its result cannot be compared, the statement clones its first argument."""
 
     tag: ClassVar[str] = "operation"
     name: str
@@ -107,7 +107,7 @@ class Operation:
 
 @frozen_dataclass
 class Redistribution:
-    """Changes placements. It clones if the value lacks a dim to be sharded."""
+    """Changes placements. If the value lacks a dim to be sharded, the statement clones it."""
 
     tag: ClassVar[str] = "redistribution"
     placements: tuple[str, ...]

@@ -24,11 +24,11 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.programs.operation_check.task import OperationTask, invalid
 
 MOST = 2000
-"""Maximum placements in one check. More are probably a mistake."""
+"""Maximum number of placements in one check. More are probably a mistake."""
 
 
 def all_placements(task: OperationTask, reductions: Sequence[str]) -> list[Placements]:
-    """All combinations of placements; the first tensor varies slowest. Only floating-point tensors can be partial."""
+    """All combinations of placements, with the first tensor varying slowest. Only floating-point tensors can be partial."""
     for each in reductions:
         if each not in REDUCTIONS:
             raise invalid(f"reductions {each!r}", "unknown reduction", ", ".join(REDUCTIONS))

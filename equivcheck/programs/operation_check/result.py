@@ -12,7 +12,7 @@ from equivcheck.programs.operation_check.run import Placements
 from equivcheck.system.printable import escape_unprintable
 
 REFUSED = "refused"
-"""How the table shows UNSUPPORTED: every rank raises and names an unsupported placement."""
+"""Name of UNSUPPORTED in the table: every rank raises and names an unsupported placement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class OperationResult:
 
     @property
     def refused(self) -> tuple[PlacementRow, ...]:
-        """Rows every rank refuses clearly."""
+        """Rows that every rank refuses with a clear error."""
         return tuple(row for row in self.rows if row.is_refused)
 
     @property

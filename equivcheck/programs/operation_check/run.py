@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor | None]
 Placements = tuple[tuple[str, ...] | None, ...]
 """For each tensor, a placement for each mesh axis; None for a plain tensor, which every rank holds in full."""
 OF_LOCAL_MAP = r"local_map.*(mismatched placements|redistribute_inputs)"
-"""Pattern for `local_map` errors about placements it was not built for."""
+"""Pattern for errors of `local_map` about placements that it does not accept."""
 
 
 class OperationFailed(EquivCheckError):
@@ -40,15 +40,16 @@ class OperationRun:
     trace: ValueTrace | None
     """Values, then gradients; None if the rank refused."""
     outputs: tuple[str, ...] = ()
-    """Result placements as torch prints them; ``plain`` for a tensor that is no DTensor."""
+    """Result placements as torch prints them; ``plain`` for a tensor that is not a DTensor."""
     refusal: str = ""
-    """Error with which the rank refused; empty if it did not."""
+    """Error with which the rank refused; empty if it computed a result."""
 
 
 def run_operation(task: OperationTask, function: Function, tensors: list[torch.Tensor], moved: Callable[..., Any]) -> ValueTrace:
     """Call a function with `tensors` in place of the task's tensors, and differentiate.
 
-    `moved` makes full tensors from results, gradients, and the weights by which results are multiplied for the backward pass.
+    `moved` gathers full tensors, for results and gradients. It also moves the weights that multiply results before the backward
+    pass.
     """
     remaining = iter(tensors)
     arguments = [next(remaining) if isinstance(each, torch.Tensor) else each for each in task.inputs]

@@ -21,11 +21,11 @@ class OperationTask:
     """Validated `check_operation` arguments for one set of inputs."""
 
     function: Function
-    """The function one device calls."""
+    """Function that one device calls."""
     on_ranks: Callable[[DeviceMesh], Function] | None
-    """Builds the function ranks call for their mesh; None for `function`."""
+    """Takes the mesh and returns the function that ranks call. None if ranks call `function`."""
     setup: Callable[[], Any] | None
-    """Called first in each process; None for nothing."""
+    """Function called first in each process. None if no setup is needed."""
     inputs: tuple[Any, ...]
     """Full tensors and other arguments."""
     names: tuple[str, ...]

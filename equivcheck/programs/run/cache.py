@@ -13,7 +13,7 @@ from equivcheck.programs.run.one_device import ProgramPlan, plan_of
 from equivcheck.programs.run.reference import reference_of
 
 _NUM_KEPT = 16
-"""Entries in each cache. A sweep reuses the last program, a pair sweep the last few."""
+"""Maximum number of entries in each cache. A sweep reuses the last program, a pair sweep the last few."""
 
 
 def cached_plan(program: TensorProgram) -> ProgramPlan:

@@ -9,7 +9,7 @@ from equivcheck.programs.nouns.program import TensorProgram
 from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, arguments_of
 
 NO_ELEMENTS = "no elements"
-"""Fact about a program with an empty leaf."""
+"""Fact about a program that has an empty leaf (an input tensor without elements)."""
 _NORMS = (
     *("norm_dim", "norm_dim_3", "norm_fro", "norm", "norm_1", "norm_3", "norm_half", "norm_old", "norm_old_1"),
     *("foreach_norm", "foreach_norm_1", "pairwise_distance"),
@@ -40,7 +40,7 @@ _SELECTS = (
     *("qr_product", "qr_signless", "cholesky", "cholesky_inverse", "eigenvalues", "nuclear_norm", "spectral_norm"),
     *("solve", "solve_triangular", "lu_solve"),
 )
-"""Operations that select along a dim, in forward, in backward, or when their matrix is built."""
+"""Operations that select along a dim: in forward, in backward, or when their matrix is built."""
 _ANY = ("any_all", "any_dim", "any_dims")
 """Operations with boolean results that are partial sums."""
 _EMBEDDINGS = (
@@ -51,7 +51,7 @@ _EMBEDDINGS = (
 
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
-    """Facts about a program's leaves, constants, operations and redistributions."""
+    """Facts about a program's leaves (input tensors), constants, operations and redistributions."""
     found: set[str] = set()
     for number, statement in enumerate(program.statements):
         taken = (program.statements[number - back] for back in arguments_of(statement))

@@ -39,7 +39,7 @@ class DroppedAllReduce(DTensorTarget):
 
 
 class FullPartials(DTensorTarget):
-    """Each partial value in a sum is the full value."""
+    """Partial values all contain the full value, as if each rank had already reduced."""
 
     def distribute(self, full: torch.Tensor, placements: tuple[str, ...]) -> torch.Tensor:
         """Give each rank the full value, and call it partial."""
@@ -64,7 +64,7 @@ class SwappedRows(DTensorTarget):
 
 
 class ElementwiseRule(DTensorTarget):
-    """Operations along a dim, such as softmax, use clone's sharding rule: each rank computes on its own shard."""
+    """Operations along a dim, such as softmax, use the sharding rule of `clone`: each rank computes on its own shard."""
 
     planted_in: ClassVar[frozenset[str]] = frozenset(ALONG_A_DIM)
 

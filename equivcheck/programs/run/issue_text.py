@@ -11,7 +11,7 @@ from equivcheck.programs.verdict import ProgramVerdict
 
 _LINK = re.compile(r"^(no report found|http\S+?)( \(.*?\))?: ")
 REPORTED = "http"
-"""A reported difference has a link that begins so."""
+"""Prefix of a link to a reported difference."""
 
 
 def is_reported(known: KnownDifference) -> bool:
@@ -20,7 +20,7 @@ def is_reported(known: KnownDifference) -> bool:
 
 
 def sentence_of(known: KnownDifference) -> str:
-    """Describes the error: ``fill_ of partial values fills each``."""
+    """Describe the error in one sentence: ``fill_ of partial values fills each``."""
     return _LINK.sub("", known.link)
 
 

@@ -25,7 +25,8 @@ from equivcheck.programs.run.values import full_tensor, weights_of
 
 Outputs = tuple[torch.Tensor, ...]
 Disturb = Callable[[torch.Tensor, list[torch.Tensor], float], torch.Tensor]
-"""Disturbs a value as rounding might, given the value, its arguments, and the operation's coarsest `RoundingUnit`."""
+"""Function that perturbs a value as rounding might, given the value, its arguments, and the operation's coarsest `RoundingUnit`.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +116,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
 
 
 def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
-    """Run a statement on plain tensors; None if torch raises or the outputs cannot be compared."""
+    """Run a statement on plain tensors. Returns None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
         return (full_tensor(statement),)
     if isinstance(statement, Redistribution):
@@ -139,7 +140,7 @@ def _says_something(found: torch.Tensor) -> bool:
 
 
 def value_of(statement: Statement, outputs: Outputs, applies: bool) -> torch.Tensor:
-    """The output used by later statements."""
+    """The output that later statements use."""
     return outputs[statement.output] if applies and isinstance(statement, Operation) else outputs[0]
 
 

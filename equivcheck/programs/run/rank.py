@@ -27,7 +27,7 @@ from equivcheck.worlds.trace.moments import Moment, ValueTrace
 from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 REFUSED = "refused by some ranks only, statement "
-"""Beginning of the error with which a refusal ends a rank."""
+"""Start of the error text if a refusal ends a rank."""
 
 
 KEPT_FOR_ALL = frozenset({"init_eye"})
@@ -35,12 +35,12 @@ KEPT_FOR_ALL = frozenset({"init_eye"})
 
 
 class StatementFailed(EquivCheckError):
-    """A statement raised an error on a rank that is no clear refusal."""
+    """A statement raised an error on a rank, and the error is not a clear refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """Results of one rank."""
+    """Values and refusals of one rank."""
 
     trace: ValueTrace
     """Full values, then gradients."""
@@ -77,7 +77,7 @@ class DTensorTarget:
 
     @classmethod
     def type_errors(cls, plan: ProgramPlan) -> str:  # noqa: ARG003 - used by targets with a type checker
-        """Errors a target reports in addition to numbers, such as type errors; empty if there are none."""
+        """Errors that a target reports in addition to numbers, such as type errors. Empty if there are none."""
         return ""
 
     def __init__(self, program: TensorProgram) -> None:

@@ -1,4 +1,7 @@
-"""Recognizes errors in which DTensor or spmd_types clearly refuse. The program continues with single-device values."""
+"""Recognizes errors by which DTensor or spmd_types clearly refuse an operation.
+
+The program continues with single-device values.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from equivcheck.programs.run.one_device import Outputs
 from equivcheck.programs.run.rank import DTensorTarget
 
 BACKEND = "aot_eager"
-"""Traces forward and backward, and runs the trace without generating code."""
+"""Backend that traces forward and backward, and runs the trace without generating code."""
 
 
 class CompiledTarget(DTensorTarget):
@@ -53,8 +53,9 @@ TARGETS: dict[str, Callable[[], type[DTensorTarget]]] = {
     "typed": _typed,
     "compiled": lambda: CompiledTarget,
 }
-"""DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, whose type checker is
-asked too; DTensors with each operation compiled, in processes."""
+"""Targets by name: DTensors; plain tensors with functional collectives; plain tensors with collectives of spmd_types, also judged
+by its type checker; DTensors with each operation compiled, in processes.
+"""
 
 
 def target_of(name: str) -> type[DTensorTarget]:

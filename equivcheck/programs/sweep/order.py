@@ -26,10 +26,10 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Progress in a part of a sweep."""
+    """Progress of one part of a sweep."""
 
     name: str
-    """The feature new in its programs."""
+    """Name of the feature that is new in the programs of this part."""
     num_covered: int
     """Programs or combinations run so far."""
     num_left: int
@@ -152,6 +152,6 @@ _FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
     "placements of an argument, by shape": _placements_of_shapes,
     "placements of two arguments": _pairs,
 }
-"""The feature that is new in a pass's programs, by its name."""
+"""Name of the feature that is new in the programs of each pass."""
 _OTHERS = "all others"
 _FEWER_AXES = "an axis along which all is replicated"

@@ -1,4 +1,4 @@
-"""Operation pairs: the second takes a result from the first. Results unlike all earlier ones come first."""
+"""Pairs of operations: the second takes the first one's result. Results with new placements or shapes come first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_SHAPES = 4
 
 
 class Novelty(PrintableEnum):
-    """Result features that the second operation has not met yet. They are tried in this order."""
+    """Result features that the second operation has not had as an argument yet, in the order in which they are tried."""
 
     KIND = "placements and dtypes"
-    """Result placements and dtype."""
+    """Placements and dtype of the result."""
     SPEC = "strides, sizes of shards or numbers of dims"
-    """With the number of dims, shard sizes, and strides: a full `ResultSpec`."""
+    """A full `ResultSpec`: kind, number of dims, shard sizes, and strides."""
     FIRST = "first operations"
     """A full `ResultSpec` together with the first operation."""
 
@@ -48,7 +48,7 @@ class Pairs:
     results: tuple[Result, ...]
     """Results from first operations."""
     places: tuple[ArgumentPosition, ...]
-    """Arguments to second operations."""
+    """Arguments of second operations."""
     seed: int = 0
     """Seeds the order and the other arguments."""
     world: str = "sim"

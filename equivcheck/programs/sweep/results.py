@@ -30,9 +30,9 @@ SECONDS = 1.0
 NUM_PROGRAMS = 8
 """Programs to run for each operation's results. Another seed selects others."""
 MAX_OUTPUTS = 10
-"""Maximum results a statement can select from."""
+"""Maximum number of results that a statement can select from."""
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3), (2, 3, 4))
-"""Redistributed shapes."""
+"""Shapes of the tensors that are redistributed."""
 _SIZES = re.compile(r", torch\.Size\(.*\), \d+")
 """Sizes in the text of a placement with masked rows. They are dropped, because nothing depends on them."""
 _OF_LEAVES = re.compile(r"R|S\(\d+\)|P\((sum|avg|max)\)")
@@ -69,9 +69,9 @@ class Result:
     """One result from a program's last statement."""
 
     program: TensorProgram
-    """Leaves, constants, and one statement that takes them."""
+    """Leaves, constants, and one statement that uses them."""
     spec: ResultSpec
-    """Properties on the ranks."""
+    """Placements, dtype, sizes and strides of the result on the ranks."""
     shape: Shape
     """Full shape."""
 
@@ -99,7 +99,7 @@ def first_programs(sweep: Sweep, seed: int = 0) -> Iterator[TensorProgram]:
 
 
 def results_on(members: Ranks, programs: Iterable[TensorProgram]) -> Iterator[Result]:
-    """All results from programs ranks can run. They are not compared with one device."""
+    """All results of programs that ranks can run. They are not compared with one device."""
     for program in programs:
         try:
             run = members.run(_on_rank, program, deadline=SECONDS, is_user_code=False)

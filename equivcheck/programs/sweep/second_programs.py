@@ -1,4 +1,4 @@
-"""Programs in which an operation takes another one's result, as any argument."""
+"""Programs in which one operation's result is an argument of another operation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from equivcheck.programs.sweep.results import Result
 ArgumentPosition = tuple[str, int]
 """An operation name and an argument number, from 0."""
 MAX_ATTEMPTS = 6
-"""Programs to try for a result and a place, because one device refuses many."""
+"""Maximum number of programs to try for a result and an argument, because one device refuses many."""
 _TWICE = 0.25
-"""How likely another argument with the same shape is the result too."""
+"""Probability that another argument with the same shape is the same result."""
 
 
 def argument_positions(operations: Iterable[str]) -> tuple[ArgumentPosition, ...]:

@@ -22,7 +22,7 @@ class Group:
     operation: str
     """Operation name."""
     outcome: Outcome
-    """How the programs end."""
+    """Outcome of the programs."""
     what: str
     """First difference or error."""
     first: ProgramVerdict
@@ -30,10 +30,10 @@ class Group:
     facts: frozenset[str]
     """Facts shared by all programs."""
     num: int = 0
-    """How many programs there are."""
+    """Number of programs."""
 
     def add(self, found: frozenset[str]) -> None:
-        """Count a program with these facts."""
+        """Count a program that has these facts."""
         self.num += 1
         self.facts &= found
 
@@ -45,7 +45,7 @@ class SweepResult:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     """Programs by outcome."""
     num_clones: int = 0
-    """Programs whose operation did not apply."""
+    """Number of programs whose operation did not apply."""
     refused: Counter[str] = field(default_factory=Counter)
     """Programs every rank refused, by operation."""
     agreed: Counter[str] = field(default_factory=Counter)

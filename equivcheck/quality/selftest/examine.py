@@ -28,7 +28,7 @@ from equivcheck.worlds.trace.trace import Trace
 from equivcheck.worlds.work_clock import WorkClock
 
 Tell = Callable[[MutantResult], None]
-"""Receives the growing row."""
+"""Receives the result for a mutant, each time it has grown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,15 @@ class Effort:
     """Budget for one mutant. Drawing ends when the first limit is reached. Raises `UsageError` for an invalid field."""
 
     seed: int = 0
-    """Decides, with the mutant's name, all that is drawn; at least 0."""
+    """Seed, at least 0. With the mutant's name, it determines all random draws."""
     examples: int = 200
-    """Most scenarios to draw, 1 to 500."""
+    """Maximum number of scenarios to draw, 1 to 500."""
     seconds: float = 120.0
     """Seconds of work (`WorkClock`) for drawing and checking, above 0. Shrinking and the diagnosis come on top."""
     reached_after_catch: int = 5
     """After the first catch, draw until the mutant has an effect in this many more scenarios."""
     shrink_seconds: float = 20.0
-    """Seconds spent on shrinking at most, in work."""
+    """Maximum seconds of work for shrinking."""
     deadline: float = 10.0
     """Limit for one run of the ranks, in seconds."""
 

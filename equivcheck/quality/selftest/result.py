@@ -23,7 +23,7 @@ class ShrunkScenario:
     outcome: Outcome
     """Outcome from a full check."""
     minimum: Minimum
-    """Smallest size known to show the mutant."""
+    """Size of the smallest scenario known to show the mutant."""
     options: tuple[str, ...]
     """Settings not at default, as text."""
     seconds: float
@@ -33,17 +33,17 @@ class ShrunkScenario:
 
     @property
     def ranks(self) -> int:
-        """Rank count."""
+        """Number of ranks."""
         return self.scenario.layout.mesh.num_ranks
 
     @property
     def layers(self) -> int:
-        """Layer count."""
+        """Number of layers."""
         return len(self.scenario.training.model.layers)
 
     @property
     def steps(self) -> int:
-        """Step count."""
+        """Number of steps."""
         return self.scenario.training.steps
 
     @property
@@ -63,7 +63,7 @@ class ShrunkScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutResult:
-    """Scenarios of one layout in which the mutant has an effect."""
+    """Result for one layout, over the scenarios in which the mutant has an effect."""
 
     name: str
     """Layout name."""
@@ -84,7 +84,7 @@ class MutantResult:
     family: Family
     """Training part with the mistake."""
     drawn: int = 0
-    """Scenarios drawn."""
+    """Number of scenarios drawn."""
     reachable: int = 0
     """Scenarios in which the mutant changes a bit in any rank's trace, or makes ranks fail."""
     caught: int = 0
@@ -104,7 +104,7 @@ class MutantResult:
     expected: tuple[Cause, ...] = ()
     """Correct diagnoses, best first."""
     given: Diagnosis | None = None
-    """Diagnosis for the shrunk scenario."""
+    """Diagnosis of the shrunk scenario."""
     broken: str = ""
     """Reason why the examination ended early; empty if it did not."""
 
@@ -168,12 +168,12 @@ class SelftestResult:
 
     @property
     def reached_rate(self) -> float:
-        """Share with an effect. A mutant without any effect is the generator's failure."""
+        """Share of mutants that had an effect in some scenario. If a mutant has none, the scenario generator is to blame."""
         return _share(self.num_reached, len(self.rows))
 
     @property
     def kill_rate(self) -> float:
-        """Share of those that were caught. A missed mutant is the oracle's failure."""
+        """Share of mutants with an effect that were caught. If one was missed, the oracle is to blame."""
         return _share(self.num_killed, self.num_reached)
 
     @property
@@ -199,7 +199,7 @@ class SelftestResult:
 
     @property
     def worst_examples(self) -> int:
-        """Most examples up to a first catch; 0 without a catch."""
+        """Largest number of examples up to a first catch; 0 without a catch."""
         return max((row.examples for row in self.rows), default=0)
 
     @property

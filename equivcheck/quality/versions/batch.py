@@ -15,7 +15,7 @@ from equivcheck.system.temporary_folder import temporary_folder
 _START_SECONDS = 120.0
 """Limit for starting a process."""
 _MOST_ENDS = 3
-"""Processes that may end early. Later tasks are not run."""
+"""Maximum number of processes that may end early. After that, the remaining tasks are not run."""
 _NAMES = "tasks.jsonl", "results.jsonl"
 
 

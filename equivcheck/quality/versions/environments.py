@@ -24,7 +24,7 @@ from equivcheck.system.temporary_folder import temporary_folder
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds. Other indexes have CUDA builds with several GB."""
 OWN_INDEX = "default"
-"""Means the index from the pip or uv configuration."""
+"""Value for `index_url` that stands for the index from the pip or uv configuration."""
 _COMPLETE, _CONSTRAINTS = "complete.json", "constraints.txt"
 _NOT_HERE = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
 """Variables that may pin torch to this environment's version."""

@@ -20,7 +20,7 @@ from equivcheck.quality.versions.environments import Environments, Installation,
 from equivcheck.quality.versions.scripts import Script, of_finding, of_issue
 
 Measure = Callable[[Version], Showing]
-"""Returns whether something shows on a version."""
+"""Function that returns whether something shows on a torch version."""
 
 
 def bisect_versions(versions: Sequence[Version], measure: Measure, first: Iterable[Version] = ()) -> tuple[VersionAnswer, ...]:
@@ -51,7 +51,7 @@ def _next(versions: Sequence[Version], found: dict[Version, Showing]) -> Version
 
 
 Try = Callable[[Installation, float], Showing]
-"""Returns whether something shows on an installation, within a limit in seconds."""
+"""Function that returns whether something shows on an installation, within a limit in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ _RUN = (
 _OF_STATEMENT = re.compile(r"^.*StatementFailed: [^:]*: ")
 """Prefix of a tensor program's error, before torch's own error."""
 _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase.UPDATE: "parameter"}
-"""Names that scripts use for the parts of a step with parameters."""
+"""Names in scripts' output for the parts of a step that have parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def of_issue(issue: KnownIssue) -> Script:
 
 
 def of_finding(finding: Finding) -> Script | None:
-    """Script for a finding, with its exact numbers. None if no script can show it, or its output cannot tell."""
+    """Script for a finding, with its exact numbers. None if no script can show the finding, or if its output cannot tell."""
     verdict = finding.verdict
     if not isinstance(verdict, Verdict):
         return _of_program(finding)

@@ -28,7 +28,7 @@ class RankBox:
     is_wrong: bool
     """Whether it has the first difference or failure."""
     words: str
-    """State of a failed rank; else empty."""
+    """State of a failed rank; empty for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

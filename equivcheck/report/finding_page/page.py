@@ -46,7 +46,7 @@ class PageContext:
     script: str = ""
     """Torch-only script; empty if none can be written."""
     why_no_script: str = ""
-    """Reason; empty if there is a script."""
+    """Reason why there is no script; empty if there is one."""
     commands: tuple[str, ...] = ()
     """Commands that check the case again and write the script."""
     kept: Finding | None = None
@@ -136,7 +136,7 @@ def _sections(again: SecondRun) -> dict[str, str]:
 
 
 def headline(verdict: CaseVerdict) -> Headline:
-    """Outcome and cause."""
+    """Headline with outcome and cause."""
     diagnosis = verdict.diagnosis.sentence if verdict.diagnosis else verdict.reason
     text = f"{verdict.outcome.value}: {diagnosis}" if diagnosis else verdict.outcome.value
     return Headline(text=shorten(text, _LONGEST_HEADLINE), is_good=not verdict.outcome.is_finding)

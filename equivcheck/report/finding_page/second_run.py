@@ -55,7 +55,7 @@ class SecondRun:
     failure: Failure | None = None
     """Failure; None if all ranks finished."""
     note: str = ""
-    """Reason why values are missing, or the verdict's difference does not show; else empty."""
+    """Reason why values are missing, or why the verdict's difference does not show. Empty if nothing is missing."""
 
 
 def run_once_more(verdict: Verdict, alter: Alter | None = None, deadline: float = 60.0) -> SecondRun:
@@ -120,7 +120,7 @@ def _otherwise(again: SecondRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One step."""
+    """Loss and errors of one step."""
 
     step: int
     """Step, from 0."""

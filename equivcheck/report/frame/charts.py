@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 418, 22, 172
 _MAX_POINTS = 200
 """Most points per line, because more cannot be seen."""
 _UNITS = ((3600.0, 2.0, "hours"), (60.0, 2.0, "minutes"), (1.0, 0.0, "seconds"))
-"""Seconds per time unit, least count to use the unit, and its name."""
+"""Time units: seconds per unit, least count to use the unit, and its name."""
 _DECADES = (-6, 1)
 """Powers of ten for errors. Smaller errors count as the smallest."""
 _BARS_PER_DECADE = 4
@@ -62,7 +62,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Histogram of errors, on a logarithmic scale."""
+    """Histogram of errors on a logarithmic scale."""
 
     bars: tuple[Bar, ...]
     """Bars with a count above 0."""

@@ -34,7 +34,7 @@ class ShownFinding:
     """A finding shown in full."""
 
     record: Record
-    """Standing over all runs."""
+    """Status of the finding over all runs."""
     fails: bool
     """Whether it makes the run fail."""
     cause: str
@@ -69,7 +69,7 @@ class ShownFindings:
 
 
 def shown_findings(store: Path, run: Run, decided: Sequence[Record], unkept: Mapping[str, Any]) -> ShownFindings:
-    """Findings for a run's page. `unkept` has the cases of those that the store lacks, as JSON values."""
+    """Findings for a run's page. `unkept` contains cases, as JSON values, for findings that the store lacks."""
     order = sorted(decided, key=lambda record: (not fails(run, record), not record.standing.shows))
     shown, room = [], _MOST_TEXT
     for record in order:

@@ -22,7 +22,7 @@ class LayoutRow:
     seconds: float
     """Seconds for all its checks."""
     share: float
-    """Share of all layouts' seconds, 0 to 1."""
+    """Share of the seconds for all layouts, 0 to 1."""
     median_ms: float | None
     """Median milliseconds per check; None if unknown."""
     p95_ms: float | None

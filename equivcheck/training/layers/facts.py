@@ -39,11 +39,11 @@ class LayerParameter:
     initial: Initialization
     """Distribution for its initial values."""
     colwise_dim: int | None = None
-    """Dim that colwise sharding splits; None if it is replicated then."""
+    """Dim that colwise sharding splits; None if colwise sharding replicates the parameter."""
     rowwise_dim: int | None = None
-    """Dim that rowwise sharding splits; None if it is replicated then."""
+    """Dim that rowwise sharding splits; None if rowwise sharding replicates the parameter."""
     unit_dim: int | None = None
-    """Dim that sharding by heads or hidden features splits; None if it is replicated then."""
+    """Dim that sharding by heads or hidden features splits; None if it replicates the parameter."""
     expert_dim: int | None = None
     """Dim that indexes experts or similar units; None if it belongs to none."""
     runs: AuxiliaryLinear | None = None
@@ -57,11 +57,13 @@ class LayerLinear:
     name: str
     """Name within its layer."""
     reads_input: bool = False
-    """Whether its input is the layer's input, optionally normalized; otherwise it is the hidden activation of other linears."""
+    """Whether the linear's input is the layer's input, optionally normalized. Otherwise it is the hidden activation of other
+    linears.
+    """
     gives_output: bool = False
     """Whether its output is the layer's output; otherwise it is a hidden activation, split into heads or hidden features."""
     activated: bool = False
-    """Whether an activation follows, which backward needs the output for."""
+    """Whether an activation follows, so that backward needs the linear's output."""
     runs: AuxiliaryLinear | None = None
     """Steps at which it runs; None for all."""
 
@@ -87,9 +89,10 @@ class LayerSharding:
     words: str = ""
     """Description of the units for people."""
     weights: int | None = None
-    """Number of weights per position that multiply a rank's partial sum, if the module's `region` communicates.
+    """Number of routing weights per position, which multiply a rank's partial sum, if the module's `region` communicates.
 
-    None if communication happens at each linear."""
+    None if each linear communicates by itself.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

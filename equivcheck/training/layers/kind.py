@@ -39,10 +39,7 @@ class LayerKind(ABC):
         """
 
     def linears(self, layer: Any) -> tuple[LayerLinear, ...]:  # noqa: ARG002 - for those whose linears are known
-        """Linears in the order in which they run; empty if they are not known.
-
-        If they are not known, tensor parallelism can only run the layer on plain tensors.
-        """
+        """Linears in the order in which they run. Empty if they are not known: then tensor parallelism needs plain tensors."""
         return ()
 
     def num_linears(self, layer: Any) -> int:

@@ -99,9 +99,9 @@ class RoutedModule(LayerModule):
     def __init__(self, layer: AnyLayer) -> None:
         super().__init__(layer)
         self.by_units: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-        """Computes rows, (rows, features), sorted by unit with counts (units,), if other ranks hold some units."""
+        """Function that computes rows, (rows, features), sorted by unit with counts (units,), if other ranks hold some units."""
         self.region: Region = UNSHARDED
-        """Communicates if each unit is sharded over ranks."""
+        """Collectives around the units if each unit is sharded over ranks."""
 
     def units(self) -> nn.Module:
         """Module with the units' parameters, stacked along dim 0."""

@@ -13,7 +13,7 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.training.layers.token_facts import EMBEDDING, POSITIONS, embedding_parameters, head_parameters
 
 KEPT_MODELS = 64
-"""Models in the cache, because many parts ask for a scenario's parameters repeatedly."""
+"""Maximum number of cached models. Many parts ask for a scenario's parameters repeatedly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

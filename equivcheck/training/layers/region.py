@@ -6,7 +6,7 @@ import torch
 
 
 class Region:
-    """Communication for replicated experts: none. Tensor parallelism replaces it by a subclass."""
+    """Collectives around experts. This class has none, for replicated experts; tensor parallelism uses a subclass."""
 
     def gather_input(self, values: torch.Tensor) -> torch.Tensor:
         """Make the input replicated."""
@@ -29,4 +29,4 @@ class Region:
 
 
 UNSHARDED = Region()
-"""Default for every module."""
+"""Region of every module that is not sharded."""

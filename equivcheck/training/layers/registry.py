@@ -41,7 +41,7 @@ def register_kind(kind: LayerKind) -> None:
 
 
 def third_party_kinds() -> tuple[LayerKind, ...]:
-    """Third-party kinds."""
+    """Layer kinds from third parties."""
     _ask_entry_points()
     return tuple(kind for noun, kind in _KINDS.items() if noun not in _BUILT_IN)
 

@@ -40,4 +40,4 @@ class Sequence:
 
 
 FULL_SEQUENCE = Sequence()
-"""Default for every module."""
+"""Sequence of every module without context parallelism."""

@@ -155,7 +155,8 @@ def suspects(diverged: DivergedTraining) -> tuple[Masks | None, ...]:
 
 
 MOSTLY = 0.75
-"""Share of wrong elements above which the full tensor counts as wrong, because some differences may be tiny."""
+"""Share of wrong elements above which the whole tensor counts as wrong. The other elements may differ too little to be noticed.
+"""
 
 
 def axis_subsets(axes: Sequence[str]) -> list[tuple[str, ...]]:

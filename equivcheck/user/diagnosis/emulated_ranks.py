@@ -48,7 +48,7 @@ class EmulatedUserRanks:
         self.batches: list[Sequence[Any]] = list(diverged.shares if own_rows else [self.task.batches] * self.task.num_ranks)
         self.scale = self.task.loss_scale if own_rows else 1.0
         self.axes = diverged.data_axes if own_rows else ()
-        """Gradients are averaged along these axes."""
+        """Mesh axes along which gradients are averaged."""
         parts = [part_number_at(self.task, rank.indices) for rank in self.coordinates]
         shards = [RowShard(part, self.task.num_data_ranks) if own_rows else None for part in parts]
         self.models: list[nn.Module] = [build_model(self.task, shard) for shard in shards]
@@ -57,27 +57,27 @@ class EmulatedUserRanks:
         self.turns = Turns(len(self.coordinates))
 
         self.reduce: Reduce = self.mean
-        """Called after each backward pass with the gradients it added."""
+        """Function called after each backward pass, with the gradients that this pass added."""
         self.norm: Norm = lambda _rank, gradients, kind: norm_of(gradients.values(), kind)
-        """Called for each clipping."""
+        """Function that computes the norm for each clipping."""
         self.clips_each = False
         """Whether each tensor is clipped by its own norm."""
         self.built: list[Callable[[int, Optimizer], None]] = []
-        """Called with each new optimizer."""
+        """Function called with each new optimizer."""
         self.before_step: list[Event] = []
         self.after_backward: list[Event] = []
-        """Called after the last backward pass in a step, before clipping."""
+        """Function called after the last backward pass in a step, before clipping."""
         self.after_clipping: list[Event] = []
         self.before_reading: list[Event] = []
-        """Called when the optimizer steps, before gradients are read."""
+        """Function called when the optimizer steps, before gradients are read."""
         self.before_update: list[Event] = []
-        """Called after gradients are read, before the update."""
+        """Function called after gradients are read, before the update."""
         self.after_update: list[Event] = []
         self.at_end: dict[int, Callable[[], None]] = {}
-        """Called after the user's step returned; keys are ranks."""
+        """Functions called after the user's step has returned; keys are ranks."""
         self.wraps_loss: Callable[[int, Loss], Loss] = lambda _rank, loss: loss
         self.returns: Callable[[int, Any], Any] = lambda _rank, value: value
-        """Replaces the loss that a rank reports."""
+        """Function that replaces the loss that a rank reports."""
         self.num_backward = diverged.num_microbatches
         """Backward passes per step."""
         self.num_seen = self.num_clippings = 0

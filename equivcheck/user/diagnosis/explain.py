@@ -28,9 +28,9 @@ from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.work_clock import WorkClock
 
 ENDS = (Phase.STATE, Phase.BUFFER)
-"""Phases compared only after all steps."""
+"""Phases that are compared only after all steps."""
 VALUES = (Difference.VALUE, Difference.RANKS_DISAGREE, Difference.NAN)
-"""Differences between values; both sides have the tensor."""
+"""Kinds of difference between values, for tensors that both sides have."""
 COMPUTED = (Phase.LOSS, Phase.GRADIENT)
 UPDATED = (Phase.UPDATE, Phase.STATE)
 Wrong = Callable[[DivergedTraining, StepFacts], Iterator[Mistake]]
@@ -59,9 +59,9 @@ The order matters: the first matching candidate is reported.
 LONGEST_SECONDS = 60.0
 """Time limit for the search, in seconds."""
 FACTORS = (Cause.SCALED, Cause.NOT_UNSCALED)
-"""Causes to drop if another one fits, because any constant factor also counts as one of these."""
+"""Causes that stand for any constant factor. They are dropped if another cause fits."""
 MOST = 2
-"""Largest number of reported causes."""
+"""Maximum number of reported causes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Explanation:
     kinds: tuple[Cause, ...]
     """Short names for the cause."""
     pattern: str
-    """Pattern in the differences; it proves nothing. Empty if there is a cause or no pattern."""
+    """Pattern in the differences. It is not a proof. Empty if there is a cause or no pattern."""
 
 
 def explanation_of(diverged: DivergedTraining) -> Explanation:

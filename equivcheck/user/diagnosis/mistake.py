@@ -13,7 +13,7 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
 from equivcheck.user.traces.settings import UserTrace
 
 Change = Callable[[EmulatedUserRanks], None]
-"""Makes correct emulated ranks wrong."""
+"""Function that plants a mistake in correctly emulated ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Mistake:
     """A candidate mistake: it may explain a divergence."""
 
     cause: Cause
-    """The mistake in a word."""
+    """Short name for the mistake."""
     sentence: str
     """Description for people, without a full stop."""
     change: Change

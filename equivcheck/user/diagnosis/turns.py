@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class NotTogether(EquivCheckError):
-    """A function raised or ended while others wait for it."""
+    """A function raised or ended while other functions wait for it."""
 
 
 class Turns:
-    """Runs `size` functions one after the other, each until it meets the others or ends."""
+    """Runs `size` functions in turn. Each one runs until it has to wait for the others, or ends."""
 
     def __init__(self, size: int) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(size)]
@@ -47,7 +47,7 @@ class Turns:
         return [results[number] for number in range(len(threads))]
 
     def meet(self, number: int, given: Any, together: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Wait for all others. The last one passes all given values to `together`, and each gets its result."""
+        """Wait for all other functions. The last one passes all values to `together`, and each gets its own result."""
         if self._ended:
             raise NotTogether("a rank ended while others wait for it")
         self._given[number], before = given, self._num_met

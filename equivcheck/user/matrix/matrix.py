@@ -28,7 +28,7 @@ OF_TRAINING = (
 )
 """Arguments for the single-device run. All layouts share them, so that their rows are comparable."""
 OF_LAYOUT = tuple(name for name in ARGUMENTS if name not in OF_TRAINING)
-"""Arguments for a single layout."""
+"""Arguments that each layout may set."""
 REQUIRED = tuple(name for name, each in ARGUMENTS.items() if each.default is each.empty)
 """Arguments without a default."""
 EXPECTED = "expected"
@@ -74,7 +74,7 @@ class Matrix:
 
     @property
     def unchecked(self) -> tuple[LayoutRow, ...]:
-        """All layouts' rows before any check."""
+        """Rows for all layouts, before any check."""
         return tuple(self._layouts[name].row(None, "it was not checked yet", 0.0) for name in self.names)
 
     def run(self, *names: str, world: str | None = None, listener: Listener = lambda _row, _count: None) -> MatrixResult:

@@ -68,7 +68,7 @@ def print_matrix(console: Console, found: MatrixResult) -> None:
 
 
 def totals(found: MatrixResult) -> str:
-    """``7 layouts: 6 equivalent; 1 diverged, as expected``."""
+    """Counts by outcome: ``7 layouts: 6 equivalent; 1 diverged, as expected``."""
     parts = [f"{number} {what}" for what, number in Counter(map(outcome_text, found.rows)).items()]
     left = found.asked - len(found.rows)
     parts += [f"{left} not reached because the run was interrupted"] if left else []
@@ -76,7 +76,7 @@ def totals(found: MatrixResult) -> str:
 
 
 def single_device_line(found: MatrixResult) -> str:
-    """``one device: first loss 0.88, gradient norm 0.69``; empty if no ranks finished."""
+    """Line with the reference's figures: ``one device: first loss 0.88, gradient norm 0.69``. Empty if no ranks finished."""
     measures = next((row.measures for row in found.rows if row.measures is not None), None)
     if measures is None:
         return ""

@@ -16,7 +16,7 @@ NOTHING = "-"
 
 
 def row_line(row: LayoutRow) -> str:
-    """``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
+    """One line for a row: ``tp: diverged, step 0 gradient layers.0.weight, 85 ms``."""
     return escape_unprintable(
         ", ".join(filter(None, (f"{row.name}: {outcome_text(row)}", row.first_difference, f"{row.milliseconds:.0f} ms")))
     )
@@ -30,7 +30,7 @@ def outcome_text(row: LayoutRow) -> str:
 
 
 def cells(row: LayoutRow) -> tuple[str, ...]:
-    """Norm ratio, first loss, calls and bytes per step, and CPU time, as text."""
+    """Table cells for a row: norm ratio, first loss, calls and bytes per step, and CPU time."""
     found = row.measures
     if found is None:
         numbers = (NOTHING,) * 4
@@ -67,7 +67,7 @@ def _difference(row: LayoutRow) -> Text:
 
 
 def digits(value: float | None) -> str:
-    """Number with six significant digits."""
+    """Format a number with six significant digits."""
     return NOTHING if value is None else f"{value:.6g}"
 
 

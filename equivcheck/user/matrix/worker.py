@@ -19,7 +19,7 @@ class Order:
     """First message to the process: the recipe, and an optional world."""
 
     recipe: Path
-    """Path to the file."""
+    """Path to the recipe's file."""
     world: str | None
     """World that overrides the layouts' worlds; None keeps them."""
 

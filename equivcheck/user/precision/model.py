@@ -24,11 +24,11 @@ from equivcheck.user.randomness import set_row_shard
 from equivcheck.user.task import Loss
 
 Drift: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Perturbs an updated parameter by as much as rounding could."""
+"""Function that perturbs an updated parameter by as much as rounding could."""
 
 
 class RoundedModel(nn.Module):
-    """A model called part by part."""
+    """A model that is called separately on each part of the rows."""
 
     def __init__(self, module: nn.Module, rounding: Rounding, casting: Collection[str], jitter: Jitter, drift: Drift) -> None:
         """`casting` names submodules that cast their inputs, such as `fully_shard` units.
@@ -55,7 +55,7 @@ class RoundedModel(nn.Module):
         self._steps, self._reduces = 0, False
         self._latest: tuple[Any, list[Any]] = (None, [])
         self.divides_inexactly = False
-        """Whether gradients came through joined outputs and were divided by a number other than a power of two."""
+        """Whether the model joined its outputs and gradients were divided by a number that is not a power of two."""
 
     def __getattr__(self, name: str) -> Any:
         """Forward attributes to the original model, because a user's step may ask for them."""
@@ -213,7 +213,7 @@ class _Joined(torch.autograd.Function):
 
 
 class Total(torch.autograd.Function):
-    """Mean or sum of the parts' losses in float64. In backward each part gets the gradient times a factor."""
+    """Mean or sum of the parts' losses in float64. Backward gives each part the gradient times a factor."""
 
     @staticmethod
     def forward(ctx: Any, share: float, factor: float, *losses: torch.Tensor) -> torch.Tensor:

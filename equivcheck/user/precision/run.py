@@ -81,7 +81,7 @@ class RoundedRun(SingleDeviceRun):
         return None
 
     def far_moment(self, reference: Reference, parts: Trace | None) -> Expected | None:  # noqa: ARG002 - of runs of its own
-        """Compare runs without rounding, over full batches and over parts."""
+        """Compare a run over the full batches with a run over the ranks' parts, both without rounding."""
         exact, limit = self._exact_run.task, float(np.sqrt(self._exact_run.eps))
 
         def spread(module: nn.Module) -> tuple[nn.Module, Task]:

@@ -25,13 +25,13 @@ class Measures:
     """Loss and gradient norm at the first step, and communication per step."""
 
     loss: float | None
-    """Mean over data ranks; None if no rank has a loss."""
+    """Mean loss over data ranks; None if no rank has a loss."""
     expected_loss: float | None
-    """Loss on one device."""
+    """Loss of the single-device run."""
     gradient_norm: float
     """Norm over all gradients. Each element is taken from the first rank that holds it, or is zero if none does."""
     expected_gradient_norm: float
-    """Norm on one device."""
+    """Norm over all gradients of the single-device run."""
     num_calls: int | None
     """Communication calls by the busiest rank in its shortest step. None if the world does not record calls."""
     num_bytes: int | None
@@ -65,7 +65,7 @@ def measures_of(
 
 
 def first_gradients(moments: Iterable[Expected]) -> Expected | None:
-    """The moment for `measures_of`; None if the reference does not contain it."""
+    """Gradients at the first step, for `measures_of`. None if the reference does not contain them."""
     return next((moment for moment in moments if moment.phase is Phase.GRADIENT), None)
 
 

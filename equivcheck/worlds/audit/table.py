@@ -31,7 +31,7 @@ class StateRow:
     """State with one treatment for one reason."""
 
     treatment: Treatment
-    """Treatment in sim."""
+    """Treatment of the state in sim."""
     reason: str
     """Mechanism, or reason why the treatment is correct; for refused state, the error that a rank gets."""
     names: tuple[str, ...]
@@ -40,7 +40,7 @@ class StateRow:
     """torch versions as a PEP 440 specifier; empty for all."""
 
     def covers(self, name: str) -> bool:
-        """Whether any name matches."""
+        """Whether this row covers a state with the given name."""
         return _pattern(self.names).match(name) is not None
 
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from equivcheck.worlds.state.keeper import StateKeeper
 
 VALUE_TAG, CHANGED_TAG, RAISED_TAG = b"v", b"c", b"e"
-"""An answer's first byte: a value, a value after which the process is unusable, or a `Raised`."""
+"""First byte of an answer: a value, a value after which the process is unusable, or a `Raised`."""
 
 NUMBERS_OF_GROUPS = struct.Struct(">II")
-"""Follows the first byte unless that is `RAISED_TAG`: the rank's `numbers_of_groups`."""
+"""Struct for the rank's `numbers_of_groups`. It follows the first byte of an answer, except after `RAISED_TAG`."""
 
 Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
-"""Whether the program is the user's, the program, and its arguments."""
+"""Tuple that describes a task: whether the program is the user's, the program, and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Content:
     value: Any = None
     """Program's return value."""
     raised: Raised | None = None
-    """Program's exception; None if it returned."""
+    """Exception that the program raised; None if it returned."""
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:

@@ -26,11 +26,11 @@ _RUN_BY_RANKS = tuple(
 )
 """Packages with code for ranks. The server imports the parts imported by its owner."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Forking is safe only while the process has one thread, and a rank needs only one."""
+"""Settings for one BLAS thread. Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
 """Name for the thread that starts the server in the background."""
 _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
-"""Errors in an early start; ignored, because a later fork meets them again."""
+"""Errors in an early start. They are ignored, because a later fork reports them again."""
 
 
 class ForkServer:

@@ -15,7 +15,7 @@ from equivcheck.worlds.gloo.rank import RankAddress
 from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
-"""Bytes shown from a rank's last output."""
+"""Bytes of a rank's last output that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

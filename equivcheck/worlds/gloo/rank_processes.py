@@ -29,14 +29,17 @@ _GRACE = 1.0
 """Seconds for other ranks to finish or raise after a rank has failed."""
 
 Answers = dict[int, bytes | None]
-"""Each rank's answer, None if its process ended; a busy rank is missing."""
+"""Answer of each rank; None if its process ended, and missing if it is still busy."""
 
 
 class RankProcesses:
     """Processes for ranks 0 to N-1. A failed run makes them unusable, and the caller kills them."""
 
     def __init__(self, processes: tuple[tuple[int, Channel], ...], exit_code: Callable[[int], int | None]) -> None:
-        """`processes` are process ids and channels in rank order; `exit_code` returns an exit code, negative for a signal."""
+        """`processes` are process ids and channels in rank order.
+
+        `exit_code` returns a process's exit code, negative for a signal.
+        """
         self._exit_code = exit_code
         self._members = tuple(Member.of(rank, pid, channel) for rank, (pid, channel) in enumerate(processes))
         self.is_changed = False

@@ -45,7 +45,7 @@ def read_stack(fd: int, thread: int) -> Stack:
 
 
 def parse_dump(dump: str, thread: int) -> Stack:
-    """Frames written by faulthandler for one thread."""
+    """Frames of one thread in a dump written by faulthandler."""
     frames: list[traceback.FrameSummary] = []
     inside = False
     for line in dump.splitlines():
@@ -57,7 +57,7 @@ def parse_dump(dump: str, thread: int) -> Stack:
 
 
 def of_program(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Program frames, if it was called, without those that compare collectives."""
+    """Frames in the program, if it was called, without those that compare collectives."""
     compared = (index for index, frame in enumerate(frames) if frame.filename.startswith(_MATCHING))
     frames = frames[: next(compared, None)]
     ours = [index for index, frame in enumerate(frames) if frame.filename in _OURS]

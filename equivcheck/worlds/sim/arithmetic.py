@@ -165,5 +165,5 @@ def all_to_all(shares: list[tuple[list[torch.Tensor], list[int]]]) -> Shares:
 
 
 def nothing(shares: Shares) -> Shares:
-    """A barrier moves no data."""
+    """Return no results, because a barrier moves no data."""
     return [[]] * len(shares)

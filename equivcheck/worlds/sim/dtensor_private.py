@@ -60,12 +60,15 @@ def shared_propagation() -> Iterator[set[str]]:
 
 
 def is_unshared(schedule_seed: int) -> bool:
-    """Whether ranks share nothing in a run with this schedule seed. Only the seed decides, so a repeated run shares the same."""
+    """Whether ranks share no cache in a run with this schedule seed.
+
+    The result depends only on the seed, so repeated runs agree.
+    """
     return crc32(str(schedule_seed).encode()) % UNSHARED_ONE_IN == 0
 
 
 def without_caches(program: Callable[[], T]) -> Callable[[], T]:
-    """Program after first clearing its rank's DTensor caches first."""
+    """Make a program clear its rank's DTensor caches first."""
 
     def run() -> T:
         forget_shardings()

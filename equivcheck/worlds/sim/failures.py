@@ -38,7 +38,7 @@ def failure_of(evidence: AbortedRun) -> Failure:
 
 
 def with_abandoned(failure: Failure, ranks: list[int]) -> Failure:
-    """Failure with the names for the ranks still running."""
+    """Add to a failure the names of ranks that are still running."""
     if not ranks:
         return failure
     names = ", ".join(map(str, ranks))

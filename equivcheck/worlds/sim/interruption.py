@@ -1,4 +1,4 @@
-"""Stops rank threads that go on after their run was given up, and remembers threads impossible to stop."""
+"""Stops rank threads that go on after their run was given up, and remembers threads that cannot be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses calls that gloo refuses or computes wrongly, so a program without refusals works over gloo.
+"""Refuses calls that gloo refuses or computes wrongly. A program that runs here without errors therefore works over gloo.
 
 Describes gloo in torch 2.9 to 2.15.
 """

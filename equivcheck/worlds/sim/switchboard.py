@@ -30,7 +30,7 @@ class Switchboard:
         return self._exchanges[key]
 
     def abandon(self, rank: int) -> list[SimWork]:
-        """The rank's works that nobody waited for; they count as waited for from now on."""
+        """Return the rank's works that nobody waited for. They count as waited for from now on."""
         works = [work for work in self.unwaited if work.group.global_rank == rank]
         for work in works:
             work.forget()

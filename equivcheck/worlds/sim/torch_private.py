@@ -25,12 +25,12 @@ _BACKEND = "equivcheck_sim"
 """Backend name under which `torch.distributed` creates the ranks' groups."""
 
 _PASSES_FOR = "gloo"
-"""Backend name shown to programs, because results equal gloo's."""
+"""Backend name shown to programs. It is gloo's, because results equal gloo's."""
 
 _TAKEN = (_PASSES_FOR, f"cpu:{_PASSES_FOR}", "undefined")
-"""Backend names that programs may request: gloo's, or none."""
+"""Backend names that programs may request: gloo, or none."""
 _TALKS_TO_NOBODY = "fake"
-"""torch's fake backend, for groups that never communicate; torchtitan creates them for unused axes."""
+"""Fake backend of torch, for groups that never communicate. torchtitan creates them for unused axes."""
 
 GUARD_OF_ONE_THREAD = ">=2.10,<2.12"
 """Versions in which fake tensors share a device guard that is freed with the first thread to create one; the next use then

@@ -102,7 +102,7 @@ class SimWork(dist.Work):
         return list(self._shown)
 
     def get_future(self) -> WorkFuture:
-        """Future for the outputs.
+        """Return a future for the outputs.
 
         C++ waits for futures without passing the baton. Outside the nodes of a backward pass this method therefore waits at once.
         Inside a node, the wait runs after all nodes, before callbacks that are queued later, such as DDP's wait for its buckets.
@@ -123,7 +123,7 @@ class SimWork(dist.Work):
         return self._future is not None
 
     def forget(self) -> None:
-        """Count as waited for without results, because the run is over."""
+        """Count the work as waited for, without results, because the run is over."""
         self._meeting = None
         self._future = None
 
@@ -178,7 +178,7 @@ class ReceiveWork(MessageWork):
 
 
 class CoalescedWork(dist.Work):
-    """One work for several calls."""
+    """One work that stands for several calls."""
 
     def __init__(self, works: list[SimWork]) -> None:
         super().__init__()
@@ -204,13 +204,13 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._continuations: list[Callable[[], None]] = []
 
     def wait(self) -> Any:
-        """Value, after waiting for it."""
+        """Wait for the future and return its value."""
         if self._work is not None:
             self._work.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> WorkFuture:
-        """Future for ``callback(self)``."""
+        """Future with the result of ``callback(self)``."""
         child = WorkFuture(self._work)
 
         def proceed() -> None:

@@ -23,9 +23,9 @@ class StateKeeper:
     def __init__(self) -> None:
         self.variables = RankVariables()
         self.patched: tuple[str, ...] = ()
-        """Names in torch replaced by the last program."""
+        """Names in torch that the last program replaced."""
         self.lost: tuple[str, ...] = ()
-        """State changed by the last program and impossible to restore."""
+        """State that the last program changed and that cannot be restored."""
         self._patches = Patches()
         self._values: tuple[Any, ...] = ()
         self._copies: dict[str, tuple[Any, Any]] = {}

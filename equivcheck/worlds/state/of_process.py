@@ -66,7 +66,7 @@ _PRECISIONS = (
 """Backends and operations with a float32 precision setting in torch."""
 
 _KEY_BYTES, _POSITION_BYTES = 4 * 624, 4
-"""NumPy's Mersenne twister in memory: bytes for the key, bytes for the position."""
+"""Sizes in bytes of the key and of the position in NumPy's Mersenne twister."""
 
 
 def _flags() -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ class RankFlags:
             self.restore(self._process)
 
     def save(self) -> _Values | None:
-        """The running rank's flags if they differ from the process's, which are restored for the next rank; else None."""
+        """Flags of the running rank if they differ from the process's flags, which are then restored; else None."""
         if self._process is None:
             return None
         values = _read()

@@ -10,7 +10,7 @@ from equivcheck.worlds.gloo.answer import Content
 from equivcheck.worlds.gloo.failures import failure_of, raised_report
 
 Answers = dict[int, bytes | None]
-"""Each rank's answer, None if it was lost; a busy rank is missing."""
+"""Answer of each rank; None if the rank was lost, and missing if it is still busy."""
 
 LOST_TEXT = "was lost: its process has ended (see torchrun's output) or its host is gone"
 """Error text of a rank whose connection has ended."""

@@ -1,4 +1,4 @@
-"""Process's rank and world size from the environment variables that torchrun or another launcher sets."""
+"""A process's rank and world size, from the environment variables that torchrun or another launcher sets."""
 
 from __future__ import annotations
 

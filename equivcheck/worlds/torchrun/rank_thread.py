@@ -37,7 +37,7 @@ class RankThread:
         self._thread.start()
 
     def start(self, request: bytes) -> None:
-        """Run a request made by `requested`; its answer arrives at `answers`."""
+        """Start a request from `requested`. Its answer arrives in `answers`."""
         self.is_busy = True
         self._requests.put(request)
 

@@ -21,7 +21,7 @@ class Phase(PrintableEnum):
 
 
 class Difference(PrintableEnum):
-    """Kind of difference of a tensor."""
+    """Kind of difference between a tensor and its reference."""
 
     VALUE = "value"
     RANKS_DISAGREE = "ranks_disagree"
@@ -56,7 +56,7 @@ class Divergence:
     expected: str = ""
     """Reference value at that index (or shape, dtype, presence, expected calls), printed so that it reads back exactly."""
     actual: str = ""
-    """Candidate's value in the same form."""
+    """Value on the rank, printed like `expected`."""
     elsewhere: str = ""
     """Value on another rank if ranks disagree, such as ``rank 1 has 0.5``; else empty."""
     error: float = 0.0

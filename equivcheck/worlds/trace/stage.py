@@ -6,7 +6,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Stage(PrintableEnum):
-    """A rank's activity, in step order."""
+    """Activity of a rank, in step order."""
 
     SETUP = "setup"
     """Building the model, the layout and the optimizer, before the first step."""

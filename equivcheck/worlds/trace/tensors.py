@@ -25,15 +25,15 @@ class Table:
     shapes: tuple[tuple[int, ...], ...]
     """Full shapes."""
     offsets: tuple[int, ...]
-    """Start for each tensor in the flat vector."""
+    """Index of each tensor's first element in the flat vector."""
     total: int
-    """Flat vector's length."""
+    """Length of the flat vector."""
     rows: dict[str, int]
     """Row number by name."""
     filled: Flags
     """Whether each tensor has elements."""
     starts: Positions
-    """Start for each tensor with elements in the flat vector."""
+    """Index of the first element in the flat vector, for each tensor that has elements."""
 
     def positions(self, piece: Piece) -> Positions | None:
         """A piece's element positions in the flat vector; None if the table has no tensor with this name and shape."""

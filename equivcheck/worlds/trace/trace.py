@@ -56,7 +56,7 @@ class Snapshot:
     pieces: tuple[Piece, ...]
     """Pieces in order; the same object at every step of a run."""
     present: tuple[bool, ...]
-    """For each piece, whether a tensor exists (a gradient may be None)."""
+    """Whether a tensor exists, for each piece (a gradient may be None)."""
     fits: tuple[bool, ...]
     """For each piece, whether its tensor has the expected number of elements; others are left out of `values`."""
     dtypes: tuple[str, ...]

@@ -23,7 +23,7 @@ Start = Callable[[tuple[int, ...]], "subprocess.Popen[bytes]"]
 """Starts a worker as a new process, which inherits file descriptors."""
 
 UNKNOWN_CODE = -signal.SIGKILL
-"""Worker's exit code whose parent ended first, because both may have been killed by the same cause."""
+"""Exit code of a worker whose parent ended first. The cause is unknown, because both may have been killed by it."""
 
 
 class WorkerForkServer:
@@ -68,7 +68,7 @@ class WorkerForkServer:
         return None if pid is None else int(pid)
 
     def exit_code(self, pid: int) -> int:
-        """Worker's exit code that has ended."""
+        """Exit code of a worker that has ended."""
         code = self._ask(("exit_code", pid))
         return UNKNOWN_CODE if code is None else int(code)
 
@@ -112,7 +112,7 @@ class Forked:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel to watch until `take_place` can start the worker; None afterwards."""
+        """Channel to watch until `take_place` can start the worker. None once it has started."""
         return self._server.control if self._process is None and self.returncode is None else None
 
     def take_place(self) -> None:

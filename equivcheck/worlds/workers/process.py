@@ -25,7 +25,7 @@ _EXIT_SECONDS = 5.0
 _STACK_SECONDS = 0.5
 """Seconds for a stuck worker to write its stacks."""
 _TAIL = 8000
-"""Bytes kept from a worker's last output."""
+"""Bytes that are kept of a worker's last output."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Thread settings of workers: tensors are tiny, and every core already has a worker."""
 KEPT_KERNELS, KEPT_PRODUCTS = 256, 32
@@ -41,7 +41,7 @@ _BOUNDED_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Received from a worker that has closed its connection or died."""
+    """Replaces a message if the worker has closed its connection or died."""
 
 
 class WorkerProcess:
@@ -69,7 +69,7 @@ class WorkerProcess:
 
     @property
     def waits_for(self) -> Channel | None:
-        """Channel to watch until `take_place` can start the worker; None afterwards."""
+        """Channel to watch until `take_place` can start the worker. None once it has started."""
         return self._process.waits_for if isinstance(self._process, Forked) else None
 
     def take_place(self) -> None:
@@ -99,7 +99,7 @@ class WorkerProcess:
             return Ended()
 
     def printed(self) -> str:
-        """Worker's last output."""
+        """Last output of the worker."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), _TAIL, max(0, size - _TAIL)).decode(errors="replace")
 
@@ -110,7 +110,10 @@ class WorkerProcess:
             time.sleep(_STACK_SECONDS)
 
     def how_it_ended(self) -> str:
-        """``was killed by SIGSEGV`` or ``exited with code 7``; a process that closed its connection gets a moment to end."""
+        """Clause about the end: ``was killed by SIGSEGV`` or ``exited with code 7``.
+
+        A process that closed its connection gets a moment to end.
+        """
         self.end_within(_EXIT_SECONDS)
         code = self._process.returncode
         assert code is not None, "it has been waited for"

@@ -1,4 +1,4 @@
-"""Supervisor's workers, none of which outlives it, and interruptions as requests."""
+"""Workers of a supervisor, none of which outlives it. Interruptions become requests to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ W = TypeVar("W", bound=WorkerProcess)
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """Stands for a message of a worker that `is_stuck`."""
+    """Replaces a message of a worker that `is_stuck`."""
 
 
 class Pool(Generic[W]):

@@ -1,4 +1,4 @@
-"""Expected calls for composable `replicate`: as for `DistributedDataParallel`, or for `fully_shard` without sharding."""
+"""Expected calls for composable `replicate`: those of `DistributedDataParallel`, or of `fully_shard` without sharding."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data parallelism by DTensor propagation alone."""
+"""Data parallelism by DTensor propagation only."""

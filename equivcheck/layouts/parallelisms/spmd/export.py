@@ -60,7 +60,7 @@ def write(draft: Draft, parallelism: SPMD) -> None:
 
 
 def define_beside(draft: Draft) -> None:
-    """Define the function that turns replicated tensors into DTensors if they meet one."""
+    """Add the script's function that turns a replicated tensor into a DTensor if the other operand is one."""
     draft.need("torch.distributed.tensor", "DTensor", "Replicate")
     draft.definitions.insert(0, list(_BESIDE))
 

@@ -10,7 +10,7 @@ from equivcheck.training.layers.registry import layer_kind
 from equivcheck.worlds.trace.differences import Divergence
 
 CUTS_OUTPUTS_OF_FEW_ROWS = "<2.10"
-"""Versions in which propagation may shard outputs with a few rows by features, although rows come first."""
+"""Versions in which propagation may shard outputs by features if there are few rows, although rows come first."""
 
 
 @need

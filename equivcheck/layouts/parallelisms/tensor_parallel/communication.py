@@ -34,7 +34,7 @@ class TensorParallelCalls(PlannedCalls):
     """Counts DTensor's calls. DTensor never computes a linear with empty shards, and sums replicated gradients at the end."""
 
     def computes_as(self, plan: LinearPlan, once: Pass) -> LinearPlacements:
-        """Computation by the plan, unless a linear has fewer features than ranks."""
+        """Placements under the plan, unless a linear has fewer features than ranks."""
         if plan.split is Split.COLWISE and once.width < self.parts:
             return NARROW_COLUMN
         if plan.split is Split.ROWWISE and once.inputs < self.parts:

@@ -84,7 +84,7 @@ def tied_again(model: Model, parallelism: PlannedParallelism) -> Iterator[str]:
 
 
 _Modules = Iterator[tuple[str, str, tuple[str, str, str]]]
-"""Each module's name in the script and its style. Without a style, the placements for input, computation and output follow."""
+"""Name in the script and parallel style for each module. Without a style: placements for input, computation and output."""
 
 
 def _modules(draft: Draft, parallelism: TensorParallel) -> _Modules:

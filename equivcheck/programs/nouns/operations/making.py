@@ -1,4 +1,4 @@
-"""Tensors created like other tensors, and in-place operations on copies."""
+"""Tensors created like another tensor, and in-place operations on copies."""
 
 from __future__ import annotations
 

@@ -10,14 +10,14 @@ from equivcheck.system.choice import PrintableEnum
 Shape = tuple[int, ...]
 
 MATRICES: tuple[Shape, ...] = ((4, 6), (5, 3), (1, 4), (0, 3))
-"""First arguments with two dims: even and uneven on two ranks, with a one-element dim, and empty."""
+"""Matrices for the first argument: even and uneven on two ranks, with a one-element dim, and empty."""
 VECTORS: tuple[Shape, ...] = ((4,), (5,), (1,), (0,))
 CUBES: tuple[Shape, ...] = ((2, 3, 4), (3, 4, 2))
 BATCHES: tuple[Shape, ...] = ((2, 3, 5), (4, 1, 6))
 IMAGES: tuple[Shape, ...] = ((2, 4, 6), (3, 2, 5))
 """Shapes with rows, channels and positions."""
 ANY: tuple[Shape, ...] = ((), *VECTORS[:2], *MATRICES, CUBES[0])
-"""First arguments for most operations."""
+"""Shapes of the first argument for most operations."""
 
 
 class ArgumentKind(PrintableEnum):
@@ -77,27 +77,27 @@ class OperationFacts:
 
 
 def same(shape: Shape, _dim: int) -> Shape:
-    """First argument's shape."""
+    """The first argument's shape."""
     return shape
 
 
 def last(shape: Shape, _dim: int) -> Shape:
-    """First argument's last dim."""
+    """The last dim of the first argument, as a shape."""
     return shape[-1:]
 
 
 def row(shape: Shape, _dim: int) -> Shape:
-    """One row, with a one-element first dim."""
+    """Shape of one row: the first dim has one element."""
     return (1, *shape[1:])
 
 
 def column(shape: Shape, _dim: int) -> Shape:
-    """One element per row."""
+    """Shape of one column: the last dim has one element."""
     return (*shape[:-1], 1) if shape else ()
 
 
 def scalar(_shape: Shape, _dim: int) -> Shape:
-    """A tensor without dims."""
+    """Shape of a tensor without dims."""
     return ()
 
 

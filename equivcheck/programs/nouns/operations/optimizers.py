@@ -16,9 +16,11 @@ _FOREACH_POSITIVE = ("lgamma", "log", "log10", "log1p", "log2", "reciprocal", "r
 _FOREACH_OF_TWO = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max")
 _FOREACH_OF_SCALARS = (*_FOREACH_OF_TWO, "pow")
 _BEFORE = "first, second = a.detach().clone(), b.detach().clone()\n"
-"""Copies for a call to overwrite."""
+"""Lines that copy the arguments, because the call overwrites them."""
 _ALIKE = f"assert a.shape == b.shape\n{_BEFORE}"
-"""Fused updates do not check shapes and would access memory beyond the smaller tensor."""
+"""Lines that also require equal shapes, because fused updates do not check shapes and would access memory beyond the smaller
+tensor.
+"""
 _STATE = "average, square, step = b.detach() * 0.5, b.detach().abs() * 0.25, {step}\n"
 _ONE = "torch.ones((), dtype=torch.float32)"
 _KEYWORDS = "lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.01, eps=1e-3, amsgrad=False, maximize=False"

@@ -15,18 +15,18 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Phase
 
 BACKWARD = re.compile(r"(^|StatementFailed: )backward: ")
-"""Errors and waits in the backward pass name no operation."""
+"""Name in place of an operation for errors and hangs in the backward pass."""
 FRAME = re.compile(r"^  File .*", re.MULTILINE)
 """Stack line with a function name."""
 OPERATION = re.compile(r'^  File "<operation .*', re.MULTILINE)
 """Stack line inside an operation's function."""
 SHOWING = ("wrong", "raises", "hangs")
-"""Results on torch versions with the error."""
+"""Results on torch versions that have the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDifference:
-    """One cause for wrong values, or for an error that does not say which placement is unsupported."""
+    """A known cause of wrong values, or of an error that does not name an unsupported placement."""
 
     id: str
     """Short unique name."""
@@ -35,8 +35,9 @@ class KnownDifference:
     torch: str
     """Versions in which it was seen, as a PEP 440 specifier."""
     shows: Mapping[str, str]
-    """How its program ends over gloo, by torch version, oldest first: one in `SHOWING`, or right, refused, wrong otherwise or
-    raises otherwise."""
+    """Result of its program over gloo, by torch version, oldest first: one in `SHOWING`, or right, refused, wrong otherwise or
+    raises otherwise.
+    """
     operations: tuple[str, ...] = ()
     """Operations, or statement kinds such as round trips, in which it shows; empty if the evidence is enough."""
     facts: frozenset[str] = frozenset()
@@ -57,7 +58,7 @@ class KnownDifference:
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
 
     def explains(self, program: TensorProgram, verdict: Judgement) -> bool:
-        """Whether this error explains the first failure: it is in one of its operations, or a gradient flows into one."""
+        """Whether this error explains the first failure: the failure is in one of its operations, or in a gradient for one."""
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
             is_it = phase in self.phases and self._named_in(tensor.partition(" ")[2])

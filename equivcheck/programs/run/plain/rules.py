@@ -15,7 +15,7 @@ Needs = tuple[tuple[str, ...], str]
 NOT_ELEMENTWISE = {"equal", "allclose", "expand_as", "type_as"}
 ELEMENTWISE = {each.name for each in FAMILIES["elementwise"]} - NOT_ELEMENTWISE
 SAME_SHAPE = {"flip", "roll", "cumsum"}
-"""Linear operations keeping the shape."""
+"""Linear operations that keep the shape."""
 LINEAR = {"clone", "neg", "mul_scalar", "div_scalar", "contiguous", "sum", "sum_dim", "sum_keepdim", "t"} | SAME_SHAPE
 """Operations linear in the first argument: partial arguments give partial results."""
 ALONG_A_DIM = {"softmax", "log_softmax", "cumprod", "logcumsumexp", "sort", "sort_descending", "argsort"} | SAME_SHAPE

@@ -63,7 +63,7 @@ class PlainTarget(DTensorTarget):
         wanted: list[Placements],  # noqa: ARG002 - used by TypedTarget
         left: Placements,  # noqa: ARG002
     ) -> Outputs:
-        """Run the operation on parts with placements `wanted`. Its results have placements `left`."""
+        """Run the operation on parts with placements `wanted`, and return results with placements `left`."""
         return results_of(statement.name, parts, statement.dim)
 
     def needed(self, value: Any, placements: Placements) -> torch.Tensor:

@@ -66,7 +66,7 @@ class AttentionKind(LayerKind):
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
-        """Attention without the fused kernel, because DTensor lacks a strategy for it."""
+        """Attention without the fused kernel, because DTensor has no sharding strategy for that kernel."""
         return layer.with_fields(fused=False)
 
     def with_divisible_units(self, layer: Attention, multiple: int) -> AnyLayer:

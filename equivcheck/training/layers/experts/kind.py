@@ -61,7 +61,7 @@ class ExpertsKind(LayerKind):
         return self.with_known_shapes(layer)
 
     def with_known_shapes(self, layer: Experts) -> AnyLayer:
-        """Every expert computes every position, because the number of dispatched rows depends on values."""
+        """Experts that each compute every position, because the number of dispatched rows would depend on values."""
         return layer.with_fields(dispatched=False)
 
 

@@ -149,7 +149,7 @@ class ExpertsModule(RoutedModule):
         return self.finish(self.region.reduce_output(outputs), mask, inputs)
 
     def routed(self, values: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Compute every expert on every position, (..., features), and mask out those not selected."""
+        """Compute every expert on every position, (..., features), and mask out experts that are not selected."""
         outputs = torch.zeros_like(values)
         for expert in range(self.layer.num_experts):
             counts, weight = chosen[..., expert : expert + 1], weights[..., expert : expert + 1]

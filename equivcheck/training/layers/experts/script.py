@@ -30,7 +30,7 @@ _METHODS = (
         "    return self.experts(rows, counts)",
     ),
 )
-"""Methods under expert parallelism."""
+"""Methods that a layer has only under expert parallelism."""
 _EXPERTS = "torch.arange(scores.shape[-1])"
 
 

@@ -28,7 +28,7 @@ _PARTS = (
 
 
 class GatedMLPKind(LayerKind):
-    """Gate and up projection, multiplied, and a down projection."""
+    """Gate and up projections, whose outputs are multiplied, and a down projection."""
 
     layer_class: ClassVar[type[AnyLayer]] = GatedMLP
 

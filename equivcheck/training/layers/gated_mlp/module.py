@@ -9,7 +9,7 @@ from equivcheck.training.layers.module import ACTIVATIONS, LayerModule, Uninitia
 
 
 class GatedMLPModule(LayerModule):
-    """Gate and up projection, multiplied, and a down projection."""
+    """Gate and up projections, whose outputs are multiplied, and a down projection."""
 
     layer: GatedMLP
 

@@ -139,7 +139,7 @@ def _summed_gradient(split: _Split) -> Forward:
 
 
 _DIMS = (1, 0)
-"""A module's output may be split into positions along dim 1, or along dim 0."""
+"""Dims along which a module's output may be split into positions: 1, or 0."""
 
 
 def wrong_positions(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

@@ -17,9 +17,9 @@ from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Optimize
 from equivcheck.user.diagnosis.mistake import Mistake, StepFacts
 
 NEAR = 1e-14
-"""Relative difference up to which settings are equal. Settings are not computed by sums, so it is tight."""
+"""Relative difference below which settings count as equal. It is small because settings are not computed by sums."""
 Others = dict[str, dict[str, tuple[float, float]]]
-"""Differing settings for each parameter, as pairs of single-device and rank value."""
+"""Settings that differ for each parameter, as pairs of single-device value and rank value."""
 
 
 def wrong_settings(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mistake]:

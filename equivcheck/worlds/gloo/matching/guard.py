@@ -10,7 +10,7 @@ from equivcheck.worlds.gloo.matching.journal import Issued, Journal
 from equivcheck.worlds.gloo.matching.table import Table
 
 MISMATCH_TAG = b"m"
-"""First byte in a mismatch message; a pickled `Mismatch` follows."""
+"""First byte of a message about a mismatch; a pickled `Mismatch` follows."""
 _LONG = 3600.0
 
 

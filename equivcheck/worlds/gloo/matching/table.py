@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 from equivcheck.system.unnamed_file import unnamed_file
 
 _SLOT = struct.Struct("<12sQ16sIH")
-"""An `Entry`, with `told` replaced by its length, which follows."""
+"""Struct for an `Entry` without its text `told`. It ends with the length of the text, which follows."""
 _SLOT_BYTES = 512
 _NUM_SLOTS = 4096
 _BYTES = _SLOT_BYTES * _NUM_SLOTS
@@ -47,7 +47,7 @@ class Table:
         self._lock = threading.Lock()
 
     def enter(self, entry: Entry) -> tuple[int, bytes] | None:
-        """Enter a rank's call. Returns the first rank and its description if they disagree, else None."""
+        """Enter a rank's call. If an earlier rank issued a different call, returns that rank and its description, else None."""
         start = (int.from_bytes(entry.group[:4], "little") + entry.number) % _NUM_SLOTS * _SLOT_BYTES
         with self._lock:  # the lock on the file is the process's
             fcntl.lockf(self._fd, fcntl.LOCK_EX)

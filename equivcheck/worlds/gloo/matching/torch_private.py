@@ -49,7 +49,7 @@ _OPS = {
 _UNSIZED = ("all_to_all",)
 """Calls whose members may pass different sizes."""
 _GATHERS_LISTS = "c10d::allgather_"
-"""Operator refused by gloo itself for unequal output sizes, with a better message than a mismatch."""
+"""Operator whose unequal output sizes gloo itself refuses, with a better message than a mismatch."""
 _REDUCING_METHODS = (
     "allreduce",
     "allreduce_coalesced",

@@ -72,17 +72,17 @@ def as_list(tensors: Any) -> Tensors:
 
 
 def root_of(opts: Any) -> int:
-    """Root from a call's options."""
+    """Rank of the root in a call's options."""
     return int(opts) if isinstance(opts, int) else int(opts.rootRank)
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    """Contiguous tensor copies, independent from later writes."""
+    """Contiguous copies of tensors, which later writes do not change."""
     with raw_memory():
         return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 def reduction_of(opts: Any) -> str:
-    """Reduction name in a call's options."""
+    """Name of the reduction in a call's options."""
     reduce_op = getattr(opts, "reduceOp", opts)
     return _OPS[getattr(reduce_op, "op", reduce_op)]

@@ -52,13 +52,13 @@ class GroupIdentity(_ProcessGroup):  # type: ignore[misc]  # torch's overloads d
         return len(self.ranks)
 
     def name(self) -> str:
-        """Backend name, for Python."""
+        """Backend name for Python."""
         return "gloo"
 
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """Backend name for C++; the name gloo would make C++ read a real gloo group's fields for logging."""
+        """Backend name for C++. With gloo's name, C++ would read a real gloo group's fields for logging."""
         return "equivcheck_sim"
 
     @property

@@ -37,13 +37,13 @@ class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its ty
         self._rank = rank
 
     def get(self, key: str) -> bytes:
-        """Key's value, after waiting for it."""
+        """Wait for a key and return its value."""
         self.wait([key])
         value: bytes = self.store.get(key)
         return value
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Values for several keys, after waiting for them."""
+        """Wait for several keys and return their values."""
         return [self.get(key) for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:  # noqa: ARG002
@@ -58,7 +58,7 @@ class PatientStore(Store):  # type: ignore[misc]  # torch says nothing of its ty
 
     @property
     def timeout(self) -> Any:
-        """The underlying store's timeout."""
+        """Timeout of the underlying store."""
         return self.store.timeout
 
 

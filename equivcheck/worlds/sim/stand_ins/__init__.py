@@ -1,4 +1,4 @@
-"""Replacements for torch parts incompatible with threads as ranks."""
+"""Replacements for parts of torch that do not work with threads as ranks."""
 
 from __future__ import annotations
 

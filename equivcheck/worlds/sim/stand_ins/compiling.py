@@ -19,7 +19,7 @@ from equivcheck.worlds.sim.torch_private import is_rank_thread
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _CALLBACK = "_callback_from_stance"
-"""Called by each compiled function to get its compiler; None and False mean that nothing is compiled."""
+"""Function that each compiled function calls to get its compiler. None and False mean that nothing is compiled."""
 
 REFUSAL = (
     "torch.compile: a simulated rank is not supported: ranks are threads and would share one rank's compiled code. Run over gloo."
@@ -31,7 +31,10 @@ _put_later: list[Any] = []
 
 
 def place() -> Place:
-    """Replacement for the compiler's function, or for `torch.compile` until someone has imported the compiler."""
+    """Replacement to install while ranks run.
+
+    It replaces the compiler's callback setter, or `torch.compile` if the compiler is not imported yet.
+    """
     module = sys.modules.get(_EVAL_FRAME)
     return (torch, "compile", _compiling_later) if module is None else (module, _CALLBACK, _refusing)
 

@@ -43,7 +43,7 @@ ONE_AT_A_TIME: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 @functools.lru_cache(maxsize=1)
 def places(_num_modules: int) -> tuple[Place, ...]:
-    """Replacement for each function that exists; computed again if more modules are imported."""
+    """Replacements for all refused functions that exist. They are computed again if more modules are imported."""
     tables = ((_refusing, REFUSED), (_refusing_second, ONE_AT_A_TIME))
     return tuple(
         (owner, name, functools.cache(functools.partial(make, text)))
