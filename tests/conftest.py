@@ -20,6 +20,7 @@ from equivcheck.worlds.workers.fork_server import WorkerForkServer
 from equivcheck.worlds.workers.process import worker_environment
 
 register_profiles(prefix="")
+gc.disable()  # until tests are collected: it would look through all imported modules again and again, a quarter of that time
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Of a shell's background job interrupts are ignored, and then by every process that it starts: tests interrupt some.
@@ -71,6 +72,7 @@ def pytest_collection_finish() -> None:
     """Collections of garbage need not look through what is imported, which stays, and are as rare as in a campaign's workers."""
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
