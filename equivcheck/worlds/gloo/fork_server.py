@@ -20,10 +20,7 @@ from equivcheck.worlds.gloo.request import import_path
 
 START_SECONDS = 120.0
 """Limit for importing torch in the server or for joining in the ranks. It is generous, because disks can be cold."""
-_RUN_BY_RANKS = tuple(
-    f"equivcheck.{room}."
-    for room in ("composition", "layers", "layouts", "parallelisms", "program_run", "train", "user", "worlds.state")
-)
+_RUN_BY_RANKS = tuple(f"equivcheck.{package}." for package in ("layouts", "programs.run", "training", "user", "worlds.state"))
 """Packages with code for ranks. The server imports the parts imported by its owner."""
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Settings for one BLAS thread. Forking is safe only while the process has one thread, and a rank needs only one."""
