@@ -42,7 +42,7 @@ class FaultShown(Exception):
 
 
 class EndBatch(BaseException):
-    """Raised by `take` to end the batch. It is no `Exception`, because Hypothesis would shrink that."""
+    """Raised by `take` to end the batch. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
 
 
 def run_batch(strategy: SearchStrategy[C], batch_seed: int, take: Callable[[C], None]) -> None:

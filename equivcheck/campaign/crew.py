@@ -37,7 +37,7 @@ class Worker(Protocol):
     """A worker as its supervisor sees it."""
 
     place: tuple[int, int]
-    """Worker number, and how many processes this worker has had before."""
+    """Worker number, and the number of processes that this worker has had before."""
     suspect: CaseVerdict | None
     """Verdict to check again in a process of its own; None if the worker draws cases."""
     done: bool

@@ -66,7 +66,7 @@ class KeptFindings:
 
 
 Place = tuple[int, int]
-"""Worker number, and how many processes this worker has had before."""
+"""Worker number, and the number of processes that this worker has had before."""
 
 
 class Shrinkers:

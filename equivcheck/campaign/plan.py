@@ -143,7 +143,7 @@ class Plan:
     programs: Callable[[Plan], SearchStrategy[Any]] | None = None
     """Strategy for tensor programs; picklable; None for none."""
     frontier: Callable[[Plan], SearchStrategy[Scenario]] | None = None
-    """Strategy for one batch in ten, to check scenarios beyond torch's limits; picklable; None for no such batches."""
+    """Strategy for scenarios beyond torch's limits, used in one batch in ten; picklable. None to check no such scenarios."""
     controls: Callable[[Plan], Sequence[Fault]] | None = None
     """Faults to choose the control from; picklable; None for no control."""
 

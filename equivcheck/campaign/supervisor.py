@@ -38,7 +38,7 @@ from equivcheck.worlds.workers.link import Stop
 from equivcheck.worlds.workers.supervision import Interruption
 
 _MOST_FALSE_STARTS = 2
-"""Maximum number of consecutive processes that end before their first check. More are no accident."""
+"""Maximum number of consecutive processes that may end before their first check. More are not a coincidence."""
 _STOP_SECONDS = 1.0
 """Seconds that workers have to finish their check after an interruption."""
 _QUIET_SECONDS, _FAILED_SECONDS = 3.0, 17.0
@@ -270,7 +270,7 @@ class _Campaign:
     def _keep_unchecked(self, suspect: CaseVerdict | None) -> None:
         """Keep a suspect if the campaign ends before it is checked again."""
         if suspect is not None:
-            self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign was over first)"))
+            self._keep(replace(suspect, reason=f"{suspect.reason} (not checked again: the campaign ended first)"))
 
     def _employ(self, before: Worker, suspect: CaseVerdict | None = None) -> None:
         """Replace a process: to check its suspect again, even if the time is up, or to draw."""

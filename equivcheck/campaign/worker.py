@@ -56,7 +56,7 @@ class Supervisor(Protocol):
 
 
 class CheckerBroke(BaseException):
-    """The check raised an exception. It is no `Exception`, because Hypothesis would shrink that."""
+    """The check raised an exception. It derives from `BaseException`, because Hypothesis would shrink an `Exception`."""
 
 
 class Worker:

@@ -22,5 +22,5 @@ def verdict_on(case: Checkable, **values: Any) -> CaseVerdict:
 
 
 def num_steps(case: Checkable) -> int:
-    """In how many steps the case can diverge."""
+    """Number of steps in which the case can diverge."""
     return case.training.steps if isinstance(case, Scenario) else 1

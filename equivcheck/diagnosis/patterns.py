@@ -18,7 +18,7 @@ NEAR = 1e-6
 """Relative difference within which two values count as equal in a pattern."""
 
 
-NO_PROOF = "(a pattern in the values, no proof: no known fault reproduces them)"
+NO_PROOF = "(a pattern in the values, not a proof: no known fault reproduces them)"
 
 
 def pattern_of(diverged: Evidence, types: Sequence[tuple[torch.dtype, str]] = ()) -> Diagnosis | None:
@@ -109,7 +109,8 @@ def _moved(diverged: Evidence, names: list[str], found: TensorsByName, expected:
     zero = {name: (found[name] == 0.0) & (expected[name] != 0.0) for name in some}
     if all(mask.any() and _is_close(found[name][~mask], expected[name][~mask]) for name, mask in zero.items()):
         yield _pattern(
-            Cause.GRADIENT_LOST, f"{rows_of_tensor(zero)} {'is' if len(zero) == 1 else 'are'} zero, and the rest is right"
+            Cause.GRADIENT_LOST,
+            f"{rows_of_tensor(zero)} {'is' if len(zero) == 1 else 'are'} zero, and all other elements are right",
         )
 
 

@@ -43,7 +43,7 @@ def run_forked(script: Path, ranks: int, output: Path, seconds: float = SECONDS)
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
             with Path(output, str(rank)).open("a", encoding="utf-8") as printed:
-                printed.write(f"rank {rank} was not done after {seconds:.0f} s\n")
+                printed.write(f"rank {rank} did not finish within {seconds:.0f} s\n")
         process.kill()
         process.join()
     code = int(any(process.exitcode != 0 for process in processes))

@@ -27,5 +27,5 @@ def launch(text: str, ranks: int, *, name: str = "repro.py", seconds: float = 18
         environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TMPDIR": folder}
         ran = run(command, seconds=seconds, environment=environment)
     if ran.code is None:
-        raise LaunchFailed(f"{name} was not done after {seconds:.0f} s on {ranks} ranks")
+        raise LaunchFailed(f"{name} did not finish within {seconds:.0f} s on {ranks} ranks")
     return ran

@@ -138,7 +138,7 @@ def _first_disagreement(plan: ProgramPlan, results: Sequence[RankResult]) -> str
     )
     others = [number for number, result in enumerate(results) if not _refuses(result, first)]
     where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
-    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or with another error"
+    return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or raise another error"
 
 
 def _refuses(result: RankResult, refusal: Refusal) -> bool:

@@ -1,1 +1,1 @@
-"""Reports on campaigns and checks, for people and programs."""
+"""Reports on campaigns and checks, as text, HTML pages and JSON."""

@@ -10,7 +10,7 @@ from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import escape_unprintable
 
 _MOST_SHOWN = 8
-"""Most machines in the progress; the summary has all."""
+"""Maximum number of machines in the progress; the summary has all."""
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
         )
     if summary.num_cut_off:
         cut_off = count(summary.num_cut_off, "check was", "checks were")
-        yield Text(f"{cut_off} stopped before the end: the campaign was over", style="yellow")
+        yield Text(f"{cut_off} stopped because the campaign ended", style="yellow")
     if summary.control is not None and summary.control.passed_over:
         yield Text(f"control: no generated case showed {', '.join(summary.control.passed_over)} in time", style="yellow")
     for finding in summary.findings:

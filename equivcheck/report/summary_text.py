@@ -101,7 +101,7 @@ def _known_line(tally: Tally) -> str:
 def _control_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
         return wrapped(control_text(summary.control))
-    return ["control: not decided before the run was over"] if summary.plan.controls is not None else []
+    return ["control: not decided before the run ended"] if summary.plan.controls is not None else []
 
 
 def control_text(control: Control) -> str:

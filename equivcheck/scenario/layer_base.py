@@ -51,7 +51,7 @@ class ShapeOp(PrintableEnum):
 class AnyLayer:
     """Base class for all kinds of layers.
 
-    A subclass declares fields for the options it has; the defaults below hold for the rest.
+    A subclass declares fields for the options that it has. The defaults below hold for all other options.
     """
 
     tag: ClassVar[str]

@@ -230,7 +230,7 @@ class FSDP2(Parallelism):
 
 @frozen_dataclass
 class SPMD(Parallelism):
-    """Data parallelism by DTensor propagation alone: distributed parameters, and a batch sharded by rows."""
+    """Data parallelism by DTensor propagation only: distributed parameters, and a batch sharded by rows."""
 
     tag: ClassVar[str] = "spmd"
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)

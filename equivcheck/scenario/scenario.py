@@ -70,7 +70,7 @@ class Scenario:
 
 @singledispatch
 def describe_case(case: Checkable) -> str:
-    """Description for people: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
+    """Describe a case: ``fsdp2 on 4 ranks, widths 4-8-2, AdamW, 2 microbatches of 4 + 3 rows, 3 steps, float64``."""
     raise TypeError(f"{type(case).__name__} is not a scenario or a tensor program")
 
 
@@ -115,5 +115,5 @@ def _model(model: Model) -> Iterator[str]:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """Number and noun: ``1 rank``, ``2 ranks``."""
+    """Number with a word in singular or plural: ``1 rank``, ``2 ranks``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

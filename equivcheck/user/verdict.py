@@ -40,7 +40,7 @@ class UserVerdict(Judgement):
     """Loss and gradient norm at the first step, calls and bytes per step. None if ranks did not finish."""
 
     def describe(self) -> str:
-        """Return the verdict as text for people, in a few lines."""
+        """Return the verdict as text in a few lines."""
         axes = " x ".join(f"{name} {size}" for name, size in self.mesh)
         heading = f"{self.outcome.value.upper()}: your training on {axes}, {self.precision}, in {self.world}"
         return "\n".join([heading, *(f"  {line}" for line in self._evidence())])

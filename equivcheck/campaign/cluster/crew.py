@@ -54,7 +54,7 @@ class RemoteWorker:
     node: str
     """Name of the machine."""
     place: tuple[int, int]
-    """Worker number, and how many processes this worker has had before."""
+    """Worker number, and the number of processes that this worker has had before."""
     suspect: CaseVerdict | None
     """Verdict to check again in its own process; None if the worker draws cases."""
     done: bool = False

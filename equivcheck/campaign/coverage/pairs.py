@@ -26,7 +26,7 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        """Number of pairs. A feature is no pair with itself."""
+        """Number of pairs. A feature does not form a pair with itself."""
         return sum(row.bit_count() for row in self.rows) // 2
 
     def of(self, feature: int) -> Iterator[int]:

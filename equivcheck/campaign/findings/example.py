@@ -12,12 +12,12 @@ V = TypeVar("V", bound=CaseVerdict)
 
 _EXAMINED = ("diagnosis", "confirmed", "drift")
 """Fields that a verdict gets after shrinking."""
-NOT_SHRUNK = "not shrunk to the end: the campaign was over first"
+NOT_SHRUNK = "not fully shrunk: the campaign ended first"
 """Mark in `unfinished` until the case has been shrunk."""
 
 
 def is_better_example(verdict: CaseVerdict, before: CaseVerdict) -> bool:
-    """Whether the new verdict has the smaller case. Only a shrunk or explained case replaces another such case."""
+    """Whether the new verdict has the smaller case. A shrunk or explained case is replaced only by a shrunk or explained one."""
     return _order(verdict) < _order(before)
 
 

@@ -30,7 +30,7 @@ from equivcheck.worlds.pool import LOCAL_WORLDS
 
 SCENARIO, VERDICT, ENVIRONMENT, README = "scenario.json", "verdict.json", "environment.json", "README.md"
 VERSIONS = "versions.json"
-"""File with a bisection's result. Findings without a bisection have no such file."""
+"""File with a bisection's result. It is missing if the finding was not bisected."""
 
 
 class BrokenFinding(UsageError):
@@ -115,7 +115,7 @@ def write_versions(finding: Finding, shown_in: ShownIn) -> None:
     Raises `BrokenFinding` if the folder now holds another case, and `StoreFailed` if it cannot be written.
     """
     if load_finding(finding.path).verdict.case != finding.verdict.case:
-        raise BrokenFinding(f"finding {finding.path} has another case by now, so its versions are not written")
+        raise BrokenFinding(f"finding {finding.path} now holds another case, so the versions are not written")
     try:
         _write(finding.path / VERSIONS, json.dumps(encode(shown_in), indent=2))
         _write(finding.path / README, _readme(finding.fingerprint, finding.verdict, finding.environment, shown_in))
@@ -195,7 +195,7 @@ def require_sound_verdict(verdict: CaseVerdict, where: str) -> None:
 
 def _mistakes(verdict: CaseVerdict) -> Iterator[str]:
     if not verdict.outcome.is_finding or verdict.known:
-        yield f"outcome {verdict.outcome.value} is not valid: no finding. Expected diverged, crashed or hung"
+        yield f"outcome {verdict.outcome.value} is not valid: it is not a finding. Expected diverged, crashed or hung"
     if verdict.world not in LOCAL_WORLDS:
         yield f"world {short_repr(verdict.world)} is not valid: unknown. Expected one of {', '.join(LOCAL_WORLDS)}"
     if len(verdict.reason) > _MAX_REASON:
@@ -231,5 +231,5 @@ def _require_version(text: str, where: str) -> None:
         Version(text)
     except InvalidVersion:
         raise InvalidScenario(
-            f"{where} {short_repr(text)} is not valid: no version number. Expected one such as 2.13.0"
+            f"{where} {short_repr(text)} is not valid: it is not a version number. Expected one such as 2.13.0"
         ) from None

@@ -114,7 +114,7 @@ def _setting(value: Any, path: str) -> Iterator[str]:
 
 
 def _item(value: Any, path: str) -> Iterator[str]:
-    """A noun's kind, unless it is the usual one, and its settings."""
+    """Kind of an object in a scenario, unless it is the usual kind, and its settings."""
     if not isinstance(value, _USUAL):
         yield f"{path} {type(value).__name__}"
     yield from _of(value, path)

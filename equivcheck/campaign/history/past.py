@@ -84,7 +84,9 @@ def find_run(history: History, prefix: str = "") -> PastRun:
         return matches[0]
     number = f"{len(matches)} runs" if matches else "no run"
     there = ", ".join(past.run.id for past in matches or runs[:10])
-    raise UsageError(f"run {prefix!r} is not valid: {number} in {history.path} begin so. Expected the beginning of {there}")
+    raise UsageError(
+        f"run {prefix!r} is not valid: it is the beginning of {number} in {history.path}. Expected the beginning of {there}"
+    )
 
 
 def noted(history: History, run: Run) -> Noted:

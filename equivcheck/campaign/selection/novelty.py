@@ -104,8 +104,10 @@ class Selection:
 class Novelty:
     """Wants the scenario with the largest new part for its cost, compared with recent ones in its group.
 
-    New feature pairs and triples count relative to all that the scenario has. Their number alone would prefer models over
-    sequences, because these have the most features and cost twice as much. If no scenario brings anything new, all are wanted.
+    New feature pairs and triples count relative to all that the scenario has. If they were only counted, models over sequences
+    would be preferred, because these have the most features and cost twice as much. If no scenario brings anything new, all are
+    wanted.
+
     Compiled scenarios, traced ones, and those with possible known issues are separate groups, because few of them should be
     checked.
     """

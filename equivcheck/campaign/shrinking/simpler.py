@@ -263,7 +263,7 @@ def _plainer(training: Training) -> Iterator[Model]:
 
 
 def with_defaults(value: T) -> Iterator[T]:
-    """Set one option inside a noun to its default."""
+    """Set one option inside an object to its default."""
     if isinstance(value, tuple):
         for index, item in enumerate(value):
             for changed in with_defaults(item):

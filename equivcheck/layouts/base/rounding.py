@@ -75,7 +75,7 @@ class Rounding:
     """Element types that a step's gradients pass through, in order."""
 
     replicas: int
-    """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without such an axis."""
+    """Data-parallel ranks along the outer axis, which a second reduction stage sums over. 1 without an outer axis."""
     shards: int
     """Data-parallel ranks along the inner axis, which the first reduction stage sums over."""
     compute: ElementType | None = None

@@ -18,7 +18,7 @@ from equivcheck.scenario.data import USUAL_ROWS
 def fit_scenario(case: Checkable, *, beyond: bool = False) -> Any:  # noqa: ARG001
     """Repair a scenario until no limit applies, or return None if repairs do not succeed. Other cases have no limits.
 
-    With `beyond`, limits drawn by torch itself do not count if the scenario has one layout.
+    With `beyond`, limits that torch enforces are ignored if the scenario has one layout.
     """
     return case
 
@@ -36,7 +36,7 @@ def _(scenario: Scenario, *, beyond: bool = False) -> Scenario | None:
 def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> Training:
     """Repair a training until the layout can run it, or until it can resume from one layout under another.
 
-    With `beyond`, limits drawn by torch itself do not count. Raises `BrokenLayout` if repairs do not end.
+    With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if repairs do not end.
     """
     return repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
 

@@ -13,6 +13,6 @@ FULL_TENSORS_ONE_IN = 8
 def asks_full_tensors(scenario: Scenario) -> bool:
     """Whether to compare `full_tensor()` with our own reading of the shards.
 
-    The seed decides, so that shrinking can keep the choice.
+    It depends only on the training's seed, so that shrinking can keep it.
     """
     return crc32(scenario.training.seed.to_bytes(8)) % FULL_TENSORS_ONE_IN == 0

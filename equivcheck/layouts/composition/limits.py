@@ -24,7 +24,7 @@ MAX_REPAIRS = 64
 
 @singledispatch
 def why_unsupported(case: Checkable, *, beyond: bool = False) -> str | None:  # noqa: ARG001
-    """The reason why a scenario cannot run, or None. With `beyond`, limits drawn by torch itself do not count.
+    """The reason why a scenario cannot run, or None. With `beyond`, limits that torch enforces are ignored.
 
     Other cases have no limits: they fail when they run.
     """
@@ -43,7 +43,7 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
 
 
 def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
-    """The reason why a layout cannot run a training, or None. With `beyond`, limits drawn by torch itself do not count."""
+    """The reason why a layout cannot run a training, or None. With `beyond`, limits that torch enforces are ignored."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else reason_with_versions(limit)
 

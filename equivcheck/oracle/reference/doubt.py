@@ -20,7 +20,7 @@ class Doubt:
     """First step that the reference cannot decide, and the reason."""
 
     reason: str
-    """One sentence for people."""
+    """One sentence for the verdict."""
     step: int
     """Step, from 0. Steps before it are decided."""
 
@@ -70,8 +70,8 @@ def first_step_dominated_by_noise(found: tuple[Expected, ...], limit: float) -> 
 def tensors_with_uncertain_signs(found: tuple[Expected, ...], step: int) -> frozenset[str]:
     """Tensors whose gradient has an element, not zero, that is within the tensor's tolerance in one step.
 
-    Rounding may turn such an element's sign. Perturbed copies rarely do, because another summation order can move it farther
-    than other inputs.
+    Rounding may change the sign of this element. Perturbed inputs rarely change it, because they move the element less than
+    another summation order does.
     """
     gradients = (moment for moment in found if moment.phase is Phase.GRADIENT and moment.step == step)
     return frozenset(name for moment in gradients for name in _turning(moment))

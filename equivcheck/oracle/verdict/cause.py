@@ -155,6 +155,6 @@ class Diagnosis:
     cause: Cause
     """The fault."""
     sentence: str
-    """One sentence for people. It names tensors, ranks and mesh axes."""
+    """One sentence that names tensors, ranks and mesh axes."""
     exact: bool
     """True if a single-device run with this fault reproduces every value on the ranks, within tolerance. False for a hint."""

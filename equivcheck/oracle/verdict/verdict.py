@@ -54,7 +54,7 @@ class Judgement:
     world: str
     """World in which the ranks ran."""
     reason: str = ""
-    """One sentence for people. Empty if equivalent."""
+    """One sentence. Empty if equivalent."""
     divergence: Divergence | None = None
     """The first divergence. None unless values or calls differ."""
     followers: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class CaseVerdict(Judgement):
         return self.outcome is Outcome.EQUIVALENT and not self.undecided
 
     def describe(self) -> str:
-        """At most ten lines for people, then the case as code."""
+        """Verdict in at most ten lines, followed by the case as code."""
         lines = [f"{self.outcome.value.upper()}: {self.heading()}", *(f"  {line}" for line in self.evidence())]
         return "\n".join([*lines, self.code()])
 

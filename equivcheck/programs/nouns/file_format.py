@@ -26,7 +26,9 @@ def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
     """
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise InvalidScenario(f"{where} is not valid: no tensor program of format {FORMAT}. Expected an object with that format")
+        raise InvalidScenario(
+            f"{where} is not valid: it is not a tensor program of format {FORMAT}. Expected an object with that format"
+        )
     return decode(TensorProgram, {name: value for name, value in data.items() if name != "format"}, where=where)
 
 

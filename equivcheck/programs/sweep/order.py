@@ -38,7 +38,7 @@ class Coverage:
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """All programs in a sweep, in the order in which they run, and how many ran."""
+    """All programs in a sweep, in the order in which they run, and the number of programs that ran."""
 
     programs: Mapping[str, Sequence[TensorProgram]]
     """Programs by pass name."""
@@ -154,4 +154,4 @@ _FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
 }
 """Name of the feature that is new in the programs of each pass."""
 _OTHERS = "all others"
-_FEWER_AXES = "an axis along which all is replicated"
+_FEWER_AXES = "an axis along which all arguments are replicated"

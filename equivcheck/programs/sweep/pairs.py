@@ -43,7 +43,7 @@ class Novelty(PrintableEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Pairs:
-    """Pairs in the order in which they run, and how many ran."""
+    """Pairs in the order in which they run, and the number of pairs that ran."""
 
     results: tuple[Result, ...]
     """Results from first operations."""
@@ -69,7 +69,7 @@ class Pairs:
         """Combinations tried so far, and those left."""
         return tuple(
             Coverage(
-                name=f"{each.value} that an operation has not met",
+                name=f"{each.value} that are new for an operation",
                 num_covered=self.num_covered[each],
                 num_left=self.total(each) - self.num_tried[each],
             )

@@ -1,4 +1,4 @@
-"""Examination of one mutant: in how many scenarios does it have an effect, in how many is it caught, and how small is a catch?"""
+"""Examine one mutant: the number of scenarios in which it has an effect and is caught, and the smallest catch."""
 
 from __future__ import annotations
 

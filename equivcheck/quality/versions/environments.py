@@ -162,9 +162,7 @@ def dependencies() -> dict[str, str]:
     try:
         needed = [Requirement(text) for text in requires("equivcheck") or ()]
     except PackageNotFoundError:
-        raise NoEnvironment(
-            "equivcheck is not installed here, so its dependencies are unknown. Expected: pip install it"
-        ) from None
+        raise NoEnvironment("equivcheck is not installed here, so its dependencies are unknown. Install it with pip") from None
     names = (found.name for found in needed if found.marker is None or found.marker.evaluate({"extra": ""}))
     return {name.lower(): version(name) for name in sorted(names) if name != "torch"}
 

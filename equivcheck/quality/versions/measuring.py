@@ -119,7 +119,7 @@ def _replayed(finding: Finding, installation: Installation, seconds: float) -> S
     command = ("-m", "equivcheck", "replay", str(finding.path.absolute()), "--json")
     ran = run_python(installation.python, command, seconds=seconds)
     if ran.code is None:
-        return Showing(shows=Shows.CANNOT_RUN, reason=f"was not done after {seconds:.0f} s")
+        return Showing(shows=Shows.CANNOT_RUN, reason=f"did not finish within {seconds:.0f} s")
     if ran.code not in (0, 1):
         return Showing(shows=Shows.CANNOT_RUN, reason=ran.last_line)
     values = json.loads(ran.printed)["verdict"]

@@ -74,7 +74,7 @@ def _one(text: str, there: list[Version], at_hand: frozenset[Version]) -> Versio
         version = Version(text)
     except InvalidVersion:
         raise UsageError(
-            f"torch version {text!r} is not valid: no version number. Expected 2.13, 2.13.0, 2.9..2.15, or a list of these"
+            f"torch version {text!r} is not valid: not a version number. Expected 2.13, 2.13.0, 2.9..2.15, or a list of these"
         ) from None
     minor = version.release[:2]
     if text.count(".") == 1 and minor in {other.release[:2] for other in there}:

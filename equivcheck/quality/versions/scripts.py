@@ -54,7 +54,7 @@ class Script:
             path.write_text(self.text, encoding="utf-8")
             ran = run_python(installation.python, ("-c", _RUN, str(path), str(self.ranks), str(seconds)), seconds=seconds)
         if ran.code is None:
-            return Showing(shows=Shows.CANNOT_RUN, reason=f"was not done after {seconds:.0f} s")
+            return Showing(shows=Shows.CANNOT_RUN, reason=f"did not finish within {seconds:.0f} s")
         return self.judge(ran.code, f"{ran.printed}\n{ran.errors}")
 
 

@@ -11,9 +11,9 @@ from equivcheck.worlds.call import Call
 
 LEFT, TOP, COLUMN, LANE = 62, 8, 30, 34
 MAX_COLUMNS = 60
-"""Most columns per step. Later calls are counted."""
+"""Maximum number of columns per step. Later calls are only counted."""
 MAX_CALLS = 900
-"""Most calls over all steps, because the page has no room for more."""
+"""Maximum number of calls over all steps, because the page has no room for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,10 @@ from equivcheck.worlds.trace.differences import Divergence
 
 _LONGEST_HEADLINE = 300
 _LONGEST_TEXT = 12_000
-"""Most characters in a stack, or in the scenario as code."""
+"""Maximum characters in a stack, or in the scenario as code."""
 _LONGEST_SCRIPT = 80_000
 _MOST_STACKS = 60_000
-"""Most characters in all stacks together."""
+"""Maximum characters in all stacks together."""
 
 
 _SAID_ALREADY = "why:"

@@ -18,9 +18,9 @@ from equivcheck.worlds.trace.tensors import Flags, Vector
 from equivcheck.worlds.trace.trace import Piece
 
 MAX_TENSORS = 6
-"""Most tensors to draw, beginning with the first difference."""
+"""Maximum number of tensors to draw, beginning with the first difference."""
 _MAX_SIDE = 16
-"""Most cells per side. In a larger tensor, a cell stands for a block of elements."""
+"""Maximum number of cells per side. In a larger tensor, a cell stands for a block of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 22, 172
 """Edges of the data area, with room for the scales."""
 _MAX_POINTS = 200
-"""Most points per line, because more cannot be seen."""
+"""Maximum number of points per line, because more cannot be seen."""
 _UNITS = ((3600.0, 2.0, "hours"), (60.0, 2.0, "minutes"), (1.0, 0.0, "seconds"))
 """Time units: seconds per unit, least count to use the unit, and its name."""
 _DECADES = (-6, 1)
@@ -110,7 +110,7 @@ def stacked(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, 
 
 
 def line(points: Sequence[tuple[float, float]], *, most: float | None = None, unit: str = "") -> Line:
-    """Line through values over seconds, beginning at 0. Its height is `most` or the largest value."""
+    """Line through values over seconds, beginning at 0. The value axis ends at `most`, or at the largest value."""
     thinned = _thinned([(0.0, 0.0), *points])
     seconds = max(thinned[-1][0], 1e-9)
     highest = most or max(1.0, *(value for _, value in thinned))

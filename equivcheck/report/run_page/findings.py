@@ -19,14 +19,14 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 from equivcheck.system.printable import shorten
 
 _LONGEST_TEXT = 12_000
-"""Most characters in a finding's text, or in its case."""
+"""Maximum characters in a finding's text, or in its case."""
 _LONGEST_NOTE = 300
 _MOST_TEXT = 300_000
-"""Most characters in all findings shown in full."""
+"""Maximum characters in all findings shown in full."""
 _MARKUP = 1_200
 """Characters for a finding's markup, without its texts."""
 _MOST_NAMED = 500
-"""Most findings with only a line each."""
+"""Maximum number of findings that are shown with one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Mistake:
     cause: Cause
     """Short name for the mistake."""
     sentence: str
-    """Description for people, without a full stop."""
+    """Sentence about the mistake, without a full stop."""
     change: Change
     """Applies the mistake to emulated ranks."""
     own_rows: bool = False

@@ -67,11 +67,11 @@ def _switched() -> Iterator[StateRow]:
     """Rows from the tables in `worlds.state`; flags are named by their setters."""
     variables = tuple(f"{module}.{path}" for module, paths in VARIABLES.items() for path in paths)
     setters = tuple(f"torch._C.*{name}" for name in SETTERS)
-    yield StateRow(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a variable", names=variables)
-    yield StateRow(treatment=Treatment.PER_RANK, reason="saved and put back when ranks change: a flag", names=setters)
+    yield StateRow(treatment=Treatment.PER_RANK, reason="a variable, saved and restored when ranks take turns", names=variables)
+    yield StateRow(treatment=Treatment.PER_RANK, reason="a flag, saved and restored when ranks take turns", names=setters)
     restored = tuple(entry.name for entry in PYTHON)
     yield StateRow(
-        treatment=Treatment.RESTORED, reason="of Python: ranks share it, and after a run it is as before", names=restored
+        treatment=Treatment.RESTORED, reason="state of Python: ranks share it, and it is restored after a run", names=restored
     )
 
 

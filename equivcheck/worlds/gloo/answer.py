@@ -118,4 +118,4 @@ def _named(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}{causes(error)}"
     except Exception:
-        return f"{type(error).__name__}: (its text cannot be had)"
+        return f"{type(error).__name__}: (its text cannot be read)"

@@ -132,6 +132,8 @@ def _loaded(request: bytes, place: RankAddress) -> Task:
     try:
         program, arguments = pickle.loads(task)
     except Exception as error:
-        error.add_note("A rank is a process of its own: what modules define it imports by name, and they must be on sys.path.")
+        error.add_note(
+            "Each rank is a separate process and imports functions by module name, so their modules must be on sys.path."
+        )
         raise
     return is_user_code, program, arguments

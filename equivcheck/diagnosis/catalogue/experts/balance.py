@@ -50,7 +50,10 @@ def _balances(layer: Experts) -> bool:
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
         where = over(diverged.mesh, axes)
-        yield f"uses the expert counts of each of {where} alone", partial(_by_parts, parts_of=_parts(diverged, axes))
+        yield (
+            f"uses each rank's own expert counts, not their sum over {where}",
+            partial(_by_parts, parts_of=_parts(diverged, axes)),
+        )
     yield "has no gradient", _detached
     yield "is added twice", partial(_times, factor=2)
     for number, words in ((number, words) for number, words in diverged.counts.items() if number > 1):

@@ -73,7 +73,7 @@ def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
     words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
     yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
     tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)
-    words = f"{where} do not mask each other's tokens: they add the first of their own rows of `embedding.weight`"
+    words = f"{where} do not mask each other's tokens: each looks them up in the first row of its own shard of `embedding.weight`"
     rows = {token: [token, *(first for first in tokens[::size] if token // size != first // size)] for token in tokens}
     yield on_one_device(diverged, Cause.ANOTHER_ROW, words, partial(_look_up, rows=rows))
 

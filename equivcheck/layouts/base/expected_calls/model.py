@@ -16,7 +16,7 @@ class Unpredicted:
     """A situation whose communication is not predicted."""
 
     reason: str
-    """One sentence for people: the situation and the cause."""
+    """One sentence about the situation and the cause."""
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is in this situation."""
     ops: frozenset[str] | None = None

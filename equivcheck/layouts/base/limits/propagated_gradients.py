@@ -20,7 +20,7 @@ NOT_REFUSED_IN_PLACE = "<2.12"
 """Versions outside `REFUSED_IN_PLACE`."""
 
 LOST_ON_ONE_RANK = "!=2.10.*,!=2.11.*"
-"""In these versions such an operation fails or has no effect even if the gradient is partial over a single rank."""
+"""Versions in which an in-place operation fails or has no effect even if the gradient is partial over a single rank."""
 
 
 def limits_of_propagated_gradients(

@@ -176,7 +176,7 @@ RULES: tuple[PlanRule, ...] = (
         of_dtensors=True,
     ),
     PlanRule(
-        reason="parallelize_module: heads of key and value, or hidden features, that are not a multiple of the ranks are not "
+        reason="parallelize_module: key and value heads, or hidden features, that are not a multiple of the ranks are not "
         "supported: each is computed on one rank, and local tensors do not know how they were split (pytorch#150336)",
         broken=lambda place, plan: place.has_uneven_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
@@ -184,7 +184,7 @@ RULES: tuple[PlanRule, ...] = (
         of_dtensors=True,
     ),
     PlanRule(
-        reason="tensor parallelism: a shard that ends within a head of key and value, or another unit, is not supported: each "
+        reason="tensor parallelism: a shard that ends within a key and value head, or another unit, is not supported: each "
         "unit is computed on one rank, but features are split into equal parts, rounded up",
         broken=lambda place, plan: place.splits_units(plan.split),
         repair=lambda training, _layout, place: _with_even_units(training, place),
@@ -202,8 +202,8 @@ RULES: tuple[PlanRule, ...] = (
         repair=lambda training, _layout, place: _with_layer(training, place.index, residual=False),
     ),
     PlanRule(
-        reason="tensor parallelism: a layer that counts features that its plan shards is not supported: a local tensor does "
-        "not know where it starts",
+        reason="tensor parallelism: ShapeOp.ARANGE on an output sharded by features is not supported: a local tensor does "
+        "not know its first feature's index",
         broken=lambda place, plan: place.layer.shape_op is ShapeOp.ARANGE and plan.output is ActivationSharding.FEATURES,
         repair=lambda training, _layout, place: _with_layer(training, place.index, shape_op=None),
     ),
@@ -234,8 +234,8 @@ RULES: tuple[PlanRule, ...] = (
 def legal_plans(place: LayerSite, *, beyond: bool = False, repaired: bool = False, local: bool = False) -> tuple[LayerPlan, ...]:
     """Entries that can run at a site and let the following layers run too.
 
-    Empty only if the site's input placement cannot occur. `beyond` ignores rules drawn by torch, `local` ignores rules for
-    DTensors only, and `repaired` ignores rules whose repair stays within the layer.
+    Empty only if the site's input placement cannot occur. `beyond` ignores rules that torch enforces, `local` ignores rules
+    for DTensors only, and `repaired` ignores rules whose repair stays within the layer.
     """
     left_out = (("upstream", beyond), ("is_within", repaired), ("of_dtensors", local))
     rules = tuple(rule for rule in RULES if not any(given and getattr(rule, name) for name, given in left_out))

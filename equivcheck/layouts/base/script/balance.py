@@ -10,7 +10,7 @@ from equivcheck.scenario import SPMD
 
 _FUNCTION = (
     "def balance_loss(model, groups, positions):",
-    '    """Load-balancing loss of all layers: counts summed over `groups`, a mean over `positions`."""',
+    '    """Sum the load-balancing losses of all layers, with counts over `groups` and a mean over positions."""',
     "    total = 0.0",
     "    for layer in model.modules():",
     '        if "load" in vars(layer):',

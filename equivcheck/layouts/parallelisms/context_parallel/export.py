@@ -29,7 +29,7 @@ def write(draft: Draft, parallelism: ContextParallel) -> None:
     )
     _take(draft)
     _scale(draft, parts)
-    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # of which ranks have addends")
+    draft.add(LoopPosition.BEFORE_READING, f"total *= {size}  # each rank's loss is a partial sum")
     sum_gradients(draft, "ranks.group")
 
 
@@ -45,7 +45,7 @@ def _scale(draft: Draft, parts: tuple[tuple[int, ...], ...]) -> None:
     if not draft.scenario.training.loss.is_mean:
         return
     if not all(parts):
-        raise refuse("Balance over more ranks than it leaves positions", "a mean over no position is not a number")
+        raise refuse("LoadBalancer with ranks that have no positions", "a mean over no positions is NaN")
     draft.add(LoopPosition.SCALE, "loss = loss * (len(ranks.own) / ranks.length)")
 
 

@@ -50,8 +50,8 @@ def _without_them(training: Training, _layout: Layout) -> Training:
 
 
 LOOKING_BY_SEQUENCE = Limit(
-    reason="context parallelism: a layer that mixes positions is not supported unless its kind defines `LayerKind.looking`: it "
-    "must say how positions look at those of other ranks",
+    reason="context parallelism: a layer that mixes positions is not supported unless its kind defines "
+    "`LayerKind.attention_shape`: its attention must reach the positions on other ranks",
     applies=lambda training, _layout: any(map(_keeps_sequences_whole, training.model.layers)),
     repair=_without_them,
 )

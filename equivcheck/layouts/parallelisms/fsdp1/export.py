@@ -89,7 +89,7 @@ def _read(draft: Draft, parallelism: FSDP1) -> None:
 
 _LOCAL = (
     "def local(tensor: torch.Tensor) -> torch.Tensor:",
-    '    """What this rank holds of a tensor."""',
+    '    """Local part of a tensor."""',
     "    return tensor.to_local() if isinstance(tensor, DTensor) else tensor",
 )
 
@@ -131,7 +131,7 @@ def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[s
         '    return dict.fromkeys(f"{label} {name}" for name in unit)',
     ]
     body = [
-        f'"""The tensors of a unit by name{", out of the flat shards that ranks hold of it" * sharded}."""',
+        f'"""Tensors in a unit by name{", from the flat shards on all ranks" * sharded}."""',
         *gather,
         *(nothing if may_lack_gradients(training) else []),
         "flat = torch.cat([shard.detach().flatten() for shard in shards if shard is not None])",

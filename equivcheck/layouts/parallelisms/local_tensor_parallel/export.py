@@ -23,15 +23,17 @@ def write(draft: Draft, parallelism: LocalTensorParallel) -> None:
     """Replace the script's modules by the plan, and shard dropout masks as their layers' outputs."""
     layout, training = draft.scenario.layout, draft.scenario.training
     if layout.has(FSDP2):
-        raise refuse("LocalTensorParallel inside FSDP2", "what is gathered of two kinds of shards fills no short script")
+        raise refuse("LocalTensorParallel inside FSDP2", "gathering two kinds of shards takes too much code for a short script")
     if layout.has(ContextParallel):
-        raise refuse("LocalTensorParallel inside ContextParallel", "heads beside positions fill no short script")
+        raise refuse(
+            "LocalTensorParallel inside ContextParallel", "sharding heads and positions takes too much code for a short script"
+        )
     if layout.has(ExpertParallel):
-        raise refuse("LocalTensorParallel inside ExpertParallel", "units of which ranks have parts fill no short script")
+        raise refuse("LocalTensorParallel inside ExpertParallel", "sharding each expert takes too much code for a short script")
     if parallelism.loss_parallel:
-        raise refuse("LocalTensorParallel.loss_parallel", "the loss of logits in parts fills no short script")
+        raise refuse("LocalTensorParallel.loss_parallel", "a vocabulary-parallel loss takes too much code for a short script")
     if parallelism.collectives is not Collectives.FUNCTIONAL:
-        raise refuse("LocalTensorParallel.collectives", "spmd_types is another package, and scripts need torch alone")
+        raise refuse("LocalTensorParallel.collectives", "it needs the package spmd_types, but scripts need only torch")
     mesh, rows = mesh_of(draft, parallelism), training.model.length or 0
     regions = planned_regions(training.model, parallelism)
     _define(draft)

@@ -1,7 +1,8 @@
 """Modules with sharded plain tensors, and how they replace a model's modules.
 
 Each module holds its part of a linear or embedding and redistributes activations before and after it. A layer that computes
-partial sums, such as experts sharded by hidden features, is a region: all ranks route alike, and its output is summed once.
+partial sums, such as experts sharded by hidden features, is a region: all ranks choose the same experts, and the output is summed
+once.
 """
 
 from __future__ import annotations

@@ -76,13 +76,13 @@ def _stage_class(draft: Draft) -> list[str]:
         body.append("return values")
     if extras:
         taken = ", ".join(f"({''.join(f'{name}, ' for name in each)})" for each in draft.form.arguments)
-        text = '"""What each layer is called with beside its inputs."""'
+        text = '"""Further arguments for each layer, after its inputs."""'
         draft.definitions.append(block(f"def extras({', '.join(extras)}):", [text, f"return [{taken}]".replace(", )", ",)")]))
     return [
         "class Stage(nn.Module):",
-        '    """Some layers of a model."""',
+        '    """Consecutive layers of a model."""',
         "",
-        *(["    step = 0  # no argument: schedules of torch before 2.13 take tensors alone", ""] if "step" in extras else []),
+        *(["    step = 0  # no argument: before torch 2.13, schedules pass only tensors", ""] if "step" in extras else []),
         *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
         "",
         *indented(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
@@ -163,15 +163,15 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
     learns = embeds or any(trained) or model.scale or model.head is not None
     fed = None if model.source is not None else model.features
     between = [(model.in_features(span.start), embeds or any(trained[: span.start])) for span in spans[1:]]
-    words = "features" if model.source is None else "features, none of tokens"
+    words = "features" if model.source is None else "features (None for tokens)"
     shapes = [(fed, False), *between, (model.out_features, learns)]
-    draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether gradients come back"])
+    draft.definitions.append([f"SHAPES = {shapes}  # between stages: {words}, and whether they need a gradient"])
     positions = "" if model.length is None else f"{model.length}, "
     tokens = block("if features is None:", [f"return torch.zeros(rows, {positions}dtype=torch.int64)"])
     draft.definitions.append(
         [
             f"def chunk(rows: int, features: int{' | None' * (model.source is not None)}, needs_gradient: bool) -> torch.Tensor:",
-            '    """What a stage sends or receives at once."""',
+            '    """Example of the tensor that a stage sends or receives."""',
             *indented(tokens if model.source is not None else []),
             f"    return torch.empty(rows, {positions}features, requires_grad=needs_gradient)",
         ]
@@ -188,7 +188,7 @@ def _loss_fn(draft: Draft, parallelism: Pipeline, rows: tuple[int, ...]) -> str:
         loss, arguments = f"{loss} * share", f"{arguments}, share"
     elif training.loss.is_mean and chunks * training.data.batch > rows[0]:
         loss = f"{loss} / {chunks * training.data.batch // rows[0]}"
-    text = '"""The loss of a chunk as a part of the step\'s."""'
+    text = '"""A chunk\'s share of the step\'s loss."""'
     draft.definitions.append(block(f"def loss_fn({arguments}):", [text, f"return {loss}"]))
     if not uneven:
         return "loss_fn"
@@ -224,7 +224,7 @@ def _clip(clipping: ClipNorm, counted: str) -> list[str]:
     taken = f", {counted}: list[nn.Parameter]" * (counted != "parameters")
     return [
         f"def clip_across_stages(parameters: list[nn.Parameter]{taken}) -> torch.Tensor:",
-        '    """Clip by the norm over the parameters of all ranks, and return it."""',
+        '    """Clip by the norm over the parameters on all ranks, and return it."""',
         f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
         f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
         *indented(across),
@@ -255,9 +255,9 @@ def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
         )
         for weight in shared
     ]
-    draft.definitions.append([f"SHARED = {entries}  # whose weights, and where copies are"])
+    draft.definitions.append([f"SHARED = {entries}  # owner of each shared weight, and ranks with a copy"])
     naming = [
-        '"""Let modules without a use have a weight by the name that it has in the whole model."""',
+        '"""Register a weight under its name in the full model, with modules that do nothing."""',
         'for part in owner.split("."):',
         "    if getattr(module, part, None) is None:",
         "        module.add_module(part, nn.Identity())",

@@ -33,7 +33,7 @@ def _with_ddp(draft: Draft, parallelism: Replicate, mesh: str) -> None:
     layout = draft.scenario.layout
     if layout.has(PlannedParallelism) or has_dtensor_experts(layout):
         # What the first forward would do: the optimizer needs the local tensors that take the place of DTensors.
-        draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # puts local tensors in the place of DTensors")
+        draft.add(LoopPosition.WRAP, "replicate.state(model).lazy_init()  # replaces DTensors by local tensors")
     if layout.has(PlannedParallelism):
         read_local_shards(draft)
 

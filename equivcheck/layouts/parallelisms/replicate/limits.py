@@ -55,7 +55,7 @@ ONE_UNIT_FOR_SHARED_WEIGHTS = Limit(
 )
 
 NO_SCALARS = Limit(
-    reason="replicate_with_fsdp: a scalar parameter (shape []) is not supported: it is refused like by fully_shard, although "
+    reason="replicate_with_fsdp: a scalar parameter (shape []) is not supported: fully_shard refuses it, although "
     "nothing is sharded ('fully_shard doesn't support scalar parameters')",
     applies=NO_SHARDED_SCALARS.applies,
     repair=NO_SHARDED_SCALARS.repair,

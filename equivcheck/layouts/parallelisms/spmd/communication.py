@@ -51,13 +51,13 @@ PENDING_GRADIENTS = Unpredicted(
 )
 
 UNKNOWN_BIASES = Unpredicted(
-    reason="SPMD: reductions of the gradients of a linear loss are not predicted: it is known only for linear layers over rows "
-    "which gradients are replicated",
+    reason="SPMD: reductions of the gradients of a linear loss are not predicted: only models of linear "
+    "layers on single rows have known gradient placements",
     applies=lambda training, _layout: training.loss.is_linear and training.model.length is not None,
 )
 
 ROWS_BEHIND_POSITIONS = Unpredicted(
-    reason="SPMD: gathers for a view of rows along dim 1 together with positions are not predicted: propagation decides them",
+    reason="SPMD: gathers for views that flatten rows along dim 1 with positions are not predicted: propagation decides them",
     applies=lambda training, _layout: training.data.batch_dim != 0 and training.model.length is not None,
 )
 

@@ -17,14 +17,14 @@ _REDISTRIBUTE_GRADIENTS = (
 
 _BY_ROWS = (
     "def by_rows(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:",
-    '    """A DTensor of which this rank has its rows, as they lie in memory."""',
+    '    """DTensor sharded along `dim`; this rank keeps its rows, with their strides."""',
     "    rows = whole.chunk(mesh.size(), dim)[mesh.get_local_rank()]",
     "    return DTensor.from_local(rows, mesh, [Shard(dim)], run_check=False)",
 )
 
 _BESIDE = (
     "def beside(values: torch.Tensor, made: torch.Tensor) -> torch.Tensor:",
-    '    """What is alike on all ranks, such that it goes with values that may be a DTensor."""',
+    '    """Make a tensor that is equal on all ranks a replicated DTensor if `values` is a DTensor."""',
     "    if not isinstance(values, DTensor):",
     "        return made",
     "    return DTensor.from_local(made, values.device_mesh, [Replicate()], run_check=False)",
@@ -51,7 +51,7 @@ def write(draft: Draft, parallelism: SPMD) -> None:
     if "masks" in draft.form.extras:
         draft.add(LoopPosition.TAKE, f"masks = [by_rows(mask, {mesh}, 0) for mask in masks]")
     if training.model.length is not None or isinstance(training.loss, CrossEntropy):
-        # What attention and losses of labels make (masks, positions, weights of classes) is alike on all ranks.
+        # Attention and label losses create tensors that are equal on all ranks: masks, positions, class weights.
         draft.need("contextlib", "nullcontext")
         draft.need("torch.distributed.tensor.experimental", "implicit_replication")
         draft.context = "implicit_replication() if parallel else nullcontext()"
@@ -87,7 +87,7 @@ def _distribute(placement: str, training: Training) -> list[str]:
         inner.append("setattr(module, name, made[parameter])")
     return [
         "def distribute(model: nn.Module, mesh: DeviceMesh) -> None:",
-        f'    """Make each parameter a DTensor{", a shared one once" * shares}."""',
+        f'    """Make each parameter a DTensor{"; a shared parameter stays shared" * shares}."""',
         *indented(["made = {}"] * shares),
         "    for module in model.modules():",
         "        for name, parameter in list(module.named_parameters(recurse=False)):",

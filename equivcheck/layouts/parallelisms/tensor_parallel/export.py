@@ -18,7 +18,7 @@ from equivcheck.training.layers.registry import layer_kind
 
 _REPLICATED = (
     "def replicated(module: nn.Module, mesh: DeviceMesh, lies: Placement, runs: Placement, output: Placement):",
-    '    """Run a module with whole parameters on its input redistributed; local tensors outside."""',
+    '    """Run a module with replicated parameters on its redistributed input; take and return local tensors."""',
     "    def prepare(_module, inputs, mesh):",
     "        lying = DTensor.from_local(inputs[0], mesh, [lies], run_check=False)",
     "        return lying.redistribute(placements=[runs])",

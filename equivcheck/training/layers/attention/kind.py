@@ -45,7 +45,7 @@ class AttentionKind(LayerKind):
 
     def shardings(self, layer: Attention) -> tuple[LayerSharding, ...]:
         """Sharding by key and value heads, together with the query heads that use them."""
-        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.num_kv_heads, words="heads of key and value"),)
+        return (LayerSharding(split=Split.HEADS_OR_HIDDEN, units=layer.num_kv_heads, words="key and value heads"),)
 
     def attention_shape(self, layer: Attention) -> AttentionShape:
         """Head counts and head size."""

@@ -9,7 +9,7 @@ from equivcheck.training.layers.script import LayerScript, linear_lines, norm_li
 
 _TURNED = (
     "def turned(values):",
-    '    """Turn pairs of features of each head, half a head apart, by their position."""',
+    '    """Apply rotary embeddings: rotate feature pairs, half a head apart, by their position."""',
     "    length, half = values.shape[-2], values.shape[-1] // 2",
     f"    rates = {ROTARY_BASE} ** (-torch.arange(half, dtype=torch.float64) / half)",
     "    angles = torch.outer(torch.arange(length, dtype=torch.float64), rates).to(values.dtype)",
@@ -62,7 +62,7 @@ def _script_of_parts(layer: Attention, in_features: int, parameters: tuple[Layer
     placed = "positions = self.sequence.positions(query.shape[-2], query.device)"
     return LayerScript(
         name="Attention",
-        words="Self-attention over positions, of which some may be elsewhere",
+        words="Self-attention over positions, some of which may be on other ranks",
         init=(*norm_line(layer.norm, in_features), *linear_lines(parameters), "self.sequence = Sequence()"),
         compute=(
             *_linears(layer),

@@ -9,24 +9,24 @@ from equivcheck.training.layers.script import ACTIVATIONS, LayerScript, norm_lin
 
 _CHOSEN = (
     "def chosen_by(scores, count):",
-    '    """Whether each score is among the highest; of equal ones the first."""',
+    '    """Whether each score is among the `count` highest; ties go to the lower index."""',
     "    order = torch.sort(scores, stable=True, dim=-1, descending=True)[1][..., :count]",
     "    return (order.unsqueeze(-1) == {experts}).any(-2)",
 )
 _UNITS = (
     "class Units(nn.Module):",
-    '    """The parameters of experts, of which a rank holds some."""',
+    '    """Parameters of the experts on this rank."""',
     "",
     "    def forward(self, rows, counts):",
-    '        """What the experts held here make of rows, sorted by expert, so many for each."""',
+    '        """Compute the local experts on rows sorted by expert; `counts` has the rows per expert."""',
     "        parts = torch.split(rows, counts.tolist()) if len(counts) else ()",
     "        return torch.cat([rows[:0], *(gated(self, part, expert) for expert, part in enumerate(parts))])",
 )
 _METHODS = (
-    ("def units(self):", '    """What has the parameters of all experts."""', "    return self.experts"),
+    ("def units(self):", '    """Module with the parameters of the experts."""', "    return self.experts"),
     (
         "def compute_units(self, rows, counts):",
-        '    """What the experts held here make of rows, sorted by expert, so many for each."""',
+        '    """Compute the local experts on rows sorted by expert; `counts` has the rows per expert."""',
         "    return self.experts(rows, counts)",
     ),
 )
@@ -38,7 +38,7 @@ def experts_script(layer: Experts, in_features: int) -> LayerScript:
     """Class for a mixture of experts with this many input features."""
     found = LayerScript(
         name="Experts",
-        words="Gated perceptrons of which a router chooses for each position",
+        words="Mixture of gated MLPs: a router chooses experts for each position",
         init=tuple(_init(layer, in_features)),
         compute=tuple(_lines(layer)),
         functions=(_chosen(), _gated(layer)),
@@ -101,7 +101,7 @@ def _gated(layer: Experts, *, has_parts: bool = False, in_region: bool = False) 
     gate = f"functional.linear(values, {linears['gate']})"
     return (
         "def gated(owner, values, expert=None):",
-        '    """A gate and an upward linear, multiplied, and one back."""',
+        '    """Gated MLP: down(activation(gate(values)) * up(values))."""',
         *parts,
         f"    {', '.join(names)} = (each if expert is None else each[expert] for each in {'own' if has_parts else own})",
         f"    gated = {f'{function}({gate})' if function else gate} * functional.linear(values, {linears['up']})",

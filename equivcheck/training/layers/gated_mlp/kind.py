@@ -62,7 +62,7 @@ class GatedMLPKind(LayerKind):
         gate = f"{function}(self.gate(normed))" if function else "self.gate(normed)"
         return LayerScript(
             name="GatedMLP",
-            words="A gate and an upward linear, multiplied, and one back",
+            words="Gated MLP: down(activation(gate(inputs)) * up(inputs))",
             init=(*norm_line(layer.norm, in_features), *linear_lines(self.parameters(layer, in_features))),
             compute=(
                 f"normed = {'self.norm(inputs)' if layer.norm else 'inputs'}",

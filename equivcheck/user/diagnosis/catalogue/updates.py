@@ -87,7 +87,7 @@ def _lost(diverged: DivergedTraining, span: Span) -> Iterator[Mistake]:
     """State is cleared, or its tensors are zeroed while the step count stays."""
     if len(diverged.task.batches) == 1 or not diverged.single.state.pieces:
         return
-    when = f" before step {span.first} and each that follows" if span.first > 1 else " before each step"
+    when = f" before step {span.first} and each later step" if span.first > 1 else " before each step"
     when = when if span.last is None else f" before step {span.first}, once"
     for on, who in _who(diverged):
         where = f" of {who}" if who else ""
