@@ -138,7 +138,7 @@ def test_what_was_not_shrunk_is_one_paragraph_that_says_so(summary: Summary) -> 
     verdicts = [mark_not_shrunk(fakes.diverged(fakes.scenario(), tensor=name)) for name in ("one", "two", "three")]
     lines = screen(replace(summary, findings=tuple(map(finding, verdicts))))
     assert sum(line.startswith("DIVERGED") for line in lines) == 1
-    assert "  note:  not shrunk to the end: the campaign was over first" in lines
+    assert "  note:  not fully shrunk: the campaign ended first" in lines
     assert not any(line.startswith("  why:") for line in lines)
 
 

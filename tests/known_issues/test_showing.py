@@ -21,7 +21,7 @@ YES, NO = Showing(shows=Shows.SHOWS), Showing(shows=Shows.DOES_NOT)
         (WRONG, 1, "max difference 0.0\nTraceback ...\nImportError: no FSDP\n", "cannot run: ImportError: no FSDP"),
         (CRASH, 1, "ZeroDivisionError: float division by zero\n", "shows"),
         (CRASH, 0, "", "does not"),
-        (CRASH, 1, "max difference 1.0\nrank 0 was not done after 90 s\n", "cannot run: rank 0 was not done after 90 s"),
+        (CRASH, 1, "max difference 1.0\nrank 0 did not finish within 90 s\n", "cannot run: rank 0 did not finish within 90 s"),
         (CRASH, 1, "", "cannot run: exit code 1"),
         (
             CRASH,

@@ -91,7 +91,7 @@ def distribute(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def by_rows(whole: torch.Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """A DTensor of which this rank has its rows, as they lie in memory."""
+    """DTensor sharded along `dim`; this rank keeps its rows, with their strides."""
     rows = whole.chunk(mesh.size(), dim)[mesh.get_local_rank()]
     return DTensor.from_local(rows, mesh, [Shard(dim)], run_check=False)
 

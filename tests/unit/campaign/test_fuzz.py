@@ -95,8 +95,8 @@ def test_a_check_that_goes_on_longer_than_the_time_is_stopped(store: FindingStor
 @pytest.mark.parametrize(
     ("check", "told"),
     [
-        (fakes.found_then_hangs, "not shrunk to the end: the campaign was over first"),
-        (fakes.crashes_then_hangs, "(not checked again: the campaign was over first)"),
+        (fakes.found_then_hangs, "not fully shrunk: the campaign ended first"),
+        (fakes.crashes_then_hangs, "(not checked again: the campaign ended first)"),
     ],
     ids=["while it is shrunk", "before it is checked again"],
 )
@@ -203,7 +203,7 @@ def test_what_could_not_be_checked_again_is_kept_and_says_so(store: FindingStore
 
     monkeypatch.setattr(CheckingProcess, "death", death)
     (finding,) = fuzz(plan(fakes.long_exits, num_checks=1000), store, [until(lambda _event: bool(deaths))]).findings
-    assert finding.verdict.reason.endswith("(not checked again: the campaign was over first)")
+    assert finding.verdict.reason.endswith("(not checked again: the campaign ended first)")
 
 
 @pytest.mark.parametrize("check", [fakes.long_is_killed_once, pytest.param(fakes.long_crashes_once, marks=pytest.mark.slow)])

@@ -15,7 +15,11 @@ EXAMPLES = (
     _example(Cause.SHARED_EXPERT, "shared_expert_weighted", "the shared expert is weighted by the router"),
     _example(Cause.EXPERT_GRADIENT, "experts_input_detached", "the experts' input is detached"),
     _example(Cause.EXPERT_ROWS, "rows_not_put_back_in_order", "are returned in expert order"),
-    _example(Cause.EXPERT_BALANCE, "balance_of_own_rows", "of `layers.0` uses the expert counts of each of the 2 dp ranks alone"),
+    _example(
+        Cause.EXPERT_BALANCE,
+        "balance_of_own_rows",
+        "of `layers.0` uses each rank's own expert counts, not their sum over the 2 dp ranks",
+    ),
     _example(Cause.REDUCED_OVER_OTHERS, "expert_gradients_averaged_as_replicated", "although each rank holds different experts"),
     _example(Cause.KEY_VALUE_GRADIENT, "ring_gradients_overwritten", "from queries on the rank before theirs only"),
     _example(Cause.PADDING_TRAINED, "padding_row_trained", "as if `padding_idx` were not set"),

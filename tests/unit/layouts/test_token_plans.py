@@ -70,7 +70,7 @@ def test_a_decoder_is_shared_out_whole() -> None:
 
 
 LIMITS = [
-    (with_layers(Attention(num_heads=2, num_kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "heads of key and value"),
+    (with_layers(Attention(num_heads=2, num_kv_heads=1), GatedMLP(hidden=4)), over(2, BY_ALL), "key and value heads"),
     (with_layers(Attention(num_heads=2, num_kv_heads=2), GatedMLP(hidden=3)), over(2, BY_ALL), "pytorch#150336"),
     (with_layers(Attention(num_heads=8, num_kv_heads=8), GatedMLP(hidden=31)), over(7, LAYERS_ALONE), "a multiple of the ranks"),
     (with_layers(Attention(), Layer(width=4)), over(1, BY_ALL), "split that the layer's kind does not declare"),

@@ -93,7 +93,7 @@ def test_what_a_script_cannot_show_has_none(tmp_path: Path) -> None:
 def test_a_script_past_its_limit_is_no_answer() -> None:
     """It cannot run, with the limit."""
     script = Script(text="import time; time.sleep(600)", ranks=1, judge=lambda *_: Showing(shows=Shows.SHOWS))
-    assert str(script.run(HERE, 2.0)) == "cannot run: was not done after 2 s"
+    assert str(script.run(HERE, 2.0)) == "cannot run: did not finish within 2 s"
 
 
 def search(*versions: str, told: list[str] | None = None) -> Search:
