@@ -1,13 +1,13 @@
-"""Causal attention over sequences in parts, under context parallelism: a row of a table for each layout.
+"""Causal attention under context parallelism: one table row for each layout.
 
-Each rank has a part of every sequence. Either keys and values are gathered from all ranks, or an all-to-all gives each
-rank all positions of some heads (Ulysses). Run it with ``equivcheck matrix examples/context_parallel.py``. Two layouts
-are wrong on purpose:
+Each rank holds a part of every sequence. Either keys and values are gathered from all ranks, or an all-to-all gives each rank all
+positions for some heads (Ulysses). Run it with ``equivcheck matrix examples/context_parallel.py``. Two layouts are wrong on
+purpose:
 
-- DeepSpeed issue #5248: gradients are added up over the ranks that share sequences, and never divided by their number,
-  though each loss is the mean over a rank's own positions.
-- verl pull request #6267 mended positions that were wrong on one rank: here every part counts them from its own start,
-  so that it turns its embeddings, and masks its attention, as if it were the first.
+- DeepSpeed issue #5248: gradients are summed over the ranks that share sequences, but not divided by their number, although each
+  loss is the mean over a rank's own positions.
+- verl pull request #6267 fixed wrong positions on one rank. Here every rank counts positions from 0, so its rotary embeddings and
+  its causal mask are those for the first part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VOCABULARY, WIDTH, HEADS, SEQUENCE, ROWS, STEPS = 10, 8, 4, 8, 2, 2
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary embeddings, over positions that are all here."""
+    """Causal attention with rotary embeddings. One rank holds all positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,42 +44,42 @@ class Attention(nn.Module):
         return self.output(attended.transpose(1, 2).flatten(2))
 
     def attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Shapes (rows, heads, sequence, features); keys and values are of all positions."""
+        """Attend with tensors (rows, heads, sequence, features). Keys and values cover all positions."""
         mask = positions[:, None] >= torch.arange(key.shape[2])
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Each pair of features turned by an angle for its position."""
+    """Turn each pair of features by an angle that depends on the position."""
     angles = positions[:, None] * 0.5
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()], dim=-1)
 
 
 class GatheredAttention(Attention):
-    """Keys and values from all ranks."""
+    """Attention to keys and values gathered from all ranks."""
 
     def attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """As above, for some queries."""
+        """Attend with this rank's queries."""
         return super().attended(query, Gather.apply(key, self.group), Gather.apply(value, self.group), positions)
 
 
 class UlyssesAttention(Attention):
-    """All positions of some heads."""
+    """Attention for some heads and all positions on each rank."""
 
     def attended(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """As above, for some heads."""
+        """Attend with this rank's heads."""
         query, key, value = (AllToAll.apply(part, 1, 2, self.group) for part in (query, key, value))
         everywhere = torch.arange(query.shape[2], device=positions.device)
         return AllToAll.apply(super().attended(query, key, value, everywhere), 2, 1, self.group)
 
 
 class Gather(torch.autograd.Function):
-    """Parts of the sequence (dim 2) from all ranks; the gradient of a part is the sum of what all ranks have of it."""
+    """Gather the sequence (dim 2) from all ranks. Backward sums the gradients over ranks and keeps this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """All parts, one after the other."""
+        """Concatenate the parts from all ranks."""
         ctx.group = group
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
         dist.all_gather(parts, part.contiguous(), group=group)
@@ -87,18 +87,18 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """This rank's part of the sum."""
+        """Sum the gradient over ranks and keep this rank's part."""
         total = gradient.contiguous().clone()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(ctx.group.size(), dim=2)[ctx.group.rank()], None
 
 
 class AllToAll(torch.autograd.Function):
-    """Cut along one dim, put together along another; the gradient goes the other way."""
+    """Split along one dim, exchange, and concatenate along another. Backward does the reverse."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, cut: int, joined: int, group: dist.ProcessGroup) -> torch.Tensor:
-        """A piece to each rank, one from each."""
+        """Send one piece to each rank and concatenate the received pieces."""
         ctx.cut, ctx.joined, ctx.group = cut, joined, group
         sent = torch.stack(part.chunk(group.size(), dim=cut)).contiguous()
         received = torch.empty_like(sent)
@@ -107,12 +107,12 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Back to where the pieces are from."""
+        """Return the pieces to their ranks."""
         return AllToAll.apply(gradient, ctx.joined, ctx.cut, ctx.group), None, None, None
 
 
 class Model(nn.Module):
-    """Tokens to logits, by one layer."""
+    """Language model with one attention layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,18 +120,18 @@ class Model(nn.Module):
         self.part = 0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Shape (rows, sequence), or a part of the sequence."""
+        """Map tokens (rows, sequence), or one part of the sequence, to logits."""
         x, length = self.embedding(tokens), tokens.shape[1]
         return self.output(x + self.attention(x, torch.arange(length) + self.part * length))
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Over positions."""
+    """Mean loss over positions."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def part_of_sequences(batch: Any, mesh: DeviceMesh) -> Any:
-    """This rank's rows, if there is an axis for rows, and of these a part of the positions."""
+    """Take this rank's positions, and its rows if the mesh has a data-parallel axis."""
     found = tuple(each.chunk(mesh["cp"].size(), dim=1)[mesh.get_local_rank("cp")] for each in batch)
     if "dp" not in (mesh.mesh_dim_names or ()):
         return found
@@ -139,7 +139,7 @@ def part_of_sequences(batch: Any, mesh: DeviceMesh) -> Any:
 
 
 def spread(attention: type[Attention]) -> Callable[[Model, DeviceMesh], Model]:
-    """Attention of one kind; whoever calls this reduces gradients."""
+    """Give the model one kind of attention, without any gradient reduction."""
 
     def parallelize(model: Model, mesh: DeviceMesh) -> Model:
         model.attention.__class__ = attention
@@ -150,26 +150,26 @@ def spread(attention: type[Attention]) -> Callable[[Model, DeviceMesh], Model]:
 
 
 def averaged(attention: type[Attention]) -> Callable[[Model, DeviceMesh], nn.Module]:
-    """With gradients averaged over all ranks: each has the mean over its own positions."""
+    """Average gradients over all ranks, because each loss is the mean over a rank's own positions."""
     return lambda model, mesh: DistributedDataParallel(spread(attention)(model, mesh))
 
 
 def summed(model: Model, mesh: DeviceMesh) -> Model:
-    """The first bug: Ulysses, with gradients added up."""
+    """First bug: Ulysses with gradients that are summed, not averaged."""
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda each: dist.all_reduce(each.grad))
     return spread(UlyssesAttention)(model, mesh)
 
 
 def counted_anew(model: Model, mesh: DeviceMesh) -> nn.Module:
-    """The second bug: every part is the first."""
+    """Second bug: every rank counts positions from 0."""
     found = averaged(GatheredAttention)(model, mesh)
     model.part = 0
     return found
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens, and the tokens that follow."""
+    """Tokens and next tokens for each step."""
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(VOCABULARY, (ROWS, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
     return [(each[:, :-1], each[:, 1:]) for each in tokens]

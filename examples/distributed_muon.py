@@ -1,11 +1,11 @@
-"""Muon over matrices in parts, with one rank that owns each: a row of a table for each layout.
+"""Muon with sharded matrices, each orthogonalised by the rank that owns it: one table row for each layout.
 
-Muon takes a step along the orthogonalised momentum of a whole matrix, of which a rank has a shard under `fully_shard`. Matrices
-are dealt out: by an all-to-all the owner of each gets all of its momentum, orthogonalises it, and a second one brings every rank
-its shard. Other parameters take a step of momentum alone. Run it with ``equivcheck matrix examples/distributed_muon.py``. One
-layout is wrong on purpose:
+Muon steps along the orthogonalised momentum of a full matrix, but under `fully_shard` each rank holds only a shard. Each matrix
+therefore has an owner. One all-to-all sends the momentum's shards to the owner, which orthogonalises it, and a second one returns
+the shards. Other parameters use plain momentum. Run it with ``equivcheck matrix examples/distributed_muon.py``. One layout is
+wrong on purpose:
 
-- DeepSpeed issue #8437: each rank orthogonalises its own shard, so that the update depends on the number of ranks.
+- DeepSpeed issue #8437: each rank orthogonalises its own shard, so the update depends on the number of ranks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FEATURES, HIDDEN, ROWS, STEPS = 5, 6, 8, 3
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 Together = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-"""What becomes of the momenta of all matrices."""
+"""Function from the momenta of all matrices to this rank's updates."""
 
 
 def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
-    """Five iterations of Newton and Schulz, as https://kellerjordan.github.io/posts/muon has them."""
+    """Run five Newton-Schulz iterations, as in https://kellerjordan.github.io/posts/muon."""
     x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = x / (x.norm() + 1e-7)
     first, third, fifth = COEFFICIENTS
@@ -43,12 +43,12 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def each(momenta: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of tensors that are here whole; the bug, of shards."""
+    """Orthogonalise each tensor on this rank. Correct for full matrices, and the bug for shards."""
     return [orthogonalised(local(momentum)) for momentum in momenta]
 
 
 def gathered(momenta: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Every rank does the work for all."""
+    """Orthogonalise every matrix on every rank, and keep this rank's shards."""
     return [
         rows_of(orthogonalised(momentum.full_tensor()), momentum.device_mesh.size())[momentum.device_mesh.get_rank()]
         for momentum in momenta
@@ -56,7 +56,7 @@ def gathered(momenta: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def by_owners(momenta: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Matrix j is the work of rank j, counted around."""
+    """Orthogonalise matrix `j` on rank `j` modulo the number of ranks."""
     group = momenta[0].device_mesh.get_group()
     count, rank = group.size(), group.rank()
     owned = range(rank, len(momenta), count)
@@ -72,7 +72,7 @@ def by_owners(momenta: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def exchanged(
     sent: list[list[torch.Tensor]], like: list[list[torch.Tensor]], group: dist.ProcessGroup
 ) -> list[list[torch.Tensor]]:
-    """One all-to-all of lists of matrices: what each rank has sent to this one, in the shapes of `like`."""
+    """Exchange lists of matrices in one all-to-all. Received matrices get the shapes in `like`."""
     outgoing = torch.cat([torch.empty(0), *(matrix.reshape(-1) for some in sent for matrix in some)]).double()
     sizes = [sum(matrix.numel() for matrix in some) for some in like]
     incoming = outgoing.new_empty(sum(sizes))
@@ -84,25 +84,25 @@ def exchanged(
 
 
 def rows_of(matrix: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """The shards of a matrix; the last may be smaller, or have no row."""
+    """Shards of a matrix by rows. The last ones may be smaller or empty."""
     parts = list(torch.empty(matrix.shape).chunk(count)) if isinstance(matrix, DTensor) else list(matrix.chunk(count))
     return parts + [parts[0][:0]] * (count - len(parts))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's elements."""
+    """This rank's shard of a DTensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Muon(torch.optim.Optimizer):
-    """`together` of the parameters says how the momenta of all matrices are orthogonalised."""
+    """Muon for matrices, plain momentum for other parameters. A parameter's `together` attribute orthogonalises all matrices."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.05, "momentum": 0.9})
 
     @torch.no_grad()
     def step(self, _closure: Any = None) -> None:
-        """Of all parameters."""
+        """Update all parameters."""
         for group in self.param_groups:
             matrices = [parameter for parameter in group["params"] if parameter.dim() == 2]
             momenta = {parameter: self.momentum(parameter, group["momentum"]) for parameter in group["params"]}
@@ -113,28 +113,28 @@ class Muon(torch.optim.Optimizer):
                 local(parameter).sub_(update, alpha=group["lr"])
 
     def momentum(self, parameter: nn.Parameter, factor: float) -> torch.Tensor:
-        """After the gradient of this step."""
+        """Momentum after this step's gradient."""
         state = self.state[parameter]
         state.setdefault("momentum", torch.zeros_like(parameter)).mul_(factor).add_(parameter.grad)
         return state["momentum"]
 
 
 def model() -> nn.Module:
-    """Four matrices, of which ranks have unequal shards."""
+    """Model with four matrices, whose shards differ in size."""
     return nn.Sequential(
         nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 3), nn.Linear(3, 2)
     )
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, *, together: Together) -> None:
-    """FSDP2, and how matrices are orthogonalised."""
+    """Shard the model with FSDP2 and set how its matrices are orthogonalised."""
     fully_shard(model, mesh=mesh)
     for parameter in model.parameters():
         parameter.together = together
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets of each step."""
+    """Inputs and targets for each step."""
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(ROWS, FEATURES, generator=generator), torch.randn(ROWS, 2, generator=generator)) for _ in range(STEPS)]
 

@@ -1,12 +1,12 @@
-"""Edges between DTensors and plain tensors: a row of a table for each way to cross them.
+"""Edges between DTensors and plain tensors: one table row for each way to cross them.
 
-A layer scales activations that lie in parts of the sequence by a weight that every rank has. As plain tensors, what a rank
-has of the weight's gradient is an addend: who crosses the edge says so by `grad_placements` of `to_local`, or
-`in_grad_placements` of `local_map`. Both are taken for the placements of the weight where nobody says it, so that addends pass
-for the gradient. Run it with ``equivcheck matrix examples/edges.py``. Two layouts are wrong on purpose:
+The activations are sharded along the sequence, and a layer multiplies them by a replicated weight. In plain tensors, each rank's
+gradient of this weight is a partial sum. You declare this with `grad_placements` in `to_local`, or with `in_grad_placements` in
+`local_map`. If you do not, torch uses the weight's placement, and partial sums pass as the full gradient. Run it with
+``equivcheck matrix examples/edges.py``. Two layouts are wrong on purpose:
 
-- torchtitan pull request #2532 mended a norm's weight under tensor parallelism, whose `to_local` said nothing of its gradient.
-- autoparallel issue #515: `local_map` gives the gradients of weights the placements that the weights have.
+- torchtitan pull request #2532 fixed a norm's weight under tensor parallelism, because `to_local` had no `grad_placements`.
+- autoparallel issue #515: `local_map` gives the gradients of weights the same placements as the weights.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ PARTS, WHOLE, ADDENDS = [Shard(1)], [Replicate()], [Partial()]
 
 
 class Scaled(nn.Module):
-    """Normalised features, each times a weight."""
+    """Normalise the features and multiply each by a weight."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shape (rows, sequence, width)."""
+        """Keep the shape (rows, sequence, width)."""
         return scaled(x, self.weight)
 
 
 def scaled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Of plain tensors."""
+    """Normalise and scale plain tensors."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6) * weight
 
 
 def model() -> nn.Module:
-    """Such a layer between two linears."""
+    """Two linears with a `Scaled` layer between them."""
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(), nn.Linear(WIDTH, WIDTH))
 
 
 def by_to_local(x: DTensor, weight: DTensor, grad_placements: Any) -> torch.Tensor:
-    """Into plain tensors and back."""
+    """Convert to plain tensors with `to_local`, and back with `from_local`."""
     found = scaled(x.to_local(grad_placements=PARTS), weight.to_local(grad_placements=grad_placements))
     return DTensor.from_local(found, x.device_mesh, PARTS)
 
 
 def by_local_map(x: DTensor, weight: DTensor, grad_placements: Any) -> torch.Tensor:
-    """The same, told once for the function."""
+    """Convert with `local_map`, which takes the placements once for the whole function."""
     gradients = None if grad_placements is None else (PARTS, grad_placements)
     mapped = local_map(
         scaled, out_placements=PARTS, in_placements=(PARTS, WHOLE), in_grad_placements=gradients, device_mesh=x.device_mesh
@@ -67,7 +67,7 @@ def by_local_map(x: DTensor, weight: DTensor, grad_placements: Any) -> torch.Ten
 def cross(
     module: nn.Sequential, mesh: DeviceMesh, *, by: Callable[..., torch.Tensor] = by_to_local, grad_placements: Any = ADDENDS
 ) -> nn.Module:
-    """Weights on every rank, activations in parts of the sequence, and the middle layer on plain tensors."""
+    """Replicate the weights, shard activations along the sequence, and run the middle layer on plain tensors."""
     for layer in module:
         for name, parameter in list(layer.named_parameters()):
             layer.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, WHOLE)))
@@ -79,7 +79,7 @@ def cross(
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets of each step."""
+    """Inputs and targets for each step."""
     generator = torch.Generator().manual_seed(0)
     shape = (ROWS, SEQUENCE, WIDTH)
     return [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(STEPS)]

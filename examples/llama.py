@@ -1,8 +1,8 @@
-"""A small Llama-like transformer under data, tensor, sequence and pipeline parallelism: a row of a table for each layout.
+"""A small Llama-like transformer under data, tensor, sequence and pipeline parallelism: one table row for each layout.
 
-Run it with ``equivcheck matrix examples/llama.py``, or with ``python examples/llama.py``. The last layout is wrong on
-purpose, by pytorch issue #190746: within `loss_parallel` the backward of `log_softmax` is that of `cross_entropy` for
-whatever follows it, so that a cross-entropy which is written out gets wrong gradients, from a right loss.
+Run it with ``equivcheck matrix examples/llama.py`` or ``python examples/llama.py``. The last layout is wrong on purpose, because
+of pytorch issue #190746: inside `loss_parallel`, `log_softmax` always uses the backward of `cross_entropy`. A cross-entropy that
+is written out therefore has a correct loss but wrong gradients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VOCABULARY, WIDTH, HEADS, SEQUENCE, LAYERS, ROWS, STEPS = 12, 8, 4, 4, 2, 4, 2
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary embeddings; how many heads there are follows from the width that projections give."""
+    """Causal attention with rotary embeddings. The number of heads follows from the projections' output width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Each pair of features turned by the angle of its position."""
+    """Turn each pair of features by an angle that depends on the position."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()], dim=-1)
 
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Normalised attention and feed-forward, each beside what it is added to."""
+    """Pre-norm attention and feed-forward, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens to logits. Parts that a pipeline stage has not got are None."""
+    """Language model. A pipeline stage sets the modules that it does not run to None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Llama(nn.Module):
         self.register_buffer("angles", torch.outer(torch.arange(SEQUENCE), 0.5 ** torch.arange(1, half + 1)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens (rows, sequence) to logits (rows, sequence, vocabulary)."""
+        """Map tokens (rows, sequence) to logits (rows, sequence, vocabulary)."""
         x = x if self.embedding is None else self.embedding(x)
         for layer in self.layers.values():
             x = layer(x, self.angles)
@@ -102,37 +102,37 @@ class Llama(nn.Module):
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Over all tokens."""
+    """Mean loss over all tokens."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def written_out(logits: DTensor, targets: torch.Tensor) -> torch.Tensor:
-    """The same by hand, of logits whose vocabulary is in parts."""
+    """Cross-entropy from `log_softmax`, for logits that are sharded along the vocabulary."""
     chosen = functional.one_hot(targets.flatten(), VOCABULARY).to(logits.dtype)
     chosen = distribute_tensor(chosen, logits.device_mesh, [Shard(1)])
     return -(functional.log_softmax(logits.flatten(0, 1), dim=-1) * chosen).sum() / len(chosen)
 
 
 def ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Replicas that average gradients."""
+    """Replicate the model and average gradients."""
     return DistributedDataParallel(model)
 
 
 def fsdp2(model: Llama, mesh: DeviceMesh) -> None:
-    """Shards of each layer; with two axes, replicas of shards."""
+    """Shard each layer. On a mesh with two axes, the first one replicates the shards (HSDP)."""
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Projections by columns, then by rows; what is between two layers is whole on every rank."""
+    """Shard projections by columns, then by rows. Activations between layers are replicated."""
     for layer in model.layers.values():
         parallelize_module(layer, mesh, _of_layer(whole_from=Replicate()))
 
 
 def sequence_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """The same, with embedding and output by parts of the vocabulary, and the sequence in parts between layers: norms see one."""
+    """Also shard embedding and output along the vocabulary, and activations between layers along the sequence."""
     part = Shard(1)
     prepared = {
         "attention_norm": SequenceParallel(),
@@ -151,20 +151,20 @@ def sequence_parallel(model: Llama, mesh: DeviceMesh) -> None:
 
 
 def _of_layer(whole_from: Placement) -> dict[str, ParallelStyle]:
-    """Projections in, by columns, and out, by rows, whose sums are spread as is said."""
+    """Parallel styles for one layer's projections. `whole_from` is the output placement of the row-wise ones."""
     columns = ("attention.query", "attention.key", "attention.value", "feed.gate", "feed.up")
     rows = ("attention.output", "feed.down")
     return {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel(output_layouts=whole_from) for name in rows}
 
 
 def fsdp2_of_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Shards of what each tensor-parallel rank has."""
+    """Shard each tensor-parallel shard over the data-parallel ranks, too."""
     sequence_parallel(model, mesh["tp"])
     fsdp2(model, mesh["dp"])
 
 
 def step_in_loss_parallel(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
-    """A step whose logits stay in parts."""
+    """Train one step with logits that stay sharded along the vocabulary."""
     inputs, targets = batch
     optimizer.zero_grad()
     with loss_parallel():
@@ -175,12 +175,12 @@ def step_in_loss_parallel(model: nn.Module, batch: Any, optimizer: torch.optim.O
 
 
 def step_written_out(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
-    """The same, with another way to write the loss, which is the bug."""
+    """Train one step with the written-out loss, which is the bug."""
     return step_in_loss_parallel(model, batch, optimizer, written_out)
 
 
 class Stage(nn.Module):
-    """The layers of one rank, and the schedule that runs them."""
+    """One rank's layers and the schedule that runs them."""
 
     def __init__(self, model: Llama, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Stage(nn.Module):
 
 
 def step_of_stage(stage: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor | None:
-    """By the schedule, which averages gradients over its chunks; only the last stage knows the loss."""
+    """Run one step with the schedule, which averages gradients over microbatches. Only the last stage has a loss."""
     inputs, targets = batch
     optimizer.zero_grad()
     losses: list[torch.Tensor] = []
@@ -209,7 +209,7 @@ def step_of_stage(stage: nn.Module, batch: Any, optimizer: torch.optim.Optimizer
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens, and the tokens that follow."""
+    """Tokens and next tokens for each step."""
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(VOCABULARY, (ROWS, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
     return [(each[:, :-1], each[:, 1:]) for each in tokens]

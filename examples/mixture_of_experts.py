@@ -1,16 +1,16 @@
-"""A mixture of experts under data and expert parallelism (tokens sent by all-to-all): a row of a table for each layout.
+"""A mixture of experts under data and expert parallelism with all-to-all: one table row for each layout.
 
-Each token goes to two of four experts, and to the last one none goes, so that a rank may compute on nothing. An
-auxiliary loss keeps the load in balance: it asks for the share of tokens that each expert gets of the whole batch, not
-of a rank's rows. Run it with ``equivcheck matrix examples/mixture_of_experts.py``. Three layouts are wrong on purpose:
+The router sends each token to two out of four experts, but none to the last one, so a rank can have no tokens to compute on. An
+auxiliary loss balances the load. It needs each expert's share of the tokens in the whole batch, not in one rank's rows. Run it
+with ``equivcheck matrix examples/mixture_of_experts.py``. Three layouts are wrong on purpose:
 
-- NeMo Automodel pull request #2995: an expert without tokens is skipped, and has no gradient where it should have
-  zeros, so that the optimizer leaves it out, weight decay and momentum included.
-- pytorch issue #160285: an expert gets the tokens of all ranks, each of which divides its loss by its own tokens alone;
-  nobody divides the expert's gradient by the number of ranks, as averaging does with all others.
-- transformers pull request #48205: ranks that see the same rows each compute some experts. The gradient of a routing
-  weight is there on the rank of its expert alone, and nobody adds the parts up, so that every rank trains another router.
-  torchtitan issue #2387 is of the same kind.
+- NeMo Automodel pull request #2995: an expert without tokens is skipped, so its gradient is None instead of zero. The optimizer
+  then skips its weight decay and momentum, too.
+- pytorch issue #160285: an expert gets tokens from all ranks, but each rank divides its loss by its own tokens only. All other
+  gradients are averaged over ranks, but nothing divides the expert's gradient by the number of ranks.
+- transformers pull request #48205: all ranks see the same rows, and each computes some experts. A routing weight has a gradient
+  only on its expert's rank. Nothing sums these gradients, so each rank trains a different router. torchtitan issue #2387 is
+  similar.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ WIDTH, EXPERTS, CHOSEN, ROWS, STEPS = 4, 4, 2, 8, 2
 
 
 class Expert(nn.Sequential):
-    """Two linears."""
+    """Two linears with a tanh between them."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
 
 
 class MixtureOfExperts(nn.Module):
-    """Rows to the sum of what their experts make of them, and the auxiliary loss."""
+    """Sum the weighted outputs of each row's experts, and compute the auxiliary loss."""
 
     skips_empty = False
 
@@ -46,12 +46,12 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.router = nn.Linear(WIDTH, EXPERTS)
         self.router.weight.data *= 4.0
-        self.router.bias.data[-1] = -20.0  # nobody's choice
+        self.router.bias.data[-1] = -20.0  # no token chooses the last expert
         self.experts = nn.ModuleDict({str(number): Expert() for number in range(EXPERTS)})
         self.group: dist.ProcessGroup | None = None
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape (rows, width), as the outputs."""
+        """Map (rows, width) to outputs with the same shape and the auxiliary loss."""
         probabilities = self.router(x).softmax(dim=-1)
         weights, chosen = probabilities.topk(CHOSEN)
         counts = chosen.flatten().bincount(minlength=EXPERTS)
@@ -61,34 +61,34 @@ class MixtureOfExperts(nn.Module):
         return x + self.joined(torch.zeros_like(x).index_add(0, order // CHOSEN, outputs)), balance
 
     def copied(self, weights: torch.Tensor) -> torch.Tensor:
-        """What each part of the experts multiplies with: there is one."""
+        """Copy the routing weights to all ranks that compute experts. Here there is only one."""
         return weights
 
     def joined(self, outputs: torch.Tensor) -> torch.Tensor:
-        """The sum over all parts of the experts: there is one."""
+        """Sum the outputs over all ranks that compute experts. Here there is only one."""
         return outputs
 
     def shares(self, counts: torch.Tensor) -> torch.Tensor:
-        """Of tokens that each expert gets of the whole batch."""
+        """Each expert's share of the tokens in the whole batch."""
         total = counts.double()
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         return total / total.sum()
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What experts make of rows, which are in the order of experts."""
+        """Run the experts on rows that are sorted by expert."""
         parts = zip(self.experts.values(), rows.split(counts.tolist()), strict=True)
         return torch.cat([rows[:0], *(expert(part) for expert, part in parts if len(part) or not self.skips_empty)])
 
 
 class ExpertParallel(MixtureOfExperts):
-    """Each rank has some of the experts: rows are sent to them and back. Gradients are averaged over ranks."""
+    """Give each rank some experts and send them their rows by all-to-all. Gradients are averaged over ranks."""
 
     divides_experts = True
 
     @classmethod
     def of(cls, model: MixtureOfExperts, mesh: DeviceMesh) -> ExpertParallel:
-        """Turn a whole model into one that has this rank's experts."""
+        """Turn a full model into one with this rank's experts."""
         model.__class__, model.group, model.size = cls, mesh.get_group(), mesh.size()
         for number in range(EXPERTS):
             if number * model.size // EXPERTS != mesh.get_local_rank():
@@ -100,17 +100,17 @@ class ExpertParallel(MixtureOfExperts):
         return model
 
     def average(self, parameter: torch.Tensor) -> None:
-        """Over all ranks."""
+        """Average the gradient over all ranks."""
         dist.all_reduce(parameter.grad, group=self.group)
         parameter.grad /= self.size
 
     def divide(self, parameter: torch.Tensor) -> None:
-        """Rows of all ranks are in the gradient: their sum is there already."""
+        """Divide an expert's gradient. It already sums over the rows from all ranks."""
         if self.divides_experts:
             parameter.grad /= self.size
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What experts of all ranks make of this rank's rows."""
+        """Send this rank's rows to their experts on all ranks, and return the outputs."""
         by_source = torch.empty_like(counts)
         dist.all_to_all_single(by_source, counts, group=self.group)
         by_source = by_source.view(self.size, -1)
@@ -123,11 +123,11 @@ class ExpertParallel(MixtureOfExperts):
 
 
 class Exchange(torch.autograd.Function):
-    """All-to-all of rows; the gradient goes the other way."""
+    """All-to-all for rows. Backward sends the gradients back."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-        """So many rows to each rank, so many from each."""
+        """Send `sent` rows to each rank and receive `received` rows from each."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
         arrived = rows.new_empty(sum(received), rows.shape[1])
         dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
@@ -135,16 +135,16 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Back to where the rows are from."""
+        """Send each row's gradient back to the rank that the row came from."""
         return Exchange.apply(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 class SameRows(MixtureOfExperts):
-    """Each rank has some of the experts, and all rows, as ranks of a tensor-parallel group do: sums go over ranks, no rows."""
+    """Give each rank some experts and all rows, as in tensor parallelism. Outputs are summed over ranks, and no rows move."""
 
     @classmethod
     def of(cls, model: MixtureOfExperts, mesh: DeviceMesh) -> SameRows:
-        """Turn a whole model into one that has this rank's experts."""
+        """Turn a full model into one with this rank's experts."""
         model.__class__, model.over = cls, mesh.get_group()
         for number in range(EXPERTS):
             if number * mesh.size() // EXPERTS != mesh.get_local_rank():
@@ -152,79 +152,74 @@ class SameRows(MixtureOfExperts):
         return model
 
     def computed(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What experts that are here make of their rows; zeros for those of others."""
+        """Run this rank's experts. Rows for other experts get zeros."""
         parts = enumerate(rows.split(counts.tolist()))
         experts = self.experts
         return torch.cat([experts[str(number)](part) if str(number) in experts else part * 0 for number, part in parts])
 
     def copied(self, weights: torch.Tensor) -> torch.Tensor:
-        """On each rank the gradient is that of its experts' rows: the router needs the sum."""
+        """Sum the routing weights' gradient over ranks, because each rank only has the gradient for its own experts."""
         return Copy.apply(weights, self.over)
 
     def joined(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Over ranks."""
+        """Sum the outputs over ranks."""
         return Sum.apply(outputs, self.over)
 
 
 class Copy(torch.autograd.Function):
-    """The same forward; backward the sum over ranks."""
+    """Identity whose backward sums gradients over ranks."""
 
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """As it is."""
         ctx.group = group
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Of all ranks."""
         return Sum.apply(gradient, ctx.group), None
 
 
 class Sum(torch.autograd.Function):
-    """The sum over ranks; backward the same for each."""
+    """Sum over ranks. Backward is the identity."""
 
     @staticmethod
     def forward(_ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """Of all ranks."""
         total = part.contiguous().clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
     def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """As it is."""
         return gradient, None
 
 
 class SkipsEmpty(ExpertParallel):
-    """The first bug."""
+    """First bug: experts without tokens are skipped."""
 
     skips_empty = True
 
 
 class SumsExperts(ExpertParallel):
-    """The second bug."""
+    """Second bug: expert gradients are not divided by the number of ranks."""
 
     divides_experts = False
 
 
 class RouterUnsummed(SameRows):
-    """The third bug."""
+    """Third bug: router gradients are not summed over ranks."""
 
     def copied(self, weights: torch.Tensor) -> torch.Tensor:
-        """Each rank goes on with its part of the gradient."""
         return weights
 
 
 def ddp(model: MixtureOfExperts, mesh: DeviceMesh) -> nn.Module:
-    """All experts on every rank."""
+    """Replicate all experts and average gradients."""
     model.group = mesh.get_group()
     return DistributedDataParallel(model)
 
 
 def fsdp2(model: MixtureOfExperts, mesh: DeviceMesh) -> None:
-    """Shards of each expert."""
+    """Shard each expert."""
     model.group = mesh.get_group()
     for expert in model.experts.values():
         fully_shard(expert, mesh=mesh)
@@ -232,13 +227,13 @@ def fsdp2(model: MixtureOfExperts, mesh: DeviceMesh) -> None:
 
 
 def loss(outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    """Of the task, and a little of the auxiliary one."""
+    """Task loss plus 0.1 times the auxiliary loss."""
     rows, balance = outputs
     return functional.mse_loss(rows, targets) + 0.1 * balance
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets."""
+    """Inputs and targets for each step."""
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(ROWS, WIDTH, generator=generator), torch.randn(ROWS, WIDTH, generator=generator)) for _ in range(STEPS)]
 

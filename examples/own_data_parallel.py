@@ -1,4 +1,4 @@
-"""A hand-written data-parallel wrapper that averages gradients in buckets, with a bug, and without.
+"""A hand-written data-parallel wrapper that averages gradients in buckets, once with a bug and once without.
 
 Run it with ``python examples/own_data_parallel.py``.
 """
@@ -16,7 +16,7 @@ from equivcheck import check_training
 
 
 class BucketedDataParallel(nn.Module):
-    """Averages all gradients over ranks once the last one is there, a bucket of equally many numbers at a time."""
+    """Averages all gradients over ranks in buckets with `bucket_size` elements, after the last gradient is ready."""
 
     bucket_size = 16
 
@@ -29,18 +29,17 @@ class BucketedDataParallel(nn.Module):
             parameter.register_post_accumulate_grad_hook(self.note)
 
     def forward(self, *inputs: Any) -> Any:
-        """As the model's."""
         return self.model(*inputs)
 
     def note(self, _parameter: torch.Tensor) -> None:
-        """One more gradient is there."""
+        """Count one more gradient, and average after the last."""
         self.missing -= 1
         if not self.missing:
             self.missing = len(self.trained)
             self.average()
 
     def average(self) -> None:
-        """Average what is in every bucket."""
+        """Average all buckets over ranks."""
         gradients = [parameter.grad for parameter in self.trained]
         flat = nn.utils.parameters_to_vector(gradients)
         for start in self.starts(len(flat)):
@@ -51,20 +50,19 @@ class BucketedDataParallel(nn.Module):
             gradient.copy_(average.view_as(gradient))
 
     def starts(self, length: int) -> range:
-        """Where each bucket begins."""
+        """Offset of each bucket."""
         return range(0, length, self.bucket_size)
 
 
 class TailLost(BucketedDataParallel):
-    """The bug: only full buckets are averaged. Where all numbers fill buckets, it does not show."""
+    """Bug: averages only full buckets. If the gradients fill all buckets exactly, nothing goes wrong."""
 
     def starts(self, length: int) -> range:
-        """Where each bucket begins."""
         return range(0, length // self.bucket_size * self.bucket_size, self.bucket_size)
 
 
 def check(wrapper: type[BucketedDataParallel]) -> Any:
-    """A verdict on a wrapper, on 2 ranks: 8 x 6 + 6 + 6 x 3 + 3 = 75 numbers make 4 buckets of 16 and a tail of 11."""
+    """Check a wrapper on 2 ranks. Its 8 x 6 + 6 + 6 x 3 + 3 = 75 gradient elements fill 4 buckets with 16 each and leave 11."""
     generator = torch.Generator().manual_seed(0)
     batches = [(torch.randn(4, 8, generator=generator), torch.randn(4, 3, generator=generator)) for _ in range(3)]
     return check_training(
@@ -78,7 +76,7 @@ def check(wrapper: type[BucketedDataParallel]) -> Any:
 
 
 def main() -> None:
-    """Both verdicts."""
+    """Print the verdict with the bug, then without."""
     print(check(TailLost).describe())
     print(check(BucketedDataParallel).describe())
 

@@ -1,7 +1,7 @@
-"""A pipeline of two stages by `torch.distributed.pipelining`, gradients clipped over both, with data parallelism beside it.
+"""A pipeline with two stages and data parallelism, with gradients clipped by the norm over both stages.
 
-Ranks step otherwise than one device does: a schedule drives forward and backward, and only the last stage knows the loss. Run it
-with ``python examples/pipeline.py``.
+Ranks need their own training step, because a `torch.distributed.pipelining` schedule runs forward and backward, and only the last
+stage has a loss. Run it with ``python examples/pipeline.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_CHUNKS, MAX_NORM = 2, 0.1
 
 
 class Stage(nn.Module):
-    """The layers of one rank, and the schedule that runs them."""
+    """One rank's layers and the schedule that runs them."""
 
     def __init__(self, layers: nn.Sequential, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Stage(nn.Module):
         self.schedule = ScheduleGPipe(stage, NUM_CHUNKS, loss_fn=functional.mse_loss)
 
     def average(self) -> None:
-        """Average gradients over the ranks that run the same stage on other rows."""
+        """Average gradients over the data-parallel ranks, which run the same stage on other rows."""
         for parameter in self.parameters():
             dist.all_reduce(parameter.grad, group=self.mesh.get_group("dp"))
             parameter.grad /= self.mesh["dp"].size()
 
     def clip(self) -> None:
-        """Clip by the norm over all stages: their squares are added up."""
+        """Clip by the norm over all stages. The stages sum their squared norms."""
         parameters = list(self.parameters())
         total = nn.utils.get_total_norm([parameter.grad for parameter in parameters]) ** 2
         dist.all_reduce(total, group=self.mesh.get_group("pp"))
@@ -45,17 +45,17 @@ class Stage(nn.Module):
 
 
 def build() -> nn.Sequential:
-    """Four layers."""
+    """Four linears with tanh between them."""
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 2))
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The half of the model that this rank runs."""
+    """Keep this rank's half of the model."""
     return Stage(model[:4] if mesh.get_local_rank("pp") == 0 else model[4:], mesh)
 
 
 def one_device_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss: Any) -> torch.Tensor:
-    """Forward, backward, clipping, update."""
+    """Run forward and backward, clip the gradients and update the parameters."""
     inputs, targets = batch
     optimizer.zero_grad()
     value = loss(model(inputs), targets)
@@ -66,7 +66,7 @@ def one_device_step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimiz
 
 
 def rank_step(stage: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor | None:
-    """The same by the schedule, which calls the loss for each of its chunks and averages gradients over them."""
+    """Run the same step with the schedule, which averages gradients over the microbatches."""
     inputs, targets = batch
     optimizer.zero_grad()
     losses: list[torch.Tensor] = []
@@ -78,7 +78,7 @@ def rank_step(stage: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _l
 
 
 def main() -> None:
-    """Three steps of Adam on 2 x 2 ranks, against one device."""
+    """Check three Adam steps on 2 x 2 ranks."""
     generator = torch.Generator().manual_seed(0)
     verdict = check_training(
         model=build,

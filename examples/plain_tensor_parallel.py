@@ -1,12 +1,12 @@
-"""A perceptron over tokens under tensor parallelism on plain tensors, as Megatron has it: a row of a table for each layout.
+"""A perceptron over tokens with tensor parallelism on plain tensors, as in Megatron: one table row for each layout.
 
-Each rank holds plain parts of the weights, and moves activations by collectives that it differentiates itself; `cuts` says
-how the parts lie in the whole weights. Run it with ``equivcheck matrix examples/plain_tensor_parallel.py``. Three layouts are
-wrong on purpose:
+Each rank holds plain shards of the weights. Autograd functions with collectives move the activations. `cuts` names the dim along
+which each weight is sharded. Run it with ``equivcheck matrix examples/plain_tensor_parallel.py``. Three layouts are wrong on
+purpose:
 
-- Megatron-LM issue #1446: under sequence parallelism, the gradient of a norm is that of a rank's own positions.
-- text-generation-inference issue #1036: the bias of a linear that is cut by rows is added before the sum, on every rank.
-- torchtitan pull request #4332 mended a bias that each rank adds a share of, so that its gradient was divided, too.
+- Megatron-LM issue #1446: under sequence parallelism, a norm's gradient covers only the rank's own positions.
+- text-generation-inference issue #1036: every rank adds the bias of a row-parallel linear before the sum over ranks.
+- torchtitan pull request #4332 fixed a bias that each rank divided before adding it, which divided its gradient, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CUTS = {
 
 
 class Model(nn.Module):
-    """Tokens of shape (rows, sequence) to logits, by one residual block."""
+    """Map tokens (rows, sequence) to logits through one residual block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,87 +45,79 @@ class Model(nn.Module):
         self.last_norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits of shape (rows, sequence, vocabulary), or of some of the vocabulary."""
+        """Logits (rows, sequence, vocabulary). Under tensor parallelism each rank has a part of the vocabulary."""
         x = self.embedding(tokens)
         x = x + self.down(functional.gelu(self.up(self.norm(x))))
         return self.head(self.last_norm(x))
 
 
 class Copy(torch.autograd.Function):
-    """What all ranks have enters what each computes in part; gradients are added up."""
+    """Enter a tensor-parallel region: identity whose backward sums gradients over ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """As it is."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The sum over ranks."""
         return summed(gradient, ctx.group), None
 
 
 class Reduce(torch.autograd.Function):
-    """Addends become their sum, which all ranks have; the gradient of an addend is that of the sum."""
+    """Leave a tensor-parallel region: sum over ranks. Backward is the identity."""
 
     @staticmethod
     def forward(_ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """The sum over ranks."""
         return summed(x, group)
 
     @staticmethod
     def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """As it is."""
         return gradient, None
 
 
 class Gather(torch.autograd.Function):
-    """Parts of the sequence (dim 1) from all ranks; the gradient of a part is the sum of what all have of it."""
+    """Gather the sequence (dim 1) from all ranks. Backward sums the gradients over ranks and keeps this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """The whole sequence."""
         ctx.group = group
         return gathered(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """This rank's part of the sum."""
         return part_of_sum(gradient, ctx.group), None
 
 
 class Scatter(torch.autograd.Function):
-    """Addends become a part of the sequence of their sum."""
+    """Sum over ranks and keep this rank's part of the sequence. Backward gathers the sequence."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        """This rank's part of the sum."""
         ctx.group = group
         return part_of_sum(x, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The whole sequence."""
         return gathered(gradient, ctx.group), None
 
 
 def summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over ranks."""
+    """Sum over ranks."""
     total = x.contiguous().clone()
     dist.all_reduce(total, group=group)
     return total
 
 
 def gathered(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Parts along dim 1, one after the other."""
+    """Concatenate all ranks' parts along dim 1."""
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(parts, x.contiguous(), group=group)
     return torch.cat(parts, dim=1)
 
 
 def part_of_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's part along dim 1 of the sum over ranks."""
+    """Sum over ranks and keep this rank's part along dim 1."""
     parts = [part.contiguous() for part in x.chunk(group.size(), dim=1)]
     total = torch.empty_like(parts[0])
     dist.reduce_scatter(total, parts, group=group)
@@ -133,7 +125,7 @@ def part_of_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 class Part(nn.Module):
-    """What a rank has of a layer: its parameters by their names, some of them in part."""
+    """A layer with this rank's shards. `cut` maps parameter names to sharded dims; other parameters are replicated."""
 
     def __init__(self, whole: nn.Module, cut: dict[str, int], group: dist.ProcessGroup, move: Callable[..., Any]) -> None:
         super().__init__()
@@ -145,49 +137,47 @@ class Part(nn.Module):
 
 
 class Vocabulary(Part):
-    """Rows of some tokens."""
+    """Embedding sharded along the vocabulary."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Zeros for the tokens of others, added up."""
+        """Look up this rank's tokens. Tokens on other ranks give zeros, which the sum over ranks fills in."""
         own = tokens - self.group.rank() * len(self.weight)
         mine = (own >= 0) & (own < len(self.weight))
         return self.move(functional.embedding(own * mine, self.weight) * mine[..., None])
 
 
 class Columns(Part):
-    """Some outputs of a linear."""
+    """Column-parallel linear."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of all inputs."""
         return functional.linear(self.move(x), self.weight, getattr(self, "bias", None))
 
 
 class Rows(Part):
-    """A linear of some inputs."""
+    """Row-parallel linear."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, and the bias once."""
+        """Sum over ranks, then add the bias once."""
         return self.move(functional.linear(x, self.weight)) + self.bias
 
 
 class BiasOnEveryRank(Rows):
-    """The second bug."""
+    """Second bug: every rank adds the bias."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of what has a bias each."""
         return self.move(functional.linear(x, self.weight, self.bias))
 
 
 class BiasInShares(Rows):
-    """The third bug."""
+    """Third bug: every rank adds its share of the bias."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The right sum; the bias has a share of its gradient."""
+        """Compute the right outputs, but a bias gradient divided by the number of ranks."""
         return self.move(functional.linear(x, self.weight, self.bias / self.group.size()))
 
 
 def cut(model: Model, mesh: DeviceMesh, *, sequence: bool = False, rows: type[Rows] = Rows, adds_up: bool = True) -> Model:
-    """Give a rank its parts; with `sequence`, norms compute on a part of the positions."""
+    """Give a rank its shards. With `sequence`, norms run on this rank's positions only."""
     group = mesh.get_group("tp")
     enter, leave = (Gather.apply, Scatter.apply) if sequence else (Copy.apply, Reduce.apply)
     model.embedding = Vocabulary(model.embedding, {"weight": 0}, group, leave)
@@ -201,23 +191,23 @@ def cut(model: Model, mesh: DeviceMesh, *, sequence: bool = False, rows: type[Ro
 
 
 def cut_in_ddp(model: Model, mesh: DeviceMesh) -> nn.Module:
-    """Gradients averaged over data ranks."""
+    """Average gradients over the data-parallel ranks."""
     return DistributedDataParallel(cut(model, mesh, sequence=True), process_group=mesh.get_group("dp"))
 
 
 def cut_in_fsdp2(model: Model, mesh: DeviceMesh) -> None:
-    """Parts divided over data ranks."""
+    """Shard each tensor-parallel shard over the data-parallel ranks, too."""
     for layer in (cut(model, mesh).embedding, model.up, model.down, model):
         fully_shard(layer, mesh=mesh["dp"])
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Over positions, of the whole vocabulary."""
+    """Mean loss over positions, for logits with the whole vocabulary."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def in_parts(logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The same of logits of some of the vocabulary."""
+    """Mean loss over positions, for logits that are sharded along the vocabulary."""
     highest = logits.detach().amax(dim=-1)
     dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
     total = Reduce.apply((logits - highest[..., None]).exp().sum(dim=-1), group)
@@ -228,7 +218,7 @@ def in_parts(logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGro
 
 
 def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
-    """Of a rank: the loss in parts of the vocabulary."""
+    """Train one step on a rank, with a loss for sharded logits."""
     optimizer.zero_grad()
     tokens, targets = batch
     group = next(module for module in model.modules() if isinstance(module, Part)).group
@@ -239,7 +229,7 @@ def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: 
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens, and the tokens that follow."""
+    """Tokens and next tokens for each step."""
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(VOCABULARY, (ROWS, SEQUENCE + 1), generator=generator) for _ in range(STEPS)]
     return [(each[:, :-1], each[:, 1:]) for each in tokens]

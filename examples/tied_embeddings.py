@@ -1,9 +1,8 @@
-"""A language model whose input and output embeddings are one parameter: a row of a table for each layout.
+"""A language model whose input and output embeddings share one parameter: one table row for each layout.
 
-The gradient of the shared weight is the sum of what both ends give. Run it with ``equivcheck matrix
-examples/tied_embeddings.py``. The last layout is wrong on purpose, by verl issue #7834: `to_empty` gives every
-parameter storage of its own, and unties the two. Nothing fails, and the first loss is right; from then on each end
-learns by itself.
+The shared weight's gradient is the sum over both uses. Run it with ``equivcheck matrix examples/tied_embeddings.py``. The last
+layout is wrong on purpose, because of verl issue #7834: `to_empty` gives every parameter its own storage, which unties the two.
+Nothing fails and the first loss is correct, but the two weights then train separately.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ VOCABULARY, WIDTH, SEQUENCE = 12, 6, 4
 
 
 class Model(nn.Module):
-    """Tokens to logits."""
+    """Language model with tied embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,29 +31,29 @@ class Model(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Shape (rows, sequence)."""
+        """Map tokens (rows, sequence) to logits."""
         x = self.embedding(tokens)
         return self.output(x + torch.tanh(self.layer(x)))
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Over tokens."""
+    """Mean loss over tokens."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Replicas that average gradients."""
+    """Replicate the model and average gradients."""
     return DistributedDataParallel(model)
 
 
 def fsdp2(model: Model, mesh: DeviceMesh) -> None:
-    """Shards; both ends are in one group, as they share a parameter."""
+    """Shard the model. Both embeddings are in one FSDP unit, because they share a parameter."""
     fully_shard(model.layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def tensor_parallel(model: Model, mesh: DeviceMesh) -> None:
-    """Parts of the vocabulary at both ends, of one parameter."""
+    """Shard the one parameter along the vocabulary at both ends."""
     plan = {
         "embedding": RowwiseParallel(input_layouts=Replicate()),
         "output": ColwiseParallel(output_layouts=Replicate()),
@@ -64,7 +63,7 @@ def tensor_parallel(model: Model, mesh: DeviceMesh) -> None:
 
 
 def untied(model: Model, mesh: DeviceMesh) -> None:
-    """The bug: storage is made anew on this device and filled, one parameter after the other."""
+    """Bug: `to_empty` allocates each parameter separately on this device, so the tie is lost."""
     values = {name: value.clone() for name, value in model.state_dict().items()}
     model.to("meta").to_empty(device="cpu")
     model.load_state_dict(values)
@@ -72,7 +71,7 @@ def untied(model: Model, mesh: DeviceMesh) -> None:
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens, and the tokens that follow."""
+    """Tokens and next tokens for each step."""
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(VOCABULARY, (4, SEQUENCE + 1), generator=generator) for _ in range(2)]
     return [(each[:, :-1], each[:, 1:]) for each in tokens]

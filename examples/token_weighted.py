@@ -1,9 +1,9 @@
-"""Cross-entropy over tokens that have a label, where one rank has none at all: a row of a table for each layout.
+"""Cross-entropy over labelled tokens, with one rank that has none: one table row for each layout.
 
-The mean is over the tokens of the whole batch, so that each rank divides its sum by a count that all of them make
-together. Run it with ``equivcheck matrix examples/token_weighted.py``. The layouts that are wrong on purpose divide by
-the count of a rank's own rows, as torchtitan did until issue #1842: tokens of a rank that has few of them count more,
-and the rank that has none divides zero by zero, unless it is clamped.
+The mean is over the labelled tokens in the whole batch, so each rank divides its sum by a count over all ranks. Run it with
+``equivcheck matrix examples/token_weighted.py``. One layout is wrong on purpose: it divides by the labelled tokens in a rank's
+own rows, as torchtitan did until issue #1842. Tokens on a rank with few labels then count more, and a rank without labels divides
+zero by zero if the count is not clamped.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ VOCABULARY, WIDTH, SEQUENCE, IGNORED = 10, 6, 5, -100
 
 
 def build() -> nn.Module:
-    """Tokens to logits."""
+    """Model from tokens to logits."""
     return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY))
 
 
 def summed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Over the tokens that have a label."""
+    """Sum of the losses over the labelled tokens."""
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def mean(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The same per token: what one device computes."""
+    """Mean loss over the labelled tokens, which one device uses."""
     return summed(logits, labels) / (labels != IGNORED).sum()
 
 
 def count_of_all_ranks(labels: torch.Tensor) -> torch.Tensor:
-    """Tokens with a label on a rank of average: gradients are averaged over ranks, not summed."""
+    """Average number of labelled tokens per rank. It is not the sum, because gradients are averaged over ranks."""
     count = (labels != IGNORED).sum().double()
     dist.all_reduce(count)
     return count / dist.get_world_size()
 
 
 def count_of_own_rows(labels: torch.Tensor) -> torch.Tensor:
-    """The bug: every rank divides by its own."""
+    """Bug: number of labelled tokens in this rank's own rows."""
     return (labels != IGNORED).sum().clamp(min=1)
 
 
 def step_with(count: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A step of a rank that divides its sum by a count."""
+    """Training step for a rank that divides its summed loss by `count(labels)`."""
 
     def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, _loss: Any) -> torch.Tensor:
         tokens, labels = batch
@@ -66,17 +66,17 @@ def step_with(count: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Replicas that average gradients."""
+    """Replicate the model and average gradients."""
     return DistributedDataParallel(model)
 
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards; with two axes, replicas of shards."""
+    """Shard the model. On a mesh with two axes, the first one replicates the shards (HSDP)."""
     fully_shard(model, mesh=mesh)
 
 
 def batches(rows: int = 4, steps: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows with one label more than the row before: the first has none, and in the first batch neither has the second."""
+    """Batches whose row `i` has `i` labels. In the first batch the second row has none either."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for step in range(steps):

@@ -1,7 +1,7 @@
-"""A transformer block under fully sharded data parallelism x tensor parallelism, on 2 x 2 ranks.
+"""A transformer block under FSDP2 and tensor parallelism on 2 x 2 ranks.
 
-Attention and feed-forward are split by columns, then by rows; between them the rows of a sequence are spread over tensor-parallel
-ranks (sequence parallelism), norms included. Run it with ``python examples/transformer_block.py``.
+Attention and feed-forward are sharded by columns, then by rows. Between them, norms included, activations are sharded along the
+sequence over the tensor-parallel ranks (sequence parallelism). Run it with ``python examples/transformer_block.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTH, HEADS, SEQUENCE = 16, 4, 6
 
 
 class Attention(nn.Module):
-    """Causal attention; how many heads there are follows from the width that projections give."""
+    """Causal attention. The number of heads follows from the projections' output width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Normalised attention and feed-forward, each beside what it is added to."""
+    """Pre-norm attention and feed-forward, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Block(nn.Module):
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Split what is in the block over `tp`, then shard all of it over `dp`."""
+    """Apply tensor parallelism over `tp` to the block's layers, then FSDP2 over `dp` to the whole block."""
     whole_from_rows = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     plan = {
         "": PrepareModuleInputOutput(
@@ -95,7 +95,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def main() -> None:
-    """Three steps of AdamW on 2 x 2 ranks, against one device."""
+    """Check three AdamW steps on 2 x 2 ranks."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, SEQUENCE, WIDTH)
     batches = [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(3)]

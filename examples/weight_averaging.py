@@ -1,9 +1,9 @@
-"""An exponential moving average of weights (EMA) that is trained against, as a teacher: a row of a table for each layout.
+"""An exponential moving average (EMA) of the weights, used as a teacher: one table row for each layout.
 
-The average is a copy of the model whose parameters the optimizer does not see. It is updated once a step, after the
-optimizer, on each rank's own shards: it is elementwise. Run it with ``equivcheck matrix examples/weight_averaging.py``.
-The last layout is wrong on purpose, by F5-TTS issue #631: the average is updated with each microbatch, so that it
-follows faster where a step has several.
+The average is a copy of the model whose parameters the optimizer does not update. Each rank updates its own shards once per step,
+after the optimizer; this is correct because the update is elementwise. Run it with ``equivcheck matrix
+examples/weight_averaging.py``. The last layout is wrong on purpose, because of F5-TTS issue #631: the average is updated once for
+each microbatch, so it follows the weights too fast if a step has several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECAY, MICROBATCHES = 0.75, 2
 
 
 class Student(nn.Module):
-    """What is trained, and the average of it."""
+    """Trained network and its moving average."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,18 +32,18 @@ class Student(nn.Module):
         self.average = copy.deepcopy(self.net).requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Both outputs."""
+        """Outputs of the network and of its average."""
         return self.net(x), self.average(x)
 
 
 def loss(outputs: tuple[torch.Tensor, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    """Near the targets, and near the teacher."""
+    """Distance to the targets plus distance to the teacher."""
     student, teacher = outputs
     return functional.mse_loss(student, targets) + functional.mse_loss(student, teacher)
 
 
 def update(model: nn.Module) -> None:
-    """The average, on what this rank holds."""
+    """Update the average with this rank's parameters."""
     student = getattr(model, "module", model)
     with torch.no_grad():
         for average, parameter in zip(student.average.parameters(), student.net.parameters(), strict=True):
@@ -51,7 +51,7 @@ def update(model: nn.Module) -> None:
 
 
 def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss_of: Any) -> float:
-    """Microbatches, the optimizer, the average."""
+    """Run the microbatches and the optimizer, then update the average once."""
     total = accumulate(model, batch, optimizer, loss_of)
     optimizer.step()
     update(model)
@@ -59,7 +59,7 @@ def step(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss_of
 
 
 def accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss_of: Any) -> float:
-    """Forward and backward of each microbatch."""
+    """Run forward and backward for each microbatch."""
     optimizer.zero_grad()
     total = 0.0
     for inputs, targets in batch:
@@ -70,7 +70,7 @@ def accumulate(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, l
 
 
 def step_with_eager_average(model: nn.Module, batch: Any, optimizer: torch.optim.Optimizer, loss_of: Any) -> float:
-    """The bug: an update for each microbatch."""
+    """Bug: update the average once for each microbatch."""
     total = accumulate(model, batch, optimizer, loss_of)
     optimizer.step()
     for _ in batch:
@@ -79,19 +79,19 @@ def step_with_eager_average(model: nn.Module, batch: Any, optimizer: torch.optim
 
 
 def ddp(model: nn.Module, _mesh: DeviceMesh) -> nn.Module:
-    """Replicas, each with the whole average."""
+    """Replicate the model and its average."""
     return DistributedDataParallel(model)
 
 
 def fsdp2(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shards of both, alike."""
+    """Shard the network and its average in the same way."""
     fully_shard(model.net, mesh=mesh)
     fully_shard(model.average, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def batches() -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Microbatches of each step."""
+    """Microbatches for each step."""
     generator = torch.Generator().manual_seed(0)
 
     def pair() -> tuple[torch.Tensor, torch.Tensor]:

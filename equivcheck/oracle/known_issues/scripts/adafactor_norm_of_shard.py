@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 
 def step(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The parameter after one step."""
+    """Parameter after one step."""
     parameter = torch.nn.Parameter(parameter)
     parameter.grad = gradient
     torch.optim.Adafactor([parameter], lr=0.1, foreach=False).step()
@@ -15,7 +15,7 @@ def step(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> float:
-    """Compare the step of a sharded vector with that of a whole one."""
+    """Compare the step for a sharded vector with the step for a replicated one."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     values = torch.arange(1.0, 5.0)
     whole = step(values.clone(), torch.ones(4))

@@ -1,6 +1,6 @@
-"""`fully_shard` over tensor parallelism shards dim 0 twice. DTensor computes other sizes and offsets for such strided shards
-than `fully_shard` uses: of 13 rows over 3 x 2 ranks, one rank gets the eighth row instead of the seventh, and another rank
-gets the last two rows at the place of the last.
+"""`fully_shard` over tensor parallelism shards dim 0 twice. DTensor computes other sizes and offsets for such strided shards than
+`fully_shard` uses. If 13 rows are sharded over 3 x 2 ranks, one rank gets the eighth row instead of the seventh, and another rank
+gets the last two rows instead of only the last.
 """
 
 from tempfile import TemporaryDirectory
@@ -18,7 +18,7 @@ ROWS = torch.arange(13.0).reshape(13, 1)
 
 
 def sharded(values: torch.Tensor, mesh: DeviceMesh) -> DTensor:
-    """A weight cut by rows twice."""
+    """Shard a weight by rows twice."""
     linear = nn.Linear(1, 13, bias=False)
     with torch.no_grad():
         linear.weight.copy_(values)
@@ -27,7 +27,7 @@ def sharded(values: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def main() -> float:
-    """Save the weight from 4 ranks, and load it into 6."""
+    """Save the weight from 4 ranks and load it into 6."""
     four = DeviceMesh("cpu", torch.arange(4).reshape(2, 2), mesh_dim_names=("dp", "tp"))
     six = DeviceMesh("cpu", torch.arange(6).reshape(3, 2), mesh_dim_names=("dp", "tp"))
     savers = dist.new_group(list(range(4)))

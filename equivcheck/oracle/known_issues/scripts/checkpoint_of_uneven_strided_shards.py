@@ -1,5 +1,6 @@
 """`fully_shard` over tensor parallelism shards dim 0 twice. DTensor computes other sizes for such strided shards than
-`fully_shard` uses: of 7 rows over 3 x 2 ranks, it expects a row on a rank that has none, and none on a rank that has one.
+`fully_shard` uses. If 7 rows are sharded over 3 x 2 ranks, DTensor expects a row on a rank that has none, and none on a rank that
+has one.
 """
 
 from tempfile import TemporaryDirectory
@@ -14,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Save the weight whole, and load it into shards."""
+    """Save the full weight and load it into shards."""
     mesh = init_device_mesh("cpu", (3, 2), mesh_dim_names=("dp", "tp"))
     linear = parallelize_module(nn.Linear(1, 7, bias=False), mesh["tp"], ColwiseParallel())
     fully_shard(linear, mesh=mesh["dp"])

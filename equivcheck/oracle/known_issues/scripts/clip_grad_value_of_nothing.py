@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> None:
-    """Clip the gradient of a model with one weight, which only rank 0 holds."""
+    """Clip the gradient for a model with one weight, which only rank 0 holds."""
     model = FullyShardedDataParallel(nn.Linear(1, 1, bias=False), device_id=torch.device("cpu"), use_orig_params=True)
     model(torch.ones(1, 1)).sum().backward()
     nn.utils.clip_grad_value_(model.parameters(), 1.0)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def main() -> None:
-    """Attend to what a linear of DTensors has computed."""
+    """Compute attention on the output of a linear with DTensors."""
     mesh = init_device_mesh("cpu", (1,))
     weight = nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]))
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Look tokens up, with and without a compiler."""
+    """Look up tokens with and without `torch.compile`."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(nn.Sequential(nn.Embedding(4, 2)), mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})
     unit = FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=False, device_mesh=mesh["dp"])

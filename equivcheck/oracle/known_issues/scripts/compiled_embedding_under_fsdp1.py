@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 class Model(nn.Module):
-    """A linear with a bias on embedded tokens and positions."""
+    """Linear with a bias on the sum of token and position embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class Model(nn.Module):
         self.linear = nn.Linear(2, 8)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """From (rows, 3) tokens."""
+        """Map tokens (rows, 3) to outputs."""
         outputs: torch.Tensor = self.linear(self.tokens(inputs) + self.positions(torch.arange(3)))
         return outputs
 
 
 def main() -> None:
-    """Compute the outputs of two rows."""
+    """Compute the outputs for two rows."""
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     whole = {name: ColwiseParallel(output_layouts=Replicate()) for name in ("tokens", "positions", "linear")}
     model = parallelize_module(Model(), mesh["tp"], whole)

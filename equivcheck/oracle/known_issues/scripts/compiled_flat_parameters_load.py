@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> None:
-    """Load what was got from the same model: the weight and the bias of a linear."""
+    """Load the state that the same model has saved: weight and bias for one linear."""
     model = FullyShardedDataParallel(nn.Linear(1, 2), device_id=torch.device("cpu"), use_orig_params=False)
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> None:
-    """Load what was got from the same model: two linears with one weight."""
+    """Load the state that the same model has saved: two linears with one weight."""
     layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     layers[1].weight = layers[0].weight
     model = FullyShardedDataParallel(layers, device_id=torch.device("cpu"), use_orig_params=False)

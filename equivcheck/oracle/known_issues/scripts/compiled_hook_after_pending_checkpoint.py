@@ -12,20 +12,20 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Model(nn.Module):
-    """Three linears, the second of which runs again in backward."""
+    """Three linears with activation checkpointing for the second."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = (nn.Linear(2, 2, bias=False) for _ in range(3))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """From (rows, 2) to the same."""
+        """Map (rows, 2) to (rows, 2)."""
         outputs: torch.Tensor = self.third(checkpoint(self.second, self.first(inputs), use_reentrant=False))
         return outputs
 
 
 def gradients(mesh: DeviceMesh, compiles: bool) -> torch.Tensor:
-    """Those of all parameters of this rank."""
+    """Gradients for all parameters on this rank."""
     torch.manual_seed(0)
     by_rows = {name: RowwiseParallel(input_layouts=Replicate()) for name in ("second", "third")}
     model = parallelize_module(Model(), mesh["tp"], by_rows)
@@ -37,7 +37,7 @@ def gradients(mesh: DeviceMesh, compiles: bool) -> torch.Tensor:
 
 
 def main() -> float:
-    """Compute gradients with and without a compiler."""
+    """Compute gradients with and without `torch.compile`."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     expected, found = gradients(mesh, compiles=False), gradients(mesh, compiles=True)
     print("gradients", found.tolist())

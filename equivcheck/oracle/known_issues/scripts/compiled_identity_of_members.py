@@ -9,7 +9,7 @@ import torch
 
 
 class Place(Enum):
-    """Where something is."""
+    """Places that a route connects."""
 
     HERE = "here"
     THERE = "there"
@@ -17,21 +17,21 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Route:
-    """From a place to another."""
+    """Route between two places."""
 
     source: Place
     target: Place
 
 
 def length(values: torch.Tensor, route: Route) -> torch.Tensor:
-    """Zero for staying here, 2 for leaving, 1 for coming back."""
+    """Length 0 for a route that stays at `HERE`, 2 for one that leaves it, 1 for one that returns to it."""
     if route.source is Place.HERE:
         return values * (0 if route.target is Place.HERE else 2)
     return values * (1 if route.target is Place.HERE else 0)
 
 
 def main() -> float:
-    """Follow two routes, compiled and as it is."""
+    """Follow two routes, compiled and eager."""
     compiled, one = torch.compile(length, backend="eager"), torch.ones(())
     routes = (Route(Place.THERE, Place.THERE), Route(Place.THERE, Place.HERE))
     found = [[float(follow(one, route)) for route in routes * 2] for follow in (length, compiled)]

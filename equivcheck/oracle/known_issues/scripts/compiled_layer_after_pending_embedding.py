@@ -10,17 +10,17 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def as_dtensor(_module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
-    """What a linear takes."""
+    """Convert the linear's input to a DTensor."""
     return DTensor.from_local(inputs[0], mesh, [Replicate()])
 
 
 def as_local(_module: nn.Module, outputs: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
-    """What it gives."""
+    """Convert the linear's output to a local tensor."""
     return outputs.to_local()
 
 
 def main() -> float:
-    """Compute the gradient of an embedding before a compiled linear."""
+    """Compute the gradient for an embedding before a compiled linear."""
     mesh = init_device_mesh("cpu", (2,))
     embedding = parallelize_module(nn.Embedding(4, 2), mesh, RowwiseParallel(input_layouts=Replicate()))
     linear = distribute_module(nn.Linear(2, 2, bias=False), mesh, None, as_dtensor, as_local)

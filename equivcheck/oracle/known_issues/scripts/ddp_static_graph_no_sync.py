@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Accumulate the gradients of two microbatches."""
+    """Accumulate the gradients from two microbatches."""
     model = DistributedDataParallel(nn.Linear(2, 1), static_graph=True)
     with model.no_sync():
         model(torch.ones(1, 2)).sum().backward()

@@ -9,12 +9,12 @@ from torch.distributed.tensor import DTensor, Shard
 
 
 def squared(values: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """A loss of the values, flattened, viewed as they were, and transposed."""
+    """Loss on values that are flattened, viewed in their first shape, and transposed."""
     return (values.flatten().view(values.shape).T - target).square().sum()
 
 
 def main() -> None:
-    """Differentiate the same with plain and with sharded tensors."""
+    """Compute the gradient with plain and with sharded tensors."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
     squared(torch.ones(2 * size, 3, requires_grad=True), torch.zeros(3, 2 * size)).backward()

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 
 def main() -> None:
-    """Run a linear on a batch sharded by rows, and flatten what it leaves."""
+    """Run a linear on a batch sharded by rows, and flatten its output."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 

@@ -1,4 +1,4 @@
-"""For a DTensor that needs no gradient, Dynamo guards only the shape of the local tensor. Of 10 rows and of 9, the first of
+"""For a DTensor that needs no gradient, Dynamo guards only the shape of the local tensor. With 10 rows and with 9, the first of
 two ranks holds 5, so the second layer gets 10 outputs as well.
 """
 
@@ -11,19 +11,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 class Layer(nn.Module):
-    """A linear in a module of one's own, so that all of them share what is compiled."""
+    """User-defined linear. All instances share compiled code."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs).requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, inputs)."""
+        """Map (rows, inputs) to (rows, outputs)."""
         return self.linear(inputs)
 
 
 def main() -> None:
-    """Run two layers, and hold the result against targets of its shape."""
+    """Run two layers and compare each output with targets in its shape."""
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Sequential(Layer(10, 10), Layer(10, 9))
     for layer in model:

@@ -6,12 +6,12 @@ from torch.nn.functional import mse_loss
 
 
 def gradient(values: torch.Tensor) -> torch.Tensor:
-    """The gradient of the loss."""
+    """Gradient computed from the loss."""
     values = values.detach().requires_grad_()
     return torch.autograd.grad(mse_loss(values, torch.zeros_like(values)), values)[0]
 
 
 def main() -> None:
-    """Trace what eager runs."""
+    """Trace a function that runs in eager mode."""
     gradient(torch.empty(0))
     make_fx(gradient, tracing_mode="fake")(torch.empty(0))

@@ -11,14 +11,14 @@ from torch.nn.functional import dropout
 
 
 def on_rank_0(values: torch.Tensor) -> torch.Tensor:
-    """The same tensor as rank 0 has it."""
+    """Rank 0's value for a tensor."""
     values = values.clone()
     dist.broadcast(values, src=0)
     return values
 
 
 def main() -> float:
-    """Draw in both placements and compare what ranks hold."""
+    """Draw random numbers in both placements and compare them between ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,))
 

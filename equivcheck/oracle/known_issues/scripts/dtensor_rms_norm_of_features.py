@@ -8,7 +8,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 
 def main() -> None:
-    """Normalise rows whose features are spread over the ranks."""
+    """Normalise rows whose features are sharded over the ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     inputs = distribute_tensor(torch.arange(8.0).reshape(2, 4), mesh, [Shard(1)])
     print("layer_norm", layer_norm(inputs, (4,)).placements)

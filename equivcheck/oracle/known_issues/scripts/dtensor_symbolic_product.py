@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 class Heads(nn.Module):
-    """Two heads of so many features, which are found by their width."""
+    """Two heads. Their width is computed from the input's shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Heads(nn.Module):
         self.values, self.output = nn.Linear(2, 2 * width), nn.Linear(2 * width, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, length, 2)."""
+        """Map (rows, length, 2) to the heads' output."""
         values = self.values(inputs)
         heads = values.unflatten(-1, (values.shape[-1] // self.width, self.width)).transpose(-2, -3)
         outputs: torch.Tensor = self.output(heads.transpose(-2, -3).flatten(-2))
@@ -28,7 +28,7 @@ class Heads(nn.Module):
 
 
 def main() -> None:
-    """Run heads of two widths, each a unit."""
+    """Run heads with two widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Heads(2), Heads(4))
     for layer in model:

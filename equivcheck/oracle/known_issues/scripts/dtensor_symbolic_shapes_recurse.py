@@ -11,19 +11,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 class Layer(nn.Module):
-    """A linear in a module of one's own, which Dynamo looks into."""
+    """User-defined linear, which Dynamo traces."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, inputs)."""
+        """Map (rows, inputs) to (rows, outputs)."""
         return self.linear(inputs)
 
 
 def main() -> None:
-    """Run two layers of other widths, each a unit."""
+    """Run two layers with different widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Layer(8, 10), Layer(10, 8))
     for index, layer in enumerate(model):

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 def main() -> bool:
-    """Cut four features, and then two."""
+    """Split four features, then two."""
     mesh = init_device_mesh("cpu", (2,))
 
     def cut(inputs: torch.Tensor) -> DTensor:

@@ -11,19 +11,19 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 class Layer(nn.Module):
-    """A linear in a module of one's own, which Dynamo looks into."""
+    """User-defined linear, which Dynamo traces."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, 3)."""
+        """Map (rows, 3) to the linear's output."""
         return self.linear(inputs)
 
 
 def main() -> None:
-    """Run a layer on two rows, by columns in memory and by rows."""
+    """Run a layer on two rows, stored by columns and by rows."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = parallelize_module(Layer(), mesh, {"linear": ColwiseParallel(output_layouts=Replicate())})
     model.compile(backend="aot_eager")

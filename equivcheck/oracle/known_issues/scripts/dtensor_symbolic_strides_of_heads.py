@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 class Scores(nn.Module):
-    """How two heads of so many features, which are found by their width, look at positions."""
+    """Attention scores for two heads. Their width is computed from the input's shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -19,18 +19,18 @@ class Scores(nn.Module):
         self.query, self.key = nn.Linear(2, 2 * width), nn.Linear(2, 2 * width)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """From (rows, 2, 2) to (rows, 2, 2), as there are two heads of two positions."""
+        """Map (rows, 2, 2) to (rows, 2, 2), for two heads and two positions."""
         query, key = self.heads(self.query(inputs)), self.heads(self.key(inputs))
         return (query @ key.transpose(-1, -2)).sum(-1)
 
     def heads(self, values: torch.Tensor) -> torch.Tensor:
-        """From (rows, length, heads * width) to (rows, heads, length, width)."""
+        """Reshape (rows, length, heads * width) to (rows, heads, length, width)."""
         parts: torch.Tensor = values.unflatten(-1, (values.shape[-1] // self.width, self.width))  # type: ignore[no-untyped-call]
         return parts.transpose(-2, -3)
 
 
 def main() -> None:
-    """Run heads of two widths, each a unit."""
+    """Run heads with two widths, each in its own FSDP unit."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(Scores(2), Scores(4))
     for layer in model:

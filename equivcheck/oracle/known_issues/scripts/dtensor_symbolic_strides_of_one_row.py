@@ -10,25 +10,25 @@ from torch.distributed.tensor import DTensor, Shard, distribute_module, distribu
 
 
 class Layer(nn.Module):
-    """A linear of rows that lie along the second dim."""
+    """Linear for rows along dim 1."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (2, rows), and so is what it returns."""
+        """Map (2, rows) to (2, rows)."""
         return self.linear(inputs.T).T
 
 
 def shard(_name: str, module: nn.Module, mesh: dist.DeviceMesh) -> None:
-    """Cut each parameter along its first dim."""
+    """Shard each parameter along dim 0."""
     for name, parameter in module.named_parameters(recurse=False):
         module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Shard(0)])))
 
 
 def main() -> None:
-    """Run a layer on two rows for each rank, and then on one."""
+    """Run a layer on two rows per rank, then on one."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = distribute_module(Layer(), mesh, shard)
     model.compile(backend="aot_eager")

@@ -10,8 +10,8 @@ from torch.distributed.pipelining.schedules import ScheduleDualPipeV
 
 
 def main() -> float:
-    """Train three layers behind a first that is frozen."""
-    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    """Train three layers behind a frozen one."""
+    torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     torch.manual_seed(0)
     layers = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))

@@ -1,5 +1,5 @@
-"""The embedding is sharded by tokens: of five tokens on four ranks, the last rank holds no row. It fails at the lookup, before
-the sum over ranks in which the others wait. (Of three tokens on four ranks, DTensor gathers the rows first.)
+"""The embedding is sharded by tokens. With five tokens on four ranks, the last rank holds no row and fails at the lookup, before
+the sum over ranks in which the others wait. (With three tokens on four ranks, DTensor gathers the rows first.)
 """
 
 import torch

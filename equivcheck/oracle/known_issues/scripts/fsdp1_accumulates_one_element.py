@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> float:
-    """Accumulate the gradient of one weight over two microbatches."""
+    """Accumulate the gradient for one weight over two microbatches."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model = FullyShardedDataParallel(nn.Linear(1, 1, bias=False), device_id=torch.device("cpu"), use_orig_params=False)
 

@@ -8,19 +8,19 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 class Layer(nn.Module):
-    """A linear in a module of one's own: Dynamo does not look into those of torch below the wrapper."""
+    """User-defined linear. Dynamo does not trace torch's own layers below the wrapper."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Of shape (rows, 2)."""
+        """Map (rows, 2) to the linear's output."""
         return self.linear(inputs)
 
 
 def main() -> None:
-    """Accumulate the gradients of two microbatches, the second larger than the first."""
+    """Accumulate the gradients from two microbatches, the second larger than the first."""
     model = FullyShardedDataParallel(Layer(), device_id=torch.device("cpu"), use_orig_params=True)
     compiled = torch.compile(model, backend="aot_eager")
     for rows in (2, 4):

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 
 def main() -> None:
-    """Train a linear after a frozen embedding, and ask for the state dict."""
+    """Train a linear after a frozen embedding, and get the state dict."""
     options = {"sharding_strategy": ShardingStrategy.NO_SHARD, "use_orig_params": True, "device_id": torch.device("cpu")}
     embedding = nn.Embedding(4, 2)
     embedding.requires_grad_(False)

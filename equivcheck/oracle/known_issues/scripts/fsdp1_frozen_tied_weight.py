@@ -9,26 +9,26 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 
 class Middle(nn.Module):
-    """What is trained, a unit of its own."""
+    """Trainable linear in its own FSDP unit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(2, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """As the linear."""
+        """Run the linear."""
         return self.linear(inputs)
 
 
 def tied() -> nn.Sequential:
-    """A frozen embedding, a trained linear, and a head that has the embedding's weight."""
+    """A frozen embedding, a trainable linear, and a head tied to the embedding."""
     model = nn.Sequential(nn.Embedding(3, 2), Middle(), nn.Linear(2, 3, bias=False))
     model[2].weight = model[0].weight.requires_grad_(False)
     return model
 
 
 def main() -> None:
-    """Two steps."""
+    """Train for two steps."""
     model = FullyShardedDataParallel(
         tied(), auto_wrap_policy=ModuleWrapPolicy({Middle}), device_id=torch.device("cpu"), use_orig_params=True
     )

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 def main() -> None:
-    """Clip the gradient of a model with one weight, which only rank 0 holds."""
+    """Clip the gradient for a model with one weight, which only rank 0 holds."""
     linear = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     model = FullyShardedDataParallel(linear, device_id=torch.device("cpu"), use_orig_params=True)
     model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()

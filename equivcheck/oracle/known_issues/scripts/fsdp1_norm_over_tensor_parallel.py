@@ -9,7 +9,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> float:
-    """Norm of the gradient of a column-parallel linear, where rank 1's shard alone gets one."""
+    """Compute the gradient norm for a column-parallel linear with one row on each rank."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
     linear = parallelize_module(nn.Linear(2, 2, bias=False), mesh["tp"], ColwiseParallel())

@@ -17,13 +17,13 @@ def tied() -> nn.Sequential:
 
 
 def total(model: nn.Module) -> torch.Tensor:
-    """The sum of all elements of all gradients, over all ranks."""
+    """Sum over all gradients and ranks."""
     sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
     return torch.stack(sums).sum() if sums else torch.zeros(())
 
 
 def main() -> float:
-    """Compare the gradient of the shared weight with that of a plain model."""
+    """Compare the shared weight's gradient with the one in a plain model."""
     plain, inner = tied(), tied()
     sharded = FullyShardedDataParallel(
         inner, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"), use_orig_params=True

@@ -12,14 +12,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def tied() -> nn.Sequential:
-    """An embedding and a head with its weight."""
+    """An embedding and a head with one weight."""
     model = nn.Sequential(nn.Embedding(4, 2), nn.Linear(2, 4, bias=False))
     model[1].weight = model[0].weight = nn.Parameter(torch.ones(4, 2))
     return model
 
 
 def total(model: nn.Module) -> float:
-    """The sum of all elements of all gradients, over all ranks."""
+    """Sum over all gradients and ranks."""
     sums = [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None]
     found = torch.stack([each.full_tensor() if hasattr(each, "full_tensor") else each for each in sums]).sum()
     dist.all_reduce(found)
@@ -27,13 +27,13 @@ def total(model: nn.Module) -> float:
 
 
 def main() -> float:
-    """Compare the gradient of the shared weight with that of a plain model."""
+    """Compare the shared weight's gradient with the one in a plain model."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     plain, inner = tied(), tied()
     parallelize_module(
         inner, mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate()), "1": ColwiseParallel(use_local_output=True)}
     )
-    inner[1].weight = inner[0].weight  # parallelize_module has made a parameter for each
+    inner[1].weight = inner[0].weight  # parallelize_module untied them
     sharded = FullyShardedDataParallel(inner, device_mesh=mesh["dp"], device_id=torch.device("cpu"), use_orig_params=True)
     for model in (plain, sharded):
         model(torch.tensor([[0, 1, 1]])).sum().backward()

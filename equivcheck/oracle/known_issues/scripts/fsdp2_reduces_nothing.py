@@ -8,7 +8,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Backward of a linear with one output, column-parallel over two ranks: the second has no row."""
+    """Run backward for a linear with one output, column-parallel over two ranks, so the second rank has no row."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
     linear = parallelize_module(nn.Linear(2, 1), mesh["tp"], ColwiseParallel())

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def two_layers() -> nn.Sequential:
-    """Two linears with one weight, which is 2."""
+    """Two linears with one weight, whose value is 2."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     model[1].weight = model[0].weight
     nn.init.constant_(model[0].weight, 2.0)
@@ -16,7 +16,7 @@ def two_layers() -> nn.Sequential:
 
 
 def main() -> float:
-    """Compare the gradient with that of a model that is not sharded."""
+    """Compare the gradient with the one in an unsharded model."""
     model, plain = two_layers(), two_layers()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model:

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Put a weight of seven rows together from its shards on two by three ranks."""
+    """Gather a weight with seven rows from its shards on 2 x 3 ranks."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     model = nn.Linear(1, 7, bias=False)
     whole = torch.arange(7.0).reshape(7, 1)

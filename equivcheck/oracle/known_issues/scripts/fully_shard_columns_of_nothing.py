@@ -1,5 +1,5 @@
-"""Tensor parallelism leaves this rank a part of no rows and one column. Sharding it by columns over one rank makes it a part
-of no rows and no columns.
+"""Tensor parallelism leaves this rank a shard with no rows and one column. If `fully_shard` then shards it by columns over one
+rank, the shard has no rows and no columns.
 """
 
 import torch.distributed as dist

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 
 def main() -> None:
-    """Wrap a linear with one input, row-parallel over two ranks, and put its weight together."""
+    """Wrap a linear with one input, row-parallel over two ranks, and gather its weight."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     linear = parallelize_module(nn.Linear(1, 1, bias=False), mesh["tp"], RowwiseParallel())
     fully_shard(linear, mesh=mesh["dp"])

@@ -6,7 +6,7 @@ import torch
 
 
 def step(gradient: torch.Tensor, *, fused: bool) -> torch.Tensor:
-    """The parameter after one step from zero."""
+    """Parameter after one step from zero."""
     parameter = torch.nn.Parameter(torch.zeros(3, 2))
     parameter.grad = gradient
     torch.optim.Adam([parameter], lr=0.1, fused=fused).step()
@@ -14,7 +14,7 @@ def step(gradient: torch.Tensor, *, fused: bool) -> torch.Tensor:
 
 
 def main() -> float:
-    """Compare the fused step with the ordinary one, for the same gradient."""
+    """Compare the fused step with the default one, for the same gradient."""
     gradient = torch.arange(-3.0, 3.0).reshape(2, 3).t()
     ordinary, fused = step(gradient, fused=False), step(gradient, fused=True)
 

@@ -9,7 +9,7 @@ OPTIMIZERS = {"SGD": {}, "Adam": {"eps": 1.0}, "AdamW": {"eps": 1.0}, "Adagrad":
 
 
 def updated(name: str, gradient: torch.Tensor, **options: object) -> torch.Tensor:
-    """A matrix of zeros after one step."""
+    """Zero matrix after one step."""
     parameter = torch.nn.Parameter(torch.zeros_like(gradient, memory_format=torch.contiguous_format))
     parameter.grad = gradient
     getattr(torch.optim, name)([parameter], lr=0.1, **OPTIMIZERS[name], **options).step()
@@ -17,7 +17,7 @@ def updated(name: str, gradient: torch.Tensor, **options: object) -> torch.Tenso
 
 
 def main() -> float:
-    """Take one step with a gradient by columns, fused and not."""
+    """Take one step with a gradient stored by columns, fused and not fused."""
     gradient = torch.arange(12.0, dtype=torch.float64).view(4, 3).t().contiguous().t()
     errors = {name: float((updated(name, gradient, fused=True) - updated(name, gradient)).abs().max()) for name in OPTIMIZERS}
     for name, error in errors.items():

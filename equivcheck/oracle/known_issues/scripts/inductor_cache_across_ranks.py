@@ -13,20 +13,20 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 
 def cut(values: DTensor) -> DTensor:
-    """Leave each rank its rows."""
+    """Keep this rank's rows."""
     return values.redistribute(placements=[Shard(0)])
 
 
 def share(folder: str) -> None:
-    """Let all ranks keep what they compile in the folder of the first."""
+    """Make all ranks use rank 0's compile cache."""
     folders = [folder]
     dist.broadcast_object_list(folders)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folders[0]
 
 
 def main() -> float:
-    """Compile the same twice: once anew, and once from the cache."""
-    torch._inductor.config.cpp.vec_isa_ok = True  # nothing is vectorised here, so that need not be tried out
+    """Compile the same function twice: first without a cache entry, then from the cache."""
+    torch._inductor.config.cpp.vec_isa_ok = True  # skips a slow check of vector instructions, which this code does not use
     expected = torch.arange(4.0)
     values = distribute_tensor(expected, init_device_mesh("cpu", (2,)), [Replicate()])
     with tempfile.TemporaryDirectory() as folder:
@@ -36,5 +36,5 @@ def main() -> float:
             difference = float((torch.compile(cut)(values).full_tensor() - expected).abs().max())
             if dist.get_rank() == 0:
                 print(f"compiled {compiled}: difference {difference}")
-            dist.barrier()  # what both have compiled is in the cache, and nobody needs it any more
+            dist.barrier()  # no rank may delete the folder or recompile before all have compiled
     return difference

@@ -1,4 +1,4 @@
-"""`_flatten_tensor` gives them the local tensors of DTensors, and makes those require gradients."""
+"""`_flatten_tensor` gives them the local tensors of DTensors and makes those require gradients."""
 
 import torch
 import torch.distributed as dist
@@ -9,14 +9,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> float:
-    """Train for one step with a frozen linear and see whether it has moved."""
+    """Train for one step with a frozen linear and check whether it has changed."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     frozen = model[0].weight.detach().to_local().clone()
-    model[0].requires_grad_(False)  # once more: up to torch 2.10, parallelize_module makes it trainable, too
+    model[0].requires_grad_(False)  # again, because parallelize_module makes it trainable before torch 2.11
     ddp = DistributedDataParallel(model, device_mesh=mesh["dp"])
     weight = model[0].weight
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Of five classes on four ranks, the last rank holds none. It skips the maximum over ranks, so its sum meets the others'
+"""With five classes on four ranks, the last rank holds none. It skips the maximum over ranks, so its sum meets the others'
 maximum. It then looks for the label among no classes.
 """
 
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
-    """Compute the loss of one row."""
+    """Compute the loss for one row."""
     mesh = init_device_mesh("cpu", (4,))
     logits, labels = torch.arange(5.0).view(1, 5), torch.tensor([4])
     spread = distribute_tensor(logits, mesh, [Shard(1)])

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def raises(name: str, action: Callable[[], object]) -> bool:
-    """Whether an action is refused."""
+    """Whether an action raises."""
     try:
         action()
     except RuntimeError as error:
@@ -23,7 +23,7 @@ def raises(name: str, action: Callable[[], object]) -> bool:
 
 
 def main() -> bool:
-    """Train three linears of which the last is whole on every rank."""
+    """Train three linears, the last of which is replicated as a plain tensor."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
 class Twice(nn.Module):
-    """The same linear twice."""
+    """Apply one linear twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Twice(nn.Module):
 
 
 def expected() -> torch.Tensor:
-    """The gradient of the second of two such modules on one device."""
+    """Gradient for the second such module on one device."""
     first, second = Twice(), Twice()
     nn.functional.mse_loss(second(first(torch.ones(2, 2))), torch.ones(2, 2)).backward()
     assert second.linear.weight.grad is not None
@@ -31,8 +31,8 @@ def expected() -> torch.Tensor:
 
 
 def main() -> float:
-    """Run one step of two stages of one microbatch each, and compare the second."""
-    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    """Run one step with two stages and one microbatch, and compare the second stage's gradient."""
+    torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     module = Twice()
     stage = PipelineStage(module, rank, 2, torch.device("cpu"))

@@ -10,8 +10,8 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
 def main() -> float:
-    """Train a second layer behind a first that is frozen."""
-    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    """Train a layer behind a frozen one."""
+    torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     torch.manual_seed(0)
     layers = [nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2)]

@@ -10,7 +10,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 
 class Twice(nn.Module):
-    """The same linear before and after a norm."""
+    """Apply one linear before and after a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class Twice(nn.Module):
 
 
 def main() -> None:
-    """Run one step of two stages."""
-    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    """Run one step with two stages."""
+    torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     stage = PipelineStage(Twice(), rank, 2, torch.device("cpu"))
     schedule = ScheduleInterleavedZeroBubble([stage], 2, loss_fn=nn.MSELoss())

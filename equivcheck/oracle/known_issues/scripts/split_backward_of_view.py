@@ -20,8 +20,8 @@ class Flattened(nn.Module):
 
 
 def main() -> None:
-    """Run one step of three stages."""
-    torch.set_default_dtype(torch.float64)  # in which torch 2.9 receives the int64 that another stage sends first
+    """Run one step with three stages."""
+    torch.set_default_dtype(torch.float64)  # torch 2.9 receives the next stage's first message, int64, in the default dtype
     rank = dist.get_rank()
     stage = PipelineStage(Flattened(), rank, 3, torch.device("cpu"))
     schedule = ScheduleInterleavedZeroBubble([stage], 3, loss_fn=nn.MSELoss())

@@ -8,7 +8,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 
 def main() -> float:
-    """Train for one step with a frozen linear and see whether it has moved."""
+    """Train for one step with a frozen linear and check whether it has changed."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

@@ -15,7 +15,7 @@ def tied() -> nn.Sequential:
 
 
 def main() -> float:
-    """Compare the gradient of the shared weight with that of a plain model."""
+    """Compare the shared weight's gradient with the one in a plain model."""
     plain, parallel = tied(), tied()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(parallel, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
