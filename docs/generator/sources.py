@@ -20,7 +20,7 @@ from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle.known_issues.issue_script import issue_script
 from equivcheck.oracle.known_issues.known import all_known_issues
-from equivcheck.oracle.known_issues.showing import measured
+from equivcheck.oracle.known_issues.showing import measured_results
 from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
 from equivcheck.programs.run.issue_text import is_reported, issue_text, sentence_of
 from equivcheck.programs.run.known.on_file import ON_FILE

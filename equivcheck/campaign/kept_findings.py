@@ -10,7 +10,7 @@ from equivcheck.campaign.findings.example import adds_information, is_better_exa
 from equivcheck.campaign.findings.finding import StoreFailed
 from equivcheck.campaign.findings.fingerprint import fingerprint
 from equivcheck.campaign.findings.store import FindingStore, Kept
-from equivcheck.oracle.verdict.description import failed
+from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.oracle.verdict.verdict import CaseVerdict
 
 
@@ -61,7 +61,7 @@ class KeptFindings:
         except StoreFailed as error:
             self.unkept = str(error)
         except Exception as error:
-            self.unkept = failed("keeping a finding", error)
+            self.unkept = failure_line("keeping a finding", error)
         return Kept.UNKEPT
 
 

@@ -21,7 +21,7 @@ def may_be_confirmed(verdict: CaseVerdict) -> bool:
     return verdict.outcome.is_finding and verdict.world != CONFIRMING and not verdict.confirmed
 
 
-def confirmed(verdict: V, again: CaseVerdict) -> V:
+def add_confirmation(verdict: V, again: CaseVerdict) -> V:
     """Add another world's verdict `again` on the same case with the same planted fault."""
     return replace(verdict, confirmed=_comparison(verdict.outcome, again))
 
@@ -29,7 +29,7 @@ def confirmed(verdict: V, again: CaseVerdict) -> V:
 def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
     """Run `check` in the confirming world and add its result. If it fails, the verdict says why and stays."""
     try:
-        return confirmed(verdict, check())
+        return add_confirmation(verdict, check())
     except Exception as error:
         return verdict.without(f"confirming on {CONFIRMING}", error)
 

@@ -74,7 +74,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     or if a script disagrees with the table of known issues.
     """
     from equivcheck.oracle.known_issues.showing import table_path
-    from equivcheck.quality.versions.corpus import drawn
+    from equivcheck.quality.versions.corpus import draw_scenarios
     from equivcheck.quality.versions.matrix import Matrix, code_digest, load_or_new
     from equivcheck.quality.versions.table import print_matrix
     from equivcheck.scenario.file_format.codec import encode
@@ -82,7 +82,7 @@ def versions(  # noqa: PLR0913, PLR0917 - options
     if write_shows and not _is_checkout():
         raise UsageError(f"--write-shows is not valid: {table_path()} is installed. Expected a checkout of equivcheck")
     ids = tuple(issue.id for issue in issues)
-    matrix = Matrix(code=code_digest(), seed=seed, scenarios=drawn(count, seed), issues=ids, versions={})
+    matrix = Matrix(code=code_digest(), seed=seed, scenarios=draw_scenarios(count, seed), issues=ids, versions={})
     matrix = matrix if again else load_or_new(output, matrix)
     matrix = _filled(matrix, versions, environments(pythons, cache, index_url), issues, output)
     if write_shows:
@@ -136,9 +136,9 @@ def _is_checkout() -> bool:
 def _write_shows(matrix: Matrix) -> None:
     """Update the measured entries of the table and keep the others."""
     from equivcheck.oracle.known_issues.known import all_known_issues
-    from equivcheck.oracle.known_issues.showing import measured, table_path, written_table
+    from equivcheck.oracle.known_issues.showing import measured_results, table_path, written_table
     from equivcheck.quality.versions.matrix import shows_of
 
-    before, now = measured(), shows_of(matrix)
+    before, now = measured_results(), shows_of(matrix)
     table = {issue.id: {**before.get(issue.id, {}), **now.get(issue.id, {})} for issue in all_known_issues()}
     table_path().write_text(written_table(table), encoding="utf-8")

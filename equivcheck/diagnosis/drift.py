@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.reference_values import start_steps_from, values_at_steps
-from equivcheck.diagnosis.words import listed
+from equivcheck.diagnosis.words import join_words
 from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.running import Runner
 from equivcheck.oracle.comparison.compare import compare
@@ -59,4 +59,4 @@ def _sentence(num_steps: int, divergences_with: Callable[[bool], tuple[Divergenc
 
 
 def _numbered(steps: list[int]) -> str:
-    return f"step{'' if len(steps) == 1 else 's'} {listed([str(step) for step in steps])}"
+    return f"step{'' if len(steps) == 1 else 's'} {join_words([str(step) for step in steps])}"

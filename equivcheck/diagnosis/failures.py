@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.diagnosis.words import numbered
+from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.failure import Failure, RankReport, RankState
 
@@ -46,7 +46,7 @@ def _error(report: RankReport) -> str:
 
 
 def _ranks(reports: list[RankReport]) -> str:
-    return numbered([report.rank for report in reports])
+    return name_ranks([report.rank for report in reports])
 
 
 def _verb(reports: list[RankReport], one: str, many: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from equivcheck.diagnosis.evidence import Evidence
-from equivcheck.diagnosis.words import count_description, numbered, rows_of_tensor, tensors
+from equivcheck.diagnosis.words import count_description, name_ranks, rows_of_tensor, tensors
 from equivcheck.oracle.verdict.cause import Cause, Diagnosis
 from equivcheck.worlds.trace.differences import Difference, Phase
 from equivcheck.worlds.trace.pieces import TensorsByName, select_piece, values_by_piece
@@ -136,7 +136,7 @@ def _partial(diverged: Evidence, names: list[str], found: TensorsByName, expecte
     wrong = {name: mask for name, mask in wrong.items() if mask.any()}
     ranks = _ranks_with(diverged, wrong)
     if wrong and len(ranks) < len(diverged.traces) and len(diverged.traces) > 1:
-        words = f"{tensors(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} on {numbered(ranks)} only"
+        words = f"{tensors(list(wrong))} {'differs' if len(wrong) == 1 else 'differ'} on {name_ranks(ranks)} only"
         yield _pattern(Cause.PART_OF_TENSOR, words)
     if wrong and not all(mask.all() for mask in wrong.values()) and all(mask.ndim for mask in wrong.values()):
         yield _pattern(Cause.PART_OF_TENSOR, f"the difference is limited to {rows_of_tensor(wrong)}")

@@ -18,23 +18,23 @@ def tensors(names: Sequence[str]) -> str:
     """Join tensor names: ```a` and `b```, or ```a`, `b` and 3 more``."""
     quoted = [f"`{name}`" for name in names]
     if len(quoted) <= _NAMED + 1:
-        return listed(quoted)
+        return join_words(quoted)
     return f"{', '.join(quoted[:_NAMED])} and {len(quoted) - _NAMED} more"
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     """Join words: ``a, b and c``."""
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def layers_by_name(layers: Iterable[int]) -> str:
     """Layers by index: ```layers.0` and `layers.2```."""
-    return listed([f"`layers.{layer}`" for layer in layers])
+    return join_words([f"`layers.{layer}`" for layer in layers])
 
 
-def numbered(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Name ranks by number: ``rank 1``, or ``ranks 1 and 2``."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed([str(rank) for rank in ranks])}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {join_words([str(rank) for rank in ranks])}"
 
 
 def gradients(diverged: Evidence, names: Sequence[str]) -> str:
@@ -54,7 +54,7 @@ def over(mesh: Mesh, axes: Sequence[str]) -> str:
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
     """Masked elements: ``rows 2 to 3 of `a```, or ``5 of the 8 elements of `a```."""
-    return listed([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
+    return join_words([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:

@@ -14,7 +14,7 @@ from equivcheck.layouts.base.script.draft import CannotExport, Draft, refuse
 from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.loop import train_lines
 from equivcheck.layouts.base.script.numbers import Numbers, choose_numbers, constants
-from equivcheck.layouts.base.script.text import formatted
+from equivcheck.layouts.base.script.text import format_code
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.scenario import CrossEntropy, Layer, Precision, Scenario
 from equivcheck.training.layers.registry import layer_kind
@@ -46,7 +46,7 @@ def script_of(
         name=name,
         torch=seen_on or torch.__version__.partition("+")[0],
     )
-    text = formatted([*header, "", *_body(draft, tolerance_of(scenario, verdict))])
+    text = format_code([*header, "", *_body(draft, tolerance_of(scenario, verdict))])
     compile(text, name, "exec")
     return text
 

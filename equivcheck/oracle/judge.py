@@ -12,7 +12,7 @@ from typing import TypeVar
 from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.comparison.compare import Comparison, compare, comparison_before
 from equivcheck.oracle.reference.coarse import is_large
-from equivcheck.oracle.reference.doubt import Doubt, earlier
+from equivcheck.oracle.reference.doubt import Doubt, earlier_doubt
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.oracle.verdict.sentences import place, sentence
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
@@ -50,13 +50,13 @@ def judge(verdict: V, case: ExpectedRun, result: RanksResult) -> tuple[V, Doubt 
     found, doubt = _compared(reference, result, Comparison(divergences=(), worst_error=0.0, largest_share=0.0)), reference.doubt
     if found.divergences:
         confirming = case.confirming_reference()
-        found, doubt = _compared(confirming, result, found), earlier(reference.doubt, confirming.doubt)
+        found, doubt = _compared(confirming, result, found), earlier_doubt(reference.doubt, confirming.doubt)
         if reference.doubt and doubt and found.largest_share < reference.noise_limit:
             found = comparison_before(doubt.step, found)
         elif reference.first_noisy_step is not None and confirming.first_noisy_step is not None:
             found = comparison_before(max(reference.first_noisy_step, confirming.first_noisy_step), found)
         elif (turned := _doubt_by_uncertain_signs(reference, confirming, found)) is not None:
-            found, doubt = comparison_before(turned.step, found), earlier(doubt, turned)
+            found, doubt = comparison_before(turned.step, found), earlier_doubt(doubt, turned)
     verdict = _diverged(verdict, found, case.calls)
     if verdict.outcome is Outcome.EQUIVALENT and doubt is not None and doubt.step < case.required_steps:
         verdict = replace(verdict, outcome=Outcome.INCONCLUSIVE, reason=doubt.reason)

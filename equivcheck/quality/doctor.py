@@ -103,7 +103,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
     try:
         from equivcheck.checking.check import check
 
-        verdict = check(smallest(parallelism), world=world, deadline=_DEADLINE)
+        verdict = check(smallest_scenario(parallelism), world=world, deadline=_DEADLINE)
     except Exception as error:
         return _line(error), ""
     if verdict.outcome in (Outcome.EQUIVALENT, Outcome.KNOWN):
@@ -111,7 +111,7 @@ def _result(world: str, parallelism: type[Parallelism]) -> tuple[str, str]:
     return f"{verdict.outcome.value}: {verdict.reason}", ""
 
 
-def smallest(parallelism: type[Parallelism]) -> Scenario:
+def smallest_scenario(parallelism: type[Parallelism]) -> Scenario:
     """The smallest scenario: one layer or as many as the layout needs, one step, two ranks on the parallelism's first axis."""
     names = parallelism.axes[0]
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from equivcheck.layouts.base.expected_calls.communication import Key, Totals, described, order_of, totals
-from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, describe_calls, order_of, totals
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.oracle.verdict.verdict import Verdict
 from equivcheck.report.lanes import PlacedCall, group_names, placed_steps, steps_in_words, used_letters
 from equivcheck.worlds.call import BEFORE_STEPS
@@ -43,7 +43,7 @@ def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
         actual = totals(calls, scenario.layout.mesh)
-        expected = {} if verdict.unmodelled else predicted(scenario.training, scenario.layout, rank).beside(actual)
+        expected = {} if verdict.unmodelled else predict_calls(scenario.training, scenario.layout, rank).beside(actual)
         found.setdefault(_rows(actual, expected), []).append(rank)
     return found
 
@@ -68,7 +68,7 @@ def _table(rows: Rows, *, modelled: bool) -> Table:
 
 
 def _comparison(actual: tuple[int, int], expected: tuple[int, int]) -> Text:
-    return Text("the same", style="green") if actual == expected else Text(described(*expected), style="red")
+    return Text("the same", style="green") if actual == expected else Text(describe_calls(*expected), style="red")
 
 
 def _print_lanes(console: Console, verdict: Verdict) -> None:

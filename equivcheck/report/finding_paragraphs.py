@@ -12,11 +12,11 @@ from equivcheck.campaign.findings.fingerprint import what_is_wrong
 from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.findings.store import Kept
-from equivcheck.oracle.verdict.description import error_in_words, shortened
+from equivcheck.oracle.verdict.description import error_in_words, shorten_to_line
 from equivcheck.oracle.verdict.sentences import whose
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
-from equivcheck.report.terminal import own_command, wrapped
+from equivcheck.report.terminal import own_command, wrap
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.scenario.scenario import count, describe_case
 from equivcheck.system.printable import shorten
@@ -113,10 +113,10 @@ def _lines(summary: Summary, groups: list[FindingGroup], num_full: int, num_show
 
 def _paragraph(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
-    yield from wrapped(f"{verdict.outcome.value.upper()}: {describe_case(verdict.case)}", "  ")
+    yield from wrap(f"{verdict.outcome.value.upper()}: {describe_case(verdict.case)}", "  ")
     for label, text in _evidence(verdict):
-        yield from wrapped(f"  {label}:".ljust(len(_LABEL)) + text, " " * len(_LABEL))
-    yield from wrapped(f"  {'seen:':<7}{_seen(summary, group)}", " " * len(_LABEL))
+        yield from wrap(f"  {label}:".ljust(len(_LABEL)) + text, " " * len(_LABEL))
+    yield from wrap(f"  {'seen:':<7}{_seen(summary, group)}", " " * len(_LABEL))
     yield _more(summary, group.example)
 
 
@@ -124,18 +124,18 @@ def _paragraph_in_short(summary: Summary, group: FindingGroup) -> Iterator[str]:
     verdict = group.example.verdict
     label, text = next(_evidence(verdict))
     line = f"{verdict.outcome.value.upper()}: {_layouts(group)}: {label}: {text}"
-    yield from wrapped(shorten(line, _LONGEST_IN_SHORT), "  ")
+    yield from wrap(shorten(line, _LONGEST_IN_SHORT), "  ")
     yield _more(summary, group.example)
 
 
 def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
     """Yield labels and texts: why it failed, what was found, and what is missing."""
     if verdict.diagnosis is not None:
-        yield "why", shortened(verdict.diagnosis.sentence)
+        yield "why", shorten_to_line(verdict.diagnosis.sentence)
     elif verdict.drift:
         yield "why", "not explained: no known fault reproduces this"
     if verdict.divergence is None:
-        yield "what", shortened(verdict.reason)
+        yield "what", shorten_to_line(verdict.reason)
     else:
         yield "first", _first(verdict.divergence)
     if verdict.unfinished:

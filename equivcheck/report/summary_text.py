@@ -16,7 +16,7 @@ from equivcheck.layouts.composition.registry import TIMES
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.finding_paragraphs import finding_lines, store_option
-from equivcheck.report.terminal import WIDTH, own_command, wrapped
+from equivcheck.report.terminal import WIDTH, own_command, wrap
 from equivcheck.scenario.scenario import count
 from equivcheck.system.printable import escape_unprintable, shorten
 
@@ -100,7 +100,7 @@ def _known_line(tally: Tally) -> str:
 
 def _control_lines(summary: Summary) -> list[str]:
     if summary.control is not None:
-        return wrapped(control_text(summary.control))
+        return wrap(control_text(summary.control))
     return ["control: not decided before the run ended"] if summary.plan.controls is not None else []
 
 

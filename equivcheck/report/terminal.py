@@ -30,7 +30,7 @@ WIDTH = 80
 """Columns on a screen."""
 
 
-def wrapped(text: str, indent: str = "") -> list[str]:
+def wrap(text: str, indent: str = "") -> list[str]:
     """Wrap into lines of at most `WIDTH` columns, all but the first indented. Long words, such as paths, stay whole."""
     return textwrap.wrap(
         escape_unprintable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

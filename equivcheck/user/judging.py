@@ -13,7 +13,7 @@ from equivcheck.layouts.composition.running import RanksResult
 from equivcheck.oracle.judge import ExpectedRun, judge, judge_failure
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
-from equivcheck.oracle.verdict.description import failed
+from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.oracle.verdict.sentences import sentence
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.system.tally import record_check
@@ -109,7 +109,7 @@ def with_cause(verdict: UserVerdict, run: SingleDeviceRun, reference: Reference,
             return verdict
         found, where = explanation_of(diverged), where_of(diverged)
     except Exception as error:
-        return replace(verdict, notes=(*verdict.notes, failed("looking for the cause", error)))
+        return replace(verdict, notes=(*verdict.notes, failure_line("looking for the cause", error)))
     hint = "" if found.cause else "; ".join(filter(None, (verdict.hint, found.pattern)))
     return replace(verdict, cause=found.cause, kinds=found.kinds, where=where, hint=hint)
 

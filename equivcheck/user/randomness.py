@@ -46,7 +46,7 @@ class RowShard:
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_generators(seed: int) -> Iterator[None]:
     """Seed torch, numpy and random, and restore their state afterwards.
 
     Simulated ranks are threads and share these generators. Code in this context must not communicate, because another rank could

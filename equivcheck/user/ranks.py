@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from equivcheck.user.batches import complex_parameter, convert_batch, convert_model, part_number, rank_batch
 from equivcheck.user.loop import train
 from equivcheck.user.precision.policy import PrecisionObserver, policy_of
-from equivcheck.user.randomness import RowShard, mask_dropout, seeded
+from equivcheck.user.randomness import RowShard, mask_dropout, seed_generators
 from equivcheck.user.task import Task
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames
@@ -65,7 +65,7 @@ def build_model(task: Task, cut: RowShard | None = None) -> nn.Module:
     `cut` selects the rows for dropout masks; None selects all rows. Raises `UsageError` if the result is not a module or has
     complex parameters.
     """
-    with seeded(task.seed):
+    with seed_generators(task.seed):
         model = task.model()
     if not isinstance(model, nn.Module):
         raise invalid("model", f"it returned {model!r:.100}", "a torch.nn.Module")

@@ -17,7 +17,7 @@ from equivcheck.oracle.reference.reference import Reference
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, perturb_batch, perturbation_factors, same_loss_ranks, split
 from equivcheck.user.loop import train
-from equivcheck.user.randomness import Masked, RowShard, seeded
+from equivcheck.user.randomness import Masked, RowShard, seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Task
 from equivcheck.user.traces.names import TensorNames
@@ -46,7 +46,7 @@ class SingleDeviceRun:
             pairs = zip(model.parameters(), untouched.parameters(), strict=False)
             self.changes_parameters = any(not torch.equal(after, before) for after, before in pairs)
             self.element_types = precision.seen.union(self._tensors())
-            self.precision = coarsest(self.element_types)
+            self.precision = coarsest_type(self.element_types)
             self.eps = eps_of(self.precision)
             # Another seed must not matter: on ranks every rank would draw its own numbers.
             _require_same_training(model, self.trace, self.train(seed=task.seed + 1))
@@ -136,7 +136,7 @@ def trace_of(
         module = build_model(task) if model is None else model
         called, trained = (module, task) if spread is None else spread(module)
         given = [convert_batch(batch, task.dtype) for batch in (task.batches if batches is None else batches)]
-        with seeded(seed):
+        with seed_generators(seed):
             return train(trained, Reader(TensorNames(module), called), given, task.step, 1.0)
     except UsageError:
         raise
@@ -226,7 +226,7 @@ class _Precision(TorchFunctionMode):
         return result
 
 
-def coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
+def coarsest_type(kinds: Iterable[torch.dtype]) -> torch.dtype:
     """Return the element type with the largest eps; float64 if there is none."""
     return max(kinds, key=eps_of, default=torch.float64)
 

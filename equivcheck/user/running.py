@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from equivcheck.layouts.base.execution.compile_time import COMPILE_SECONDS
 from equivcheck.layouts.composition.running import PROCESSES, THREADS
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.user.ranks import process_trace, rank_trace
 from equivcheck.user.task import Task
 from equivcheck.user.usage import invalid
@@ -53,13 +53,13 @@ def run_on(members: Ranks, task: Task, schedule_seed: int, deadline: float) -> t
 
 
 def _require_copyable(task: Task, world: str) -> None:
-    from equivcheck.worlds.gloo.request import copied
+    from equivcheck.worlds.gloo.request import pickle_copy
 
     for name in (field.name for field in fields(task) if callable(getattr(task, field.name))):
         value = getattr(task, name)
         try:
-            copied(value)
+            pickle_copy(value)
         except Exception as error:
-            why = f"it cannot be copied to other processes ({shortened(str(error))})"
+            why = f"it cannot be copied to other processes ({shorten_to_line(str(error))})"
             expected = 'a function whose variables can be pickled, or world="sim"'
             raise invalid(f"{name} {value!r:.100} in world {world!r}", why, expected) from None

@@ -14,7 +14,7 @@ The function should cache, because runs are frequent.
 
 
 @contextlib.contextmanager
-def replaced(places: Sequence[Place]) -> Iterator[None]:
+def replace_attributes(places: Sequence[Place]) -> Iterator[None]:
     """Replace the attributes while entered."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     for owner, name, make in places:

@@ -12,7 +12,7 @@ from equivcheck.system.parent_death import code_to_end_with_parent
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.rank import leave, serve_rank
 from equivcheck.worlds.gloo.rank_processes import RankProcesses
-from equivcheck.worlds.gloo.request import import_path, packed, request
+from equivcheck.worlds.gloo.request import import_path, pickle_task, request
 from equivcheck.worlds.ranks import Run
 
 _EXIT_SECONDS = 30.0
@@ -24,7 +24,7 @@ def run_spawned(program: Callable[..., Any], *arguments: Any, size: int, deadlin
 
     `deadline` is in seconds and begins when all ranks have joined. Raises `RanksFailed` as other worlds do.
     """
-    task = packed(program, arguments)
+    task = pickle_task(program, arguments)
     with contextlib.ExitStack() as undo:
         started = [_start(undo) for _ in range(size)]
         by_pid = {process.pid: process for process, _ in started}

@@ -17,7 +17,7 @@ from equivcheck.cli.doctor import doctor as command
 from equivcheck.cli.shell import ExitCode
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.quality import doctor
-from equivcheck.quality.doctor import PROGRAMS, Probe, probe, probe_program, smallest
+from equivcheck.quality.doctor import PROGRAMS, Probe, probe, probe_program, smallest_scenario
 from equivcheck.scenario import DDP
 from equivcheck.worlds.gloo.fork_server import ForkServer
 from support.supported import require_supported
@@ -27,7 +27,7 @@ from support.supported import require_supported
 def test_every_layout_works_in_simulation(tag: str) -> None:
     """Each layout's smallest training runs, so a failure in the doctor's table is about the machine."""
     parallelism = layout_kinds()[tag].parallelism
-    require_supported(smallest(parallelism))
+    require_supported(smallest_scenario(parallelism))
     found = probe("sim", tag, parallelism)
     assert found.works, found.reason
 
@@ -100,4 +100,4 @@ LINE_UP, ERASE_LINE = "\x1b[1A", "\x1b[2K"
 def test_the_smallest_scenario_has_two_ranks() -> None:
     """A single rank would prove nothing about communication."""
     for kind in layout_kinds().values():
-        assert smallest(kind.parallelism).layout.mesh.num_ranks == doctor._NUM_RANKS == 2
+        assert smallest_scenario(kind.parallelism).layout.mesh.num_ranks == doctor._NUM_RANKS == 2

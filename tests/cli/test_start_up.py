@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from equivcheck.layouts.composition.registry import imports_of, layout_kinds
-from equivcheck.quality.doctor import smallest
+from equivcheck.quality.doctor import smallest_scenario
 from equivcheck.scenario import DDP
 from equivcheck.scenario.file_format.codec import to_json
 from equivcheck.worlds.preload import RARE
@@ -50,7 +50,7 @@ def modules_after(code: str, *arguments: str) -> set[str]:
 def test_a_check_imports_only_what_it_uses(tmp_path: Path) -> None:
     """A passing DDP check imports no diagnosis, known issue, other parallelism or rare torch module."""
     file = tmp_path / "scenario.json"
-    file.write_text(to_json(smallest(DDP)), encoding="utf-8")
+    file.write_text(to_json(smallest_scenario(DDP)), encoding="utf-8")
     found = modules_after(CHECK, str(file))
     assert {"torch", "equivcheck.layouts.parallelisms.ddp.apply", "equivcheck.worlds.sim.ranks"} <= found
     assert not [name for name in found if name.startswith(UNUSED)]
@@ -86,9 +86,9 @@ print(*found, "end")
 
 def test_ranks_import_no_rare_module() -> None:
     """A module that a rank imports would keep functions that sim replaces. Layouts name such modules, to import them before."""
-    sharing = smallest(DDP)
+    sharing = smallest_scenario(DDP)
     sharing = replace(sharing, layout=replace(sharing.layout, parallelisms=(DDP(zero_redundancy=True),)))
-    scenarios = [*(smallest(kind.parallelism) for kind in layout_kinds().values()), sharing]
+    scenarios = [*(smallest_scenario(kind.parallelism) for kind in layout_kinds().values()), sharing]
     naming = [scenario for scenario in scenarios if imports_of(scenario.layout)]
     assert {scenario.layout.name for scenario in naming} == {"ddp", "pipeline"}
     in_order = sorted(scenarios, key=naming.__contains__)  # those that import a rare module run last

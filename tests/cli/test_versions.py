@@ -112,7 +112,7 @@ def test_the_table_of_known_issues_takes_what_was_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Other entries stay. If it is no checkout, nothing runs."""
-    before, measured = showing.measured(), Measured(monkeypatch, found(shows=Shows.DOES_NOT))
+    before, measured = showing.measured_results(), Measured(monkeypatch, found(shows=Shows.DOES_NOT))
     table = tmp_path / "equivcheck" / "oracle" / "known_issues" / "shows.toml"
     table.parent.mkdir(parents=True)
     monkeypatch.setattr(showing, "table_path", lambda: table)

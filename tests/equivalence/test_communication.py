@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from equivcheck import Scenario
 from equivcheck.layouts.base.expected_calls.model import NO_COMMUNICATION_MODEL
-from equivcheck.layouts.composition.expected_calls import UNPREDICTED_EXECUTION, predicted
+from equivcheck.layouts.composition.expected_calls import UNPREDICTED_EXECUTION, predict_calls
 from equivcheck.layouts.composition.registry import kinds_of, layout_kinds, layout_names
 from equivcheck.strategies import scenarios
 
@@ -33,7 +33,7 @@ def test_communication_is_predicted(layout: str) -> None:
     reasons: list[str] = []
 
     def expected(scenario: Scenario) -> None:
-        reasons.append(predicted(scenario.training, scenario.layout).reason)
+        reasons.append(predict_calls(scenario.training, scenario.layout).reason)
 
     for number in range(4):  # one run of Hypothesis alone may stay with one kind of scenario for long
         run = settings(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 
 from equivcheck.oracle.comparison.compare import compare
-from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed
+from equivcheck.oracle.reference.noise import NUM_CONFIRMATIONS, expected_moments, perturbed_copies
 from equivcheck.oracle.reference.optimizer_rounding import rounding_setup
 from equivcheck.oracle.reference.reference import Reference, ReferenceRun, noise_limit
 from equivcheck.oracle.reference.summation import split_trace
@@ -32,7 +32,7 @@ def test_a_batch_split_as_a_layout_splits_it_is_within_the_floor(training: Train
     rows = tuple(PARTS * rows for rows in training.data.microbatches)
     training = replace(training, data=replace(training.data, microbatches=rows), model=replace(training.model, counter=False))
     with one_thread():
-        copies = perturbed(training, NUM_CONFIRMATIONS, rounding_setup(training))
+        copies = perturbed_copies(training, NUM_CONFIRMATIONS, rounding_setup(training))
         moments = expected_moments(training, train(single_device_setup(training)), copies)
         split = split_trace(training, PARTS, float(PARTS))
 

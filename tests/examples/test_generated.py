@@ -21,7 +21,7 @@ from equivcheck.cli import main
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit
 from equivcheck.mutants.registry import mutants
 from equivcheck.oracle.known_issues.known import IssueKind, all_known_issues
-from equivcheck.oracle.known_issues.showing import Shows, measured
+from equivcheck.oracle.known_issues.showing import Shows, measured_results
 from equivcheck.programs.run.known.on_file import ON_FILE
 
 
@@ -61,7 +61,7 @@ def test_each_known_issue_has_a_section() -> None:
         row = re.search(r"^\| shows \|.*$", sections[issue.id], re.MULTILINE)[0]
         cells = {"yes": Shows.SHOWS, "no": Shows.DOES_NOT, "-": Shows.CANNOT_RUN}
         shown = [cells[cell] for cell in row.removesuffix(" |").split(" | ")[1:]]
-        assert shown == [found.shows for found in measured()[issue.id].values()]
+        assert shown == [found.shows for found in measured_results()[issue.id].values()]
 
 
 def test_each_limit_is_listed() -> None:

@@ -12,7 +12,7 @@ from packaging.version import Version
 from equivcheck.export.forked import run_forked
 from equivcheck.oracle.known_issues.issue_script import SCRIPTS, write_issue_script
 from equivcheck.oracle.known_issues.known import IssueKind, KnownIssue, all_known_issues, known_issues
-from equivcheck.oracle.known_issues.showing import Shows, measured, read_table, showing, table_path, written_table
+from equivcheck.oracle.known_issues.showing import Shows, measured_results, read_table, showing, table_path, written_table
 from equivcheck.system.torch_version import OLDEST
 
 HERE = known_issues()
@@ -41,8 +41,8 @@ def test_the_issue_still_shows(issue: KnownIssue, tmp_path: Path) -> None:
 
 def test_every_issue_was_tried_on_every_version() -> None:
     """Each issue has a row in shows.toml, and all rows have the same versions, beginning with the oldest supported one."""
-    columns = {tuple(row) for row in measured().values()}
-    assert measured().keys() == {issue.id for issue in all_known_issues()}
+    columns = {tuple(row) for row in measured_results().values()}
+    assert measured_results().keys() == {issue.id for issue in all_known_issues()}
     assert len(columns) == 1
     (versions,) = columns
     assert list(versions) == sorted(versions, key=Version)

@@ -29,13 +29,13 @@ class Reach:
         """Count a scenario."""
         self.num_scenarios += 1
         self.unknown |= features(scenario) - _numbers().keys()
-        numbers, mask = shipped(scenario)
+        numbers, mask = shipped_features(scenario)
         for number in numbers:
             self._rows[number] |= mask
 
     def gain(self, scenario: Scenario) -> int:
         """How many new pairs a scenario would add, counted in both orders."""
-        numbers, mask = shipped(scenario)
+        numbers, mask = shipped_features(scenario)
         return sum((mask & ~self._rows[number]).bit_count() for number in numbers)
 
     def merge(self, other: Reach) -> None:
@@ -74,7 +74,7 @@ def num_shipped() -> int:
 
 
 @lru_cache(maxsize=4)
-def shipped(scenario: Scenario) -> tuple[tuple[int, ...], int]:
+def shipped_features(scenario: Scenario) -> tuple[tuple[int, ...], int]:
     """A scenario's features as sorted numbers and as a bit mask. Features outside the table are left out.
 
     The last few are cached, because selection asks several times about one scenario.
@@ -125,7 +125,7 @@ class Triples:
 
     def _pairs(self, scenario: Scenario) -> tuple[_Pairs, _Bits]:
         """All pairs of a scenario's features by number, and all its features as a bit mask."""
-        numbers, mask = shipped(scenario)
+        numbers, mask = shipped_features(scenario)
         found = np.array(numbers, dtype=np.intp)
         first, second = _two_of(len(numbers))
         return (found[first], found[second]), np.frombuffer(mask.to_bytes(8 * self._num_words, "little"), dtype="<u8")

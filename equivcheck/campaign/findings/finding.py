@@ -18,8 +18,8 @@ from equivcheck.campaign.findings.versions import ShownIn
 from equivcheck.checking.kinds import VERDICTS, num_steps
 from equivcheck.errors import EquivCheckError, InvalidScenario, UsageError
 from equivcheck.layouts.base.expected_calls.communication import to_traffic, totals
-from equivcheck.layouts.composition.expected_calls import predicted
-from equivcheck.oracle.verdict.description import failed
+from equivcheck.layouts.composition.expected_calls import predict_calls
+from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.nouns import case_from_json
 from equivcheck.scenario.file_format.codec import decode, encode, load, to_json
@@ -76,7 +76,7 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
     """Actual and expected calls per rank, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
     counted = [totals(calls, layout.mesh) for calls in verdict.calls]
-    expected = [to_traffic(predicted(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
+    expected = [to_traffic(predict_calls(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
     return {
         "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),
@@ -128,7 +128,7 @@ def _readme(mark: str, verdict: CaseVerdict, found_in: Environment, shown_in: Sh
     try:
         return readme(mark, verdict, found_in, shown_in)
     except Exception as error:
-        return f"# {mark}: {verdict.outcome.value}\n\n{failed('this text', error)}\n\nSee {SCENARIO} and {VERDICT}."
+        return f"# {mark}: {verdict.outcome.value}\n\n{failure_line('this text', error)}\n\nSee {SCENARIO} and {VERDICT}."
 
 
 def _write(path: Path, text: str) -> None:

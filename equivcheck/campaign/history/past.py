@@ -89,7 +89,7 @@ def find_run(history: History, prefix: str = "") -> PastRun:
     )
 
 
-def noted(history: History, run: Run) -> Noted:
+def run_details(history: History, run: Run) -> Noted:
     """Details about a run."""
     with history.open(writes=False) as db:
         outcomes = db.execute("SELECT layout, outcome, checks FROM outcome WHERE run = ?", (run.id,)).fetchall()

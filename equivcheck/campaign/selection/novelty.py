@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from equivcheck.campaign.coverage.reach import Reach, Triples, shipped
+from equivcheck.campaign.coverage.reach import Reach, Triples, shipped_features
 from equivcheck.layouts.base.execution.compile_time import START_SECONDS, expected_compile_seconds, expected_trace_seconds
 from equivcheck.scenario import FSDP1, FSDP2, SPMD, LocalTensorParallel, Replicate, Scenario, TensorParallel
 
@@ -136,7 +136,7 @@ class Novelty:
     def _gains(self, scenario: Scenario) -> tuple[float, float]:
         """A scenario's gain, and its share of new features divided by its cost."""
         gain = _worth(self._reach.gain(scenario) / 2, self._triples.gain(scenario))
-        count = len(shipped(scenario)[0])
+        count = len(shipped_features(scenario)[0])
         return gain, gain / _worth(math.comb(count, 2), math.comb(count, 3)) / expected_cost(scenario)
 
 

@@ -13,7 +13,7 @@ from equivcheck.checking.dry_run.grow import small_scenario
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.base.partition import local_shape
-from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.layouts.composition.limits import unsupported
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, held_of
@@ -104,7 +104,7 @@ def dry_run(scenario: Scenario) -> DryRun:
     misplaced = [problem for plan, run in found for problem in _misplaced(scenario, plan, run.values[0])]
     plans = tuple(plan for plan, _ in found)
     fewer = tuple(_differing(plans[0].traffic, _small_traffic(small), small.layout.mesh.num_ranks))
-    prediction = predicted(scenario.training, scenario.layout)
+    prediction = predict_calls(scenario.training, scenario.layout)
     unmodelled, runs = prediction.unmodelled, () if prediction.reason else found
     surprises = [text for plan, run in runs for text in _unpredicted(scenario, plan.rank, run.calls[0])]
     return DryRun(

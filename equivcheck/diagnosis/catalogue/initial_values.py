@@ -9,7 +9,7 @@ import numpy as np
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_emulated_ranks
 from equivcheck.diagnosis.diverged_run import DivergedRun, initial_values
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.single_device import single_device_setup
 from equivcheck.worlds.trace.pieces import TensorsByName, fill, full_tensors_of, select_piece
@@ -26,7 +26,9 @@ def wrong_initial_values(diverged: DivergedRun) -> Iterator[Counterfactual]:
     ]
     if wrong:
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
-        who = "every rank starts" if len(ranks) == len(diverged.initial) else f"{numbered(ranks)} start{'s' * (len(ranks) == 1)}"
+        who = (
+            "every rank starts" if len(ranks) == len(diverged.initial) else f"{name_ranks(ranks)} start{'s' * (len(ranks) == 1)}"
+        )
         cause, words = Cause.UNEQUAL_START, f"{who} from wrong initial values of {tensors(names)}"
         if all(_is_permuted(diverged, name, expected) for name in names):
             cause = Cause.PERMUTED

@@ -22,7 +22,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import count_description, gradients, listed, over
+from equivcheck.diagnosis.words import count_description, gradients, join_words, over
 from equivcheck.layouts.base.rounding import EACH
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.setup import Setup
@@ -60,7 +60,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if not axes or count == 1 or not diverged.can_be_emulated:
         return
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
-        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {listed([str(number) for number in numbers])}"
+        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
         words = f"the gradients of {which} are left unreduced over {over(diverged.mesh, axes)}"
 
         def change(ranks: EmulatedRanks, numbers: tuple[int, ...] = numbers) -> None:

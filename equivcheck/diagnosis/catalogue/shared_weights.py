@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import listed
+from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Training
 from equivcheck.training.optimizer import build_optimizer
@@ -30,7 +30,7 @@ def wrong_sharing(diverged: DivergedRun) -> Iterator[Counterfactual]:
         choices = [tuple(sharers), *((place,) for place in (*sharers, owner))]
         for places in dict.fromkeys(choices):
             linears = [f"layers.{place}.linear" for place in places]
-            where = f"layer{'' if len(places) == 1 else 's'} {listed([str(at) for at in places])}"
+            where = f"layer{'' if len(places) == 1 else 's'} {join_words([str(at) for at in places])}"
             words = f"the use of the shared {weight} in {where} adds nothing to its gradient"
             yield on_one_device(diverged, Cause.UNTIED, words, using_weight(linears, detached_weight))
             words = f"the shared {weight} keeps its initial value in {where}"

@@ -12,7 +12,7 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import gradients, listed, over, tensors
+from equivcheck.diagnosis.words import gradients, join_words, over, tensors
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -148,7 +148,7 @@ def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: i
 
 def _named(layers: tuple[Linears, ...]) -> str:
     names = [f"`{name}`" for layer in layers for name in layer if not name.endswith(".auxiliary")]
-    return listed(names) if len(names) < 4 else f"{len(layers)} layers"
+    return join_words(names) if len(names) < 4 else f"{len(layers)} layers"
 
 
 def _forwarding(layers: tuple[Linears, ...], forward: Forward) -> Change:

@@ -60,7 +60,7 @@ class Prediction:
         return frozenset().union(*(unmodelled.ops or () for unmodelled in self.left_out))
 
 
-def predicted(training: Training, layout: Layout, rank: int = 0) -> Prediction:
+def predict_calls(training: Training, layout: Layout, rank: int = 0) -> Prediction:
     """Expected calls on a rank, or the reason for no prediction."""
     return _predicted(training, layout, _coordinate(layout, rank))
 

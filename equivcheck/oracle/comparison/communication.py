@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from equivcheck.layouts.base.expected_calls.communication import Key, Totals, described, order_of, totals
+from equivcheck.layouts.base.expected_calls.communication import Key, Totals, describe_calls, order_of, totals
 from equivcheck.layouts.base.expected_calls.torch_versions import CALLS_AMONG_ONE_RANK
-from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.scenario import Scenario
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.call import Call
@@ -32,7 +32,7 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
     """Compare each rank's calls with the expected calls."""
     if not run.calls:
         return CallComparison(unmodelled=f"world {world} does not see calls")
-    prediction = predicted(scenario.training, scenario.layout)
+    prediction = predict_calls(scenario.training, scenario.layout)
     if prediction.reason:
         return CallComparison(unmodelled=prediction.reason)
     found: dict[Key, Divergence] = {}
@@ -45,7 +45,7 @@ def compare_calls(scenario: Scenario, world: str, run: Run) -> CallComparison:
 def differing_calls(scenario: Scenario, rank: int, calls: Iterable[Call]) -> dict[Key, Divergence]:
     """Differences between a rank's calls in the steps and the expected calls, sorted by step and stage."""
     training, layout = scenario.training, scenario.layout
-    prediction = predicted(training, layout, rank)
+    prediction = predict_calls(training, layout, rank)
     actual = _compared(totals(calls, layout.mesh, without=_NOT_MODELLED), prediction.ops_left_out)
     expected = _compared(prediction.beside(actual))
     if expected == actual:
@@ -69,7 +69,7 @@ def _divergence(key: Key, rank: int, expected: Totals, actual: Totals) -> Diverg
         tensor=f"{op} over {axes or 'one rank'} in {stage.value}",
         difference=Difference.BYTES if modelled[0] == counted[0] else Difference.CALLS,
         rank=rank,
-        expected=described(*modelled),
-        actual=described(*counted),
+        expected=describe_calls(*modelled),
+        actual=describe_calls(*counted),
         error=float("inf"),
     )

@@ -17,7 +17,7 @@ from equivcheck.errors import EquivCheckError
 from equivcheck.layouts.composition.fitting import fit_scenario
 from equivcheck.layouts.composition.limits import MAX_REPAIRS
 from equivcheck.oracle.known_issues.predicates import NEEDS, SHOWS
-from equivcheck.oracle.known_issues.showing import measured, version_range
+from equivcheck.oracle.known_issues.showing import measured_results, version_range
 from equivcheck.oracle.known_issues.workarounds import WORKAROUNDS
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.scenario import Scenario
@@ -215,7 +215,9 @@ def _issue(row: dict[str, Any]) -> KnownIssue:
         re.compile(row.get("error", ""))
     except re.error as error:
         raise _refuse(name, str(error), ("a regular expression in error",)) from error
-    return KnownIssue(**{key: _read(key, value) for key, value in row.items()}, torch=version_range(measured().get(name, {})))
+    return KnownIssue(
+        **{key: _read(key, value) for key, value in row.items()}, torch=version_range(measured_results().get(name, {}))
+    )
 
 
 def _listed(value: Any) -> list[Any]:

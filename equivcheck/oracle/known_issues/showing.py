@@ -60,10 +60,10 @@ Table = dict[str, dict[str, Showing]]
 
 def showing(issue: KnownIssue, code: int, printed: str) -> Showing:
     """Judge a script by its exit code and output. One that shows its issue exits with 1 and prints a difference or the error."""
-    return judged(code, printed, has_evidence=re.search(issue.error or _WRONG_NUMBER, printed) is not None)
+    return judge_output(code, printed, has_evidence=re.search(issue.error or _WRONG_NUMBER, printed) is not None)
 
 
-def judged(code: int, printed: str, *, has_evidence: bool) -> Showing:
+def judge_output(code: int, printed: str, *, has_evidence: bool) -> Showing:
     """Judge a script by its exit code, and by whether it printed its evidence. Exit code 1 without evidence means: cannot run."""
     if code == 1 and has_evidence:
         return Showing(shows=Shows.SHOWS)
@@ -94,7 +94,7 @@ def written_table(table: Mapping[str, Mapping[str, Showing]]) -> str:
 
 
 @cache
-def measured() -> Table:
+def measured_results() -> Table:
     """Results in shows.toml."""
     return read_table(files("equivcheck.oracle.known_issues").joinpath("shows.toml").read_text("utf-8"))
 

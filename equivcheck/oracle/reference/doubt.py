@@ -39,13 +39,13 @@ def doubt_about(found: tuple[Expected, ...], limit: float, copies: EnsembleTrace
     if copies is not None:
         chosen = next((index for index, step in enumerate(copies.steps) if not step.routes_alike), None)
         changes = f"rounding changes the chosen experts at step {chosen}"
-        lost = lost if chosen is None else earlier(Doubt(reason=changes, step=chosen), lost)
+        lost = lost if chosen is None else earlier_doubt(Doubt(reason=changes, step=chosen), lost)
     if lost is not None and lost.step <= gradients[0]:
         return Doubt(reason=lost.reason, step=0)
     return lost
 
 
-def earlier(one: Doubt | None, other: Doubt | None) -> Doubt | None:
+def earlier_doubt(one: Doubt | None, other: Doubt | None) -> Doubt | None:
     """The doubt with the earlier step; the first doubt if both have the same step."""
     return min(filter(None, (one, other)), key=lambda doubt: doubt.step, default=None)
 

@@ -59,7 +59,7 @@ class Expected:
     """Distance per tensor between two ways to run the same training on one device."""
 
 
-def perturbed(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
+def perturbed_copies(training: Training, num_copies: int, make_setup: MakeSetup = single_device_setup) -> EnsembleTrace:
     """Train reference copies: one unchanged, then `num_copies` moved by one unit in the last place.
 
     All copies run at once if `make_setup` is the default and the optimizer is elementwise.

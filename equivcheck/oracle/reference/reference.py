@@ -22,7 +22,7 @@ from equivcheck.oracle.reference.noise import (
     Expected,
     eps_of,
     expected_moments,
-    perturbed,
+    perturbed_copies,
 )
 from equivcheck.oracle.reference.optimizer_rounding import rounding_setup
 from equivcheck.oracle.reference.partial_sums import partial_sum_traces
@@ -179,7 +179,7 @@ def _reference(training: Training, rounding: Rounding | None) -> Reference:
     trace = _trace(training, rounding)
     with _computing(rounding):
         if rounding is None:
-            copies = perturbed(training, NUM_PERTURBATIONS)
+            copies = perturbed_copies(training, NUM_PERTURBATIONS)
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED)
         return _measured(training, rounding, copies, trace)
@@ -192,7 +192,7 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
     with _computing(rounding):
         if rounding is None:
             setup = rounding_setup(training) if run.rounds_shards else single_device_setup
-            copies = perturbed(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
+            copies = perturbed_copies(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
             others = (*split_traces(training, run.num_parts), wide_norm_trace(training), *_other_traces(run))
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)

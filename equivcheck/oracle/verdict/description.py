@@ -52,18 +52,18 @@ def rank_lines(failure: Failure) -> list[str]:
     """One line for each group of ranks in the same place."""
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:
-        places[shortened(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
+        places[shorten_to_line(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
     lines = [f"rank {', '.join(members)} {where}" for where, members in places.items()]
     rest = len(lines) - MAX_GROUPS
     return lines if rest <= 0 else [*lines[:MAX_GROUPS], f"and {count(rest, 'more rank')} elsewhere"]
 
 
-def shortened(text: str) -> str:
+def shorten_to_line(text: str) -> str:
     """Put a text on one line and cut it to `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
-def failed(what: str, error: Exception) -> str:
+def failure_line(what: str, error: Exception) -> str:
     """One line about a failed step of the work, such as ``diagnosis failed: TypeError: ...``."""
-    return shortened(f"{what} failed: {type(error).__name__}: {error}")
+    return shorten_to_line(f"{what} failed: {type(error).__name__}: {error}")

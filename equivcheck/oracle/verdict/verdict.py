@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from equivcheck.errors import NotEquivalent
 from equivcheck.oracle.verdict.cause import Diagnosis
-from equivcheck.oracle.verdict.description import divergence_lines, failed, rank_lines, shortened
+from equivcheck.oracle.verdict.description import divergence_lines, failure_line, rank_lines, shorten_to_line
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.scenario import describe_case
@@ -115,7 +115,7 @@ class CaseVerdict(Judgement):
 
     def without(self, what: str, error: Exception) -> Self:
         """The verdict with a note that a part of the work on it failed."""
-        return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failed(what, error)))))
+        return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failure_line(what, error)))))
 
     @property
     def is_clear(self) -> bool:
@@ -145,7 +145,7 @@ class CaseVerdict(Judgement):
         try:
             lines = self._evidence()
         except Exception as error:
-            lines = [f"what: {shortened(self.reason)}", f"note:  {failed('describing more', error)}", AGAIN]
+            lines = [f"what: {shorten_to_line(self.reason)}", f"note:  {failure_line('describing more', error)}", AGAIN]
         return [escape_unprintable(line) for line in lines]
 
     def _evidence(self) -> list[str]:
@@ -153,7 +153,9 @@ class CaseVerdict(Judgement):
             return self._plainly()
         first = self.divergence
         lines = (
-            [f"what: {shortened(self.reason)}"] if first is None else divergence_lines(first, self.followers, self.num_unnamed)
+            [f"what: {shorten_to_line(self.reason)}"]
+            if first is None
+            else divergence_lines(first, self.followers, self.num_unnamed)
         )
         if self.failure is not None and self.diagnosis is None:
             lines += rank_lines(self.failure)
@@ -172,7 +174,7 @@ class CaseVerdict(Judgement):
 
     def _why(self) -> list[str]:
         if self.diagnosis is not None:
-            lines = [f"why:   {shortened(self.diagnosis.sentence)}"]
+            lines = [f"why:   {shorten_to_line(self.diagnosis.sentence)}"]
         elif self.drift:
             lines = ["why:   unexplained: no known fault reproduces this"]
         else:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from equivcheck.errors import NotEquivalent
-from equivcheck.oracle.verdict.description import divergence_lines, rank_lines, shortened
+from equivcheck.oracle.verdict.description import divergence_lines, rank_lines, shorten_to_line
 from equivcheck.oracle.verdict.verdict import Judgement, Outcome
 from equivcheck.programs.operation_check.run import Placements
 from equivcheck.system.printable import escape_unprintable
@@ -43,7 +43,7 @@ class PlacementRow(Judgement):
         """Evidence for a row that is not equivalent, one line each."""
         if self.divergence is not None:
             return divergence_lines(self.divergence, self.followers, self.num_unnamed)
-        return rank_lines(self.failure) if self.failure is not None else [shortened(self.reason)]
+        return rank_lines(self.failure) if self.failure is not None else [shorten_to_line(self.reason)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,5 +125,5 @@ def _cells(row: PlacementRow) -> tuple[str, str, str]:
     return (
         row.outcome_name,
         "; ".join(row.outputs),
-        "" if row.outcome is Outcome.EQUIVALENT else shortened(row.reason).removeprefix("step 0 "),
+        "" if row.outcome is Outcome.EQUIVALENT else shorten_to_line(row.reason).removeprefix("step 0 "),
     )

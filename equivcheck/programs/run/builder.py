@@ -7,7 +7,7 @@ import warnings
 import torch
 
 from equivcheck.programs.nouns.statements import Statement, arguments_of
-from equivcheck.programs.run.one_device import applied, value_of
+from equivcheck.programs.run.one_device import apply_statement, value_of
 
 
 class ProgramBuilder:
@@ -25,7 +25,7 @@ class ProgramBuilder:
         arguments = [self._values[len(self) - back] for back in arguments_of(statement)]
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = applied(statement, arguments)
+            found = apply_statement(statement, arguments)
         self._values.append(arguments[0] if found is None else value_of(statement, found, applies=True))
         self.statements.append(statement)
 

@@ -96,7 +96,7 @@ def plan_of(program: TensorProgram) -> ProgramPlan:
     values: list[torch.Tensor] = []
     for number, statement in enumerate(program.statements):
         arguments = [values[number - back] for back in arguments_of(statement)]
-        found = applied(statement, arguments)
+        found = apply_statement(statement, arguments)
         applies.append(found is not None)
         outputs.append((arguments[0].clone(),) if found is None else found)
         if isinstance(statement, Leaf):
@@ -115,7 +115,7 @@ def _is_differentiable(program: TensorProgram, values: list[torch.Tensor]) -> bo
     return True
 
 
-def applied(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
+def apply_statement(statement: Statement, arguments: list[torch.Tensor]) -> Outputs | None:
     """Run a statement on plain tensors. Returns None if torch raises or the outputs cannot be compared."""
     if isinstance(statement, (Leaf, Constant)):
         return (full_tensor(statement),)

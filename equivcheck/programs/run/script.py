@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.programs.nouns.operations.registry import OPERATIONS
 from equivcheck.programs.nouns.placement import reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
@@ -142,7 +142,7 @@ if __name__ == "__main__":
 
 def script_of_verdict(verdict: ProgramVerdict, *, name: str, seen_on: str) -> str:
     """Write a script for a checked program. Its title has the result and the torch version (the installed one if empty)."""
-    found = " ".join(escape_unprintable(shortened(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
+    found = " ".join(escape_unprintable(shorten_to_line(verdict.reason)).split()).replace('"', "'").replace("\\", "/")
     result = f"{verdict.outcome.value} on torch {seen_on or torch.__version__}{': ' if found else ''}{found}"
     return script_of(verdict.program, f"DTensors against the same operations on one device: {result}", name)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
 from equivcheck.programs.deadline import USUAL_DEADLINE, seconds_of_program
@@ -115,4 +115,4 @@ def failure_name(verdict: ProgramVerdict) -> str:
     if verdict.divergence is not None:
         return f"{verdict.divergence.phase.value} {verdict.divergence.difference.value}"
     culprit = verdict.failure.culprit if verdict.failure else None
-    return shortened(verdict.reason if culprit is None else culprit.error)
+    return shorten_to_line(verdict.reason if culprit is None else culprit.error)

@@ -28,7 +28,7 @@ class CorpusResult:
     """Reason in one sentence; empty if equivalent."""
 
 
-def drawn(count: int, seed: int) -> tuple[Scenario, ...]:
+def draw_scenarios(count: int, seed: int) -> tuple[Scenario, ...]:
     """Draw `count` different scenarios by seed. None is compiled, and the installed torch supports all."""
     from equivcheck.strategies import scenarios
     from equivcheck.strategies.scenario import MORE_RESUMES

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 import equivcheck
 from equivcheck.errors import EquivCheckError, UsageError
-from equivcheck.quality.versions.releases import RELEASED, chosen, listed, names_nightlies, needs_index
+from equivcheck.quality.versions.releases import RELEASED, chosen_releases, list_releases, names_nightlies, needs_index
 from equivcheck.system.commands import FinishedCommand, run
 from equivcheck.system.temporary_folder import temporary_folder
 
@@ -116,9 +116,9 @@ class Environments:
     def named(self, text: str) -> tuple[Version, ...]:
         """Versions named by a text such as ``2.9..2.15``. It asks the index if newer releases matter."""
         if not needs_index(text):
-            return chosen(text, RELEASED, self.given)
+            return chosen_releases(text, RELEASED, self.given)
         nightlies = ("--pre",) if names_nightlies(text) else ()
-        return chosen(text, RELEASED + listed((*self.index_arguments, *nightlies)), self.given)
+        return chosen_releases(text, RELEASED + list_releases((*self.index_arguments, *nightlies)), self.given)
 
     @staticmethod
     def _run(release: Version, command: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from equivcheck.campaign.findings.finding import Finding, verdict_from
 from equivcheck.campaign.findings.versions import Method, ShownIn, VersionAnswer
 from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.known_issues.showing import Showing, Shows
-from equivcheck.oracle.verdict.description import failed
+from equivcheck.oracle.verdict.description import failure_line
 from equivcheck.quality.versions.environments import Environments, Installation, NoEnvironment, run_python
 from equivcheck.quality.versions.scripts import Script, of_finding, of_issue
 
@@ -87,7 +87,7 @@ class Search:
         try:
             return of_finding(finding)
         except Exception as error:
-            self.environments.tell(f"{failed('writing a script', error)}; the finding is replayed")
+            self.environments.tell(f"{failure_line('writing a script', error)}; the finding is replayed")
             return None
 
     def _result(self, by: Method, measure: Measure, first: Sequence[Version]) -> ShownIn:

@@ -18,7 +18,7 @@ _INDEX_SECONDS = 30.0
 """Limit for an index to list its versions."""
 
 
-def chosen(text: str, released: Iterable[Version], at_hand: Iterable[Version] = ()) -> tuple[Version, ...]:
+def chosen_releases(text: str, released: Iterable[Version], at_hand: Iterable[Version] = ()) -> tuple[Version, ...]:
     """Versions named by a text, oldest first: a list (``2.9.1,2.13``) with ranges (``2.9..2.15``, ``2.9..``).
 
     A version without patch number means the one at hand, else the latest release. A range contains one version per minor version;
@@ -39,7 +39,7 @@ def names_nightlies(text: str) -> bool:
     return "dev" in text
 
 
-def listed(pip_arguments: Iterable[str]) -> tuple[Version, ...]:
+def list_releases(pip_arguments: Iterable[str]) -> tuple[Version, ...]:
     """Ask pip which torch versions an index has; empty if that fails."""
     command = [sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check", *pip_arguments]
     try:

@@ -15,7 +15,7 @@ from equivcheck.layouts.base.script.form import form_of
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.oracle.known_issues.issue_script import issue_script
 from equivcheck.oracle.known_issues.known import KnownIssue
-from equivcheck.oracle.known_issues.showing import Showing, Shows, judged, showing
+from equivcheck.oracle.known_issues.showing import Showing, Shows, judge_output, showing
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Verdict
 from equivcheck.programs.run.script import script_of_verdict
 from equivcheck.programs.verdict import ProgramVerdict
@@ -78,7 +78,7 @@ def of_finding(finding: Finding) -> Script | None:
     return Script(
         text=text,
         ranks=verdict.scenario.layout.mesh.num_ranks,
-        judge=lambda code, printed: judged(code, printed, has_evidence=evidence(printed)),
+        judge=lambda code, printed: judge_output(code, printed, has_evidence=evidence(printed)),
     )
 
 
@@ -97,7 +97,7 @@ def _of_program(finding: Finding) -> Script | None:
     return Script(
         text=script_of_verdict(verdict, name=_NAME, seen_on=finding.environment.torch),
         ranks=verdict.program.num_ranks,
-        judge=lambda code, printed: judged(code, printed, has_evidence=evidence(printed)),
+        judge=lambda code, printed: judge_output(code, printed, has_evidence=evidence(printed)),
     )
 
 

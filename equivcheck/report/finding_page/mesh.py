@@ -49,7 +49,7 @@ class MeshDrawing:
     """Height in SVG units."""
 
 
-def drawn_mesh(mesh: Mesh, wrong: Collection[int], failure: Failure | None) -> MeshDrawing:
+def draw_mesh(mesh: Mesh, wrong: Collection[int], failure: Failure | None) -> MeshDrawing:
     """Draw the mesh with wrong ranks marked, and the states of failed ranks."""
     states = {} if failure is None else {report.rank: report.state.value for report in failure.reports}
     boxes = tuple(_box(mesh, rank, wrong, states) for rank in range(mesh.num_ranks))

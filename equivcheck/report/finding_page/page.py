@@ -15,11 +15,11 @@ from equivcheck.oracle.comparison.communication import differing_calls
 from equivcheck.oracle.verdict.verdict import AGAIN, CaseVerdict, Verdict
 from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.report.finding_page import call_lanes
-from equivcheck.report.finding_page.mesh import drawn_mesh, options, placements
+from equivcheck.report.finding_page.mesh import draw_mesh, options, placements
 from equivcheck.report.finding_page.second_run import SecondRun, StepRow, phases_of, step_rows
 from equivcheck.report.finding_page.tensors import DrawnTensor, drawn_tensors, holders
 from equivcheck.report.frame import charts
-from equivcheck.report.frame.templates import Headline, footer, rendered
+from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.report.lanes import group_names, used_letters
 from equivcheck.scenario.scenario import count, describe_case
 from equivcheck.system.output_file import replace_text
@@ -84,12 +84,12 @@ def _(verdict: ProgramVerdict, file: Path, context: PageContext, _again: RunAgai
         "stacks": list(stacks(verdict.failure)),
         "code": verdict.code(),
     }
-    replace_text(file, rendered("finding_page/program.html.jinja", **values))
+    replace_text(file, render("finding_page/program.html.jinja", **values))
 
 
 def write_scenario_page(file: Path, verdict: Verdict, again: SecondRun, context: PageContext) -> None:
     """Write the page. Raises `OSError` if the file cannot be written."""
-    replace_text(file, rendered("finding_page/finding.html.jinja", **_values(verdict, again, context)))
+    replace_text(file, render("finding_page/finding.html.jinja", **_values(verdict, again, context)))
 
 
 def _values(verdict: Verdict, again: SecondRun, context: PageContext) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _values(verdict: Verdict, again: SecondRun, context: PageContext) -> dict[st
         "again": again,
         "context": context,
         "evidence": [line for line in verdict.evidence() if line != AGAIN and not line.startswith(_SAID_ALREADY)],
-        "mesh": drawn_mesh(mesh, _wrong_ranks(verdict, tensors), verdict.failure or again.failure),
+        "mesh": draw_mesh(mesh, _wrong_ranks(verdict, tensors), verdict.failure or again.failure),
         "options": options(scenario.layout),
         "parallelisms": [parallelism.tag for parallelism in reversed(scenario.layout.parallelisms)],
         "placements": placements(scenario.layout, scenario.training.model, holders(again)),

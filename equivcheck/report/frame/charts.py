@@ -98,7 +98,7 @@ class Plot:
     """Position of the value 1 on a logarithmic scale; None on a linear one."""
 
 
-def stacked(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
+def stack_parts(parts: Mapping[str, float], most: float) -> tuple[tuple[str, float, float], ...]:
     """Stack parts in a bar with length 100 for `most`: CSS class, start and width per part. Empty parts are left out."""
     found, begin = [], 0.0
     for name, amount in parts.items():
@@ -117,9 +117,9 @@ def line(points: Sequence[tuple[float, float]], *, most: float | None = None, un
     of, name = next((of, name) for of, enough, name in _UNITS if seconds >= of * enough)
     return Line(
         points=tuple((_x(at / seconds), _y(value / highest)) for at, value in thinned),
-        across=tuple(Tick(at=_x(each * of / seconds), text=f"{each:g}") for each in steps(seconds / of)),
+        across=tuple(Tick(at=_x(each * of / seconds), text=f"{each:g}") for each in round_steps(seconds / of)),
         unit=name,
-        up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}{unit}") for each in steps(highest)),
+        up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}{unit}") for each in round_steps(highest)),
         last=f"{thinned[-1][1]:,.{1 if unit else 0}f}{unit}",
     )
 
@@ -190,12 +190,12 @@ def error_bars(sizes: Sequence[tuple[float, int]]) -> Bars:
     return Bars(
         bars=tuple(_bar(place, number, highest) for place, number in sorted(counts.items())),
         across=tuple(Tick(at=_log_x(decade), text=_power(decade)) for decade in range(_DECADES[0], _DECADES[1] + 1)),
-        up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}") for each in steps(highest) if each == int(each)),
+        up=tuple(Tick(at=_y(each / highest), text=f"{each:,g}") for each in round_steps(highest) if each == int(each)),
         tolerance=_log_x(0),
     )
 
 
-def steps(most: float) -> list[float]:
+def round_steps(most: float) -> list[float]:
     """Three to six round numbers from 0 to `most`."""
     power = 10 ** math.floor(math.log10(most))
     width = next(power * step for step in (0.2, 0.5, 1, 2) if most / (power * step) <= 5.5)

@@ -33,7 +33,7 @@ _FOLDER = Path(__file__).parents[1]
 """Folder with all templates, which are named relative to it."""
 
 
-def rendered(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     """Render a page. Values become printable, escaped text."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),

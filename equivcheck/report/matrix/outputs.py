@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from equivcheck.report.frame.templates import Headline, footer, rendered
+from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.system.output_file import replace_text
 from equivcheck.system.printable import escape_unprintable
 from equivcheck.user.matrix.result import MatrixResult, single_device_line, totals
@@ -18,7 +18,7 @@ from equivcheck.user.matrix.text import HEADINGS, cells, outcome_text
 
 def write_html(path: Path, name: str, found: MatrixResult) -> None:
     """Write the page, with all details behind each layout's row."""
-    page = rendered(
+    page = render(
         "matrix/matrix.html.jinja",
         title=name,
         headline=Headline(text=totals(found), is_good=found.is_passed),

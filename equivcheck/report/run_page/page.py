@@ -9,13 +9,13 @@ from typing import Any
 import jinja2
 
 from equivcheck.campaign.history.history import History, HistoryFailed
-from equivcheck.campaign.history.past import Noted, PastRun, find_run, noted, past_runs
+from equivcheck.campaign.history.past import Noted, PastRun, find_run, past_runs, run_details
 from equivcheck.campaign.history.run import Ended
 from equivcheck.campaign.history.standing import fails, records, records_decided_by
 from equivcheck.oracle.known_issues.known import all_known_issues
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.report.frame import charts
-from equivcheck.report.frame.templates import Headline, rendered
+from equivcheck.report.frame.templates import Headline, render
 from equivcheck.report.run_page.findings import shown_findings
 from equivcheck.report.run_page.tables import all_layouts, layout_rows, pair_rows
 from equivcheck.report.standing_text import where_seen
@@ -97,7 +97,7 @@ def write_page(file: Path, store: Path, run: str = "") -> PastRun:
 
 def _page(store: Path, history: History, past: PastRun) -> str:
     try:
-        return rendered("run_page/run.html.jinja", **_values(store, history, past))
+        return render("run_page/run.html.jinja", **_values(store, history, past))
     except (LookupError, TypeError, ValueError, AttributeError, jinja2.UndefinedError) as error:
         wrong = f"{type(error).__name__}: {error}"
         raise HistoryFailed(
@@ -106,7 +106,7 @@ def _page(store: Path, history: History, past: PastRun) -> str:
 
 
 def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
-    left = noted(history, past.run)
+    left = run_details(history, past.run)
     decided = records_decided_by(past.run, records(history, past.run.began))
     found = shown_findings(store, past.run, decided, _unkept(left.summary))
     num_failing = sum(fails(past.run, record) for record in decided)

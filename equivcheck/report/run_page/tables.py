@@ -8,7 +8,7 @@ from typing import Any
 
 from equivcheck.campaign.history.past import Noted
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.report.frame.charts import stacked
+from equivcheck.report.frame.charts import stack_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class LayoutRow:
     @property
     def stack(self) -> tuple[tuple[str, float, float], ...]:
         """Outcomes with start and width in a bar with length 100."""
-        return stacked({outcome.value: number for outcome, number in self.outcomes.items()}, self.checks)
+        return stack_parts({outcome.value: number for outcome, number in self.outcomes.items()}, self.checks)
 
 
 def layout_rows(noted: Noted) -> list[LayoutRow]:

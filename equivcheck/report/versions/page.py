@@ -9,8 +9,8 @@ from typing import Any
 
 from equivcheck.oracle.known_issues.known import KnownIssue
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.report.frame.charts import stacked
-from equivcheck.report.frame.templates import Headline, footer, rendered
+from equivcheck.report.frame.charts import stack_parts
+from equivcheck.report.frame.templates import Headline, footer, render
 from equivcheck.scenario.scenario import count
 from equivcheck.system.output_file import replace_text
 
@@ -43,7 +43,7 @@ def write_page(
         "scripts": list(_scripts(versions, issues)),
         "wrong": {version: lines for version, lines in wrong.items() if lines},
     }
-    replace_text(file, rendered("versions/versions.html.jinja", **values))
+    replace_text(file, render("versions/versions.html.jinja", **values))
 
 
 def _outcomes(versions: Mapping[str, Any]) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _row(found: Mapping[str, Any]) -> tuple[Counter[str], tuple[tuple[str, float
     probes = found["probes"]
     worlds = dict.fromkeys(probe["world"] for probe in probes)
     works = {world: [probe["works"] for probe in probes if probe["world"] == world] for world in worlds}
-    return counts, stacked(ordered, counts.total()), [(world, sum(each), len(each)) for world, each in works.items()]
+    return counts, stack_parts(ordered, counts.total()), [(world, sum(each), len(each)) for world, each in works.items()]
 
 
 def _scripts(versions: Mapping[str, Any], issues: Iterable[KnownIssue]) -> Iterator[tuple[KnownIssue, list[Cell]]]:

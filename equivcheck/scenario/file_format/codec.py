@@ -17,7 +17,7 @@ from equivcheck.errors import InvalidScenario, UsageError
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.file_format.converter import KIND, LAYER_TAGS, PARALLELISM_TAGS, make_converter
 from equivcheck.scenario.file_format.misfit import MisfitError, quote, unknown_field, wrong_type
-from equivcheck.scenario.file_format.old_format import upgraded
+from equivcheck.scenario.file_format.old_format import upgrade
 from equivcheck.scenario.layer_base import AnyLayer
 from equivcheck.scenario.parallelism_base import Parallelism
 from equivcheck.scenario.scenario import Scenario
@@ -66,7 +66,7 @@ def from_json(text: str, *, where: str = "scenario") -> Scenario:
             problem = "missing field" if kind is None else f"{quote(kind)} is not valid"
             raise InvalidScenario(f"{where}: {KIND}: {problem}. Expected {CASE}.")
     else:
-        data = upgraded(data)
+        data = upgrade(data)
     return decode(Scenario, data, where=where)
 
 

@@ -15,7 +15,7 @@ from equivcheck.scenario.model import Layer
 Change = Callable[[Any], Any]
 
 
-def upgraded(scenario: Any) -> Any:
+def upgrade(scenario: Any) -> Any:
     """Convert a scenario's fields from format 1 to the current format."""
     return _changed(_renamed(scenario, start="resume"), training=_training)
 

@@ -15,10 +15,10 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
-from equivcheck.user.diagnosis.interception import intercepted, norm_of
+from equivcheck.user.diagnosis.interception import intercept_steps, norm_of
 from equivcheck.user.diagnosis.turns import Turns
 from equivcheck.user.loop import default_step, train
-from equivcheck.user.randomness import RowShard, seeded
+from equivcheck.user.randomness import RowShard, seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.task import Loss
 from equivcheck.user.traces.names import TensorNames
@@ -113,7 +113,7 @@ class EmulatedUserRanks:
 
     def train(self, num_steps: int) -> tuple[UserTrace, ...]:
         """Train `num_steps` steps and return a trace per rank."""
-        with intercepted(self._backward, self._clip), seeded(self.task.seed):
+        with intercept_steps(self._backward, self._clip), seed_generators(self.task.seed):
             return tuple(self.turns.run(lambda rank: self._train_one(rank, num_steps)))
 
     def _train_one(self, rank: int, num_steps: int) -> UserTrace:

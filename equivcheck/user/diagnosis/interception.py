@@ -18,7 +18,7 @@ Clip = Callable[[list[torch.Tensor], float, Callable[[list[torch.Tensor], torch.
 
 
 @contextlib.contextmanager
-def intercepted(backward: Backward, clip: Clip) -> Iterator[None]:
+def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
     """Intercept every `Tensor.backward()` and `clip_grad_norm_` in all threads."""
     own_backward, own_run = torch.autograd.backward, autograd_private.run_backward
     own_clip = (clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_)

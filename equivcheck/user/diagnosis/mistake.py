@@ -78,7 +78,7 @@ def spans(diverged: DivergedTraining) -> tuple[Span, ...]:
     return (Span(first=first), *single)
 
 
-def mixed(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def mix_elements(wrong: torch.Tensor, right: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return `wrong` at the elements in `mask`, else `right`. None selects all elements."""
     return wrong if mask is None else torch.where(mask, wrong, right)
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.user.batches import convert_batch, map_tensors, rank_batch
 from equivcheck.user.loop import build_optimizer, default_step
 from equivcheck.user.ranks import rank_module
@@ -46,7 +46,7 @@ def opinion_of_types(task: Task) -> str:
         cause = error.__cause__
         if not isinstance(cause, spmd.SpmdTypeError):
             return ""
-        words = shortened(str(cause).partition("\n")[0])
+        words = shorten_to_line(str(cause).partition("\n")[0])
         return REFUSES.format(place=_stack_line(cause.__traceback__), words=words)
     return ACCEPTS if is_typed else ""
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from equivcheck.diagnosis.words import numbered
+from equivcheck.diagnosis.words import name_ranks
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.noise import ABSOLUTE, FACTOR
 from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import convert_batch, part_number_at
 from equivcheck.user.diagnosis.diverged import DivergedTraining
 from equivcheck.user.diagnosis.modules import ModuleTensor, WatchedRun, watched_device, watched_rank
-from equivcheck.user.randomness import seeded
+from equivcheck.user.randomness import seed_generators
 from equivcheck.user.ranks import build_model
 from equivcheck.user.reference import perturbed_start
 from equivcheck.worlds.failure import RanksFailed
@@ -56,7 +56,7 @@ def where_of(diverged: DivergedTraining) -> str:
 def _expected(diverged: DivergedTraining) -> tuple[WatchedRun, dict[Key, float]]:
     """The single-device tensors with their tolerances, from perturbed copies."""
     task, at = diverged.task, diverged.first.step
-    with seeded(task.seed):
+    with seed_generators(task.seed):
         own = watched_device(task, at, build_model(task), [convert_batch(batch, task.dtype) for batch in task.batches])
         spread = dict[Key, float]()
         for number in range(NUM_COPIES):
@@ -93,7 +93,7 @@ def _first_wrong_module(
         wrong = [rank for rank, differs in compared.items() if differs]
         if wrong:
             what, way = ("output gradient", "backward") if each.is_gradient else ("output", "forward")
-            where = f"{each.module or 'the full model'} ({way}, {numbered(wrong)}), at step {diverged.first.step}"
+            where = f"{each.module or 'the full model'} ({way}, {name_ranks(wrong)}), at step {diverged.first.step}"
             return f"first module whose {what} differs: {where}"
     rest = "loss" if diverged.first.phase is Phase.LOSS else "parameter gradients"
     return NO_MODULE.format(step=diverged.first.step, rest=rest) if num_compared == len(expected.seen) else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from equivcheck.errors import UsageError
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.system.input_file import read_text
 from equivcheck.user.matrix.matrix import Matrix
 from equivcheck.user.usage import invalid
@@ -42,7 +42,7 @@ def _module(path: Path) -> ModuleType:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raised = shortened(f"{type(error).__name__}: {error}")
+        raised = shorten_to_line(f"{type(error).__name__}: {error}")
         why = f"it raised {raised}{_line(path, error)}"
         raise invalid(f"{path}", why, "a file that can be imported", api="recipe") from error
     return module

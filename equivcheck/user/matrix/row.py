@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equivcheck.oracle.verdict.description import shortened
+from equivcheck.oracle.verdict.description import shorten_to_line
 from equivcheck.oracle.verdict.sentences import place
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.user.traces.measures import Measures
@@ -52,10 +52,10 @@ class LayoutRow:
     def first_difference(self) -> str:
         """First difference between ranks and one device, or how ranks failed; empty if they agree."""
         if self.verdict is None:
-            return shortened(self.error)
+            return shorten_to_line(self.error)
         if self.verdict.divergence is not None:
             return place(self.verdict.divergence)
-        return shortened(self.verdict.reason)
+        return shorten_to_line(self.verdict.reason)
 
     @property
     def cause(self) -> str:

@@ -19,7 +19,15 @@ from equivcheck.training.threads import one_thread
 from equivcheck.user.batches import perturbation_factors
 from equivcheck.user.precision.model import Drift, RoundedModel
 from equivcheck.user.precision.policy import computes_in_few_digits, rounding_of, sums_in_parts
-from equivcheck.user.reference import SingleDeviceRun, coarsest, eps_of, far_moment, perturbed_start, reference_from, trace_of
+from equivcheck.user.reference import (
+    SingleDeviceRun,
+    coarsest_type,
+    eps_of,
+    far_moment,
+    perturbed_start,
+    reference_from,
+    trace_of,
+)
 from equivcheck.user.task import Task
 from equivcheck.user.traces.settings import UserTrace
 from equivcheck.worlds.trace.trace import Trace
@@ -113,7 +121,7 @@ class RoundedRun(SingleDeviceRun):
     @property
     def _kept(self) -> torch.dtype:
         """The master parameters' element type."""
-        return self.task.dtype or coarsest(self._tensors())
+        return self.task.dtype or coarsest_type(self._tensors())
 
 
 def casting_of(traces: Sequence[UserTrace]) -> set[str]:

@@ -18,21 +18,21 @@ from typing import Any
 from equivcheck.errors import UsageError
 
 
-def packed(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
-    """Pickled task; raises `UsageError` if it cannot be pickled.
+def pickle_task(program: Callable[..., Any], arguments: tuple[Any, ...], *, is_user_code: bool = True) -> bytes:
+    """Pickle a task. Raises `UsageError` if that is impossible.
 
     A user's program may be a closure or defined in the main script, which ranks never import, so its code is pickled by value.
     """
     try:
-        return copied((program, arguments)) if is_user_code else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
+        return pickle_copy((program, arguments)) if is_user_code else pickle.dumps((program, arguments), pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise UsageError(
             f"program {program!r} is not valid: it or its arguments cannot be pickled for gloo's processes: {error}"
         ) from error
 
 
-def copied(value: object) -> bytes:
-    """Bytes from which `pickle.loads` makes a copy in another process; code that cannot be imported there is pickled by value.
+def pickle_copy(value: object) -> bytes:
+    """Pickle an object for another process. Code that cannot be imported there is pickled by value.
 
     Raises the exception of pickling.
     """

@@ -15,7 +15,7 @@ from equivcheck.worlds.failure import RanksDidNotStart, RanksLost
 from equivcheck.worlds.gloo.channel import Channel
 from equivcheck.worlds.gloo.fork_server import FORK_SERVER, START_SECONDS
 from equivcheck.worlds.gloo.rank_processes import RankProcesses
-from equivcheck.worlds.gloo.request import Surroundings, packed, request
+from equivcheck.worlds.gloo.request import Surroundings, pickle_task, request
 from equivcheck.worlds.ranks import Ranks, Run
 
 _ATTEMPTS = 3
@@ -52,7 +52,7 @@ class GlooRanks(Ranks):
 
         Raises `UsageError` if the program cannot be pickled.
         """
-        task = packed(program, arguments, is_user_code=is_user_code)
+        task = pickle_task(program, arguments, is_user_code=is_user_code)
         with self._lock:
             return Run(values=self._processes.run(self.size, task, deadline, is_user_code=is_user_code))
 

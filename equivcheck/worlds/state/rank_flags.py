@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
-from equivcheck.worlds.replacing import Place, replaced
+from equivcheck.worlds.replacing import Place, replace_attributes
 from equivcheck.worlds.state.of_process import FLAGS, TORCH
 
 _Values = tuple[Any, ...]
@@ -51,7 +51,7 @@ class RankFlags:
         self._process = None
         self._setters = self._setters or list(self._watched_setters())
         try:
-            with replaced(self._setters):
+            with replace_attributes(self._setters):
                 yield
         finally:
             self.restore(self._process)

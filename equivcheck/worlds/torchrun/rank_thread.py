@@ -37,7 +37,7 @@ class RankThread:
         self._thread.start()
 
     def start(self, request: bytes) -> None:
-        """Start a request from `requested`. Its answer arrives in `answers`."""
+        """Start a request from `request_task`. Its answer arrives in `answers`."""
         self.is_busy = True
         self._requests.put(request)
 
@@ -80,7 +80,7 @@ class RankThread:
             torch.default_generator.set_state(before)
 
 
-def requested(task: bytes, *, is_user_code: bool) -> bytes:
+def request_task(task: bytes, *, is_user_code: bool) -> bytes:
     """Request to run a task from `gloo.request.packed`."""
     return pickle.dumps((is_user_code, task), pickle.HIGHEST_PROTOCOL)
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from equivcheck.errors import UsageError
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
-from equivcheck.worlds.gloo.request import packed
+from equivcheck.worlds.gloo.request import pickle_task
 from equivcheck.worlds.preload import preload
 from equivcheck.worlds.ranks import Ranks, Run
 from equivcheck.worlds.torchrun.follower import Follower
@@ -24,7 +24,7 @@ from equivcheck.worlds.torchrun.group import end_group, make_group, own_place, w
 from equivcheck.worlds.torchrun.leader import Leader
 from equivcheck.worlds.torchrun.links import START_SECONDS, Entrance, connect_to_leader
 from equivcheck.worlds.torchrun.place import Place
-from equivcheck.worlds.torchrun.rank_thread import RankThread, requested
+from equivcheck.worlds.torchrun.rank_thread import RankThread, request_task
 
 T = TypeVar("T")
 
@@ -80,8 +80,8 @@ class TorchrunRanks(Ranks):
         def lead() -> Run:
             leader = self._joined()
             assert isinstance(leader, Leader), "only rank 0 leads"
-            task = packed(program, arguments, is_user_code=is_user_code)
-            return Run(values=leader.run(requested(task, is_user_code=is_user_code), deadline))
+            task = pickle_task(program, arguments, is_user_code=is_user_code)
+            return Run(values=leader.run(request_task(task, is_user_code=is_user_code), deadline))
 
         return self.on_first_rank(lead)
 
@@ -134,7 +134,7 @@ def _make_group(member: Leader | Follower, name: str) -> None:
 
     def lead() -> None:
         assert isinstance(member, Leader), "only rank 0 leads"
-        member.run(requested(packed(make_group, (name,), is_user_code=False), is_user_code=False), START_SECONDS)
+        member.run(request_task(pickle_task(make_group, (name,), is_user_code=False), is_user_code=False), START_SECONDS)
 
     try:
         member.do(lead)

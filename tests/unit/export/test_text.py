@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.base.script.text import WIDTH, broken, call, formatted
+from equivcheck.layouts.base.script.text import WIDTH, break_line, call, format_code
 
 NAMES = st.sampled_from(["values", "model.get_submodule", "a" * 30, "torch.optim.SGD"])
 ATOMS = st.one_of(
@@ -27,7 +27,7 @@ def _composed(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 @given(st.recursive(ATOMS, _composed, max_leaves=25), st.integers(0, 3))
 def test_a_broken_line_says_the_same(expression: str, levels: int) -> None:
     """With any nesting, the parts parse to the same code, and are no wider than necessary."""
-    lines = broken(f"{'    ' * levels}left = {expression}")
+    lines = break_line(f"{'    ' * levels}left = {expression}")
 
     assert ast.dump(ast.parse("\n".join(lines).strip())) == ast.dump(ast.parse(f"left = {expression}"))
     assert all(
@@ -40,12 +40,12 @@ def test_a_broken_line_says_the_same(expression: str, levels: int) -> None:
 @pytest.mark.parametrize("line", ["x = 1", "# " + "a " * 80, "x = " + "a" * 120])
 def test_a_line_that_fits_or_cannot_be_broken_stays(line: str) -> None:
     """Comments and long names are left alone."""
-    assert broken(line) == [line]
+    assert break_line(line) == [line]
 
 
 def test_numbers_share_lines() -> None:
     """A long row of numbers takes few lines."""
-    lines = broken(f"row = [{', '.join(['0.125'] * 40)}]")
+    lines = break_line(f"row = [{', '.join(['0.125'] * 40)}]")
 
     assert len(lines) == 6
     assert ast.literal_eval("".join(lines).removeprefix("row = ")) == [0.125] * 40
@@ -54,4 +54,4 @@ def test_numbers_share_lines() -> None:
 def test_a_call_leaves_out_what_is_none() -> None:
     """Strings are code, None is left out, other values are written as literals."""
     assert call("f", "x", mesh="mesh", flag=True, rate=0.5, nothing=None) == "f(x, mesh=mesh, flag=True, rate=0.5)"
-    assert formatted(["a", ""]) == "a\n\n"
+    assert format_code(["a", ""]) == "a\n\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -77,7 +77,7 @@ def test_unused_gradients_come_last_in_rebuilt_buckets() -> None:
 
 def assert_predicted(plan: Scenario, op: str, expected: list[tuple[int, int]]) -> None:
     """Check the prediction for the first axis against `expected`, and against a run."""
-    found = predicted(plan.training, plan.layout).totals
+    found = predict_calls(plan.training, plan.layout).totals
     axes = plan.layout.mesh.names[0]
     assert [found.get((step, Stage.COMPUTE, op, axes), (0, 0)) for step in range(2)] == expected
     verdict = check(plan)

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from equivcheck import Scenario, check
 from equivcheck.layouts.base.limits.limit import Limit
-from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.base.limits.optimizers import with_elementwise_optimizer
 from equivcheck.layouts.composition.limits import repaired, unsupported
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
@@ -53,7 +53,10 @@ MUON = replace(PLAIN, model=Model(features=4, layers=(Layer(width=4, bias=False)
 def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds where one of them is installed, and its reason names them."""
     limit = Limit(
-        reason="no Muon", torch="<2.11", applies=lambda training, _: isinstance(training.optimizer, Muon), repair=elementwise
+        reason="no Muon",
+        torch="<2.11",
+        applies=lambda training, _: isinstance(training.optimizer, Muon),
+        repair=with_elementwise_optimizer,
     )
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     monkeypatch.setattr(type(kind_of(DDP())), "limits", (limit,))

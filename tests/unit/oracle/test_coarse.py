@@ -24,7 +24,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_arguments: object) -> None:
         raise AssertionError("a perturbed run")
 
-    monkeypatch.setattr(reference, "perturbed", fail)
+    monkeypatch.setattr(reference, "perturbed_copies", fail)
     for kept in (reference._reference, reference._confirming_reference):
         kept.cache_clear()
 

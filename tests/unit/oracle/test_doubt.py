@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equivcheck.oracle.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier, first_step_dominated_by_noise
+from equivcheck.oracle.reference.doubt import NO_GRADIENT, Doubt, doubt_about, earlier_doubt, first_step_dominated_by_noise
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import SGD, Activation, Data, Layer, Model, Norm, Training
@@ -136,6 +136,6 @@ def test_the_earlier_of_two_doubts_counts() -> None:
     """The earlier doubt leaves fewer steps. No doubt leaves all."""
     one, other = Doubt(reason="one", step=1), Doubt(reason="other", step=2)
 
-    assert earlier(one, other) is earlier(other, one) is one
-    assert earlier(None, other) is earlier(other, None) is other
-    assert earlier(None, None) is None
+    assert earlier_doubt(one, other) is earlier_doubt(other, one) is one
+    assert earlier_doubt(None, other) is earlier_doubt(other, None) is other
+    assert earlier_doubt(None, None) is None

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.oracle.reference import noise as floor
-from equivcheck.oracle.reference.noise import perturbed
+from equivcheck.oracle.reference.noise import perturbed_copies
 from equivcheck.oracle.reference.optimizer_rounding import round_in_optimizer, rounding_setup
 from equivcheck.oracle.reference.reference import ReferenceRun, noise_limit
 from equivcheck.scenario import (
@@ -54,7 +54,7 @@ def test_copies_are_trained_at_once_only_where_they_do_not_mix(
     used = []
     for function in (train_ensemble, train_copies):
         monkeypatch.setattr(floor, function.__name__, lambda *arguments, function=function: used.append(function.__name__))
-    perturbed(replace(TRAINING, optimizer=optimizer), 2)
+    perturbed_copies(replace(TRAINING, optimizer=optimizer), 2)
     assert used == [expected]
 
 
@@ -62,7 +62,7 @@ def test_copies_are_trained_at_once_only_where_they_do_not_mix(
 def test_the_first_copy_is_the_reference(optimizer: Optimizer) -> None:
     """The first copy is bit for bit the single-device run, even if rounding moves the others."""
     training = replace(TRAINING, optimizer=optimizer)
-    reference, copies = train(single_device_setup(training)), perturbed(training, 3, rounding_setup(training))
+    reference, copies = train(single_device_setup(training)), perturbed_copies(training, 3, rounding_setup(training))
     for ours, theirs in zip(copies.steps, reference.steps, strict=True):
         assert (ours.parameters[0] == theirs.parameters.values).all()
         assert (ours.parameters[1:] != theirs.parameters.values).any(axis=1).all()
@@ -70,7 +70,7 @@ def test_the_first_copy_is_the_reference(optimizer: Optimizer) -> None:
 
 def test_rounding_inside_the_optimizer_moves_what_follows() -> None:
     """Copies move as far as bfloat16 can move an update, but gradients before the first update do not."""
-    exact, rounded = perturbed(MUON, 8), perturbed(MUON, 8, rounding_setup(MUON))
+    exact, rounded = perturbed_copies(MUON, 8), perturbed_copies(MUON, 8, rounding_setup(MUON))
 
     def spread(values: np.ndarray) -> float:
         return float(np.linalg.norm(values[1:] - values[0], axis=1).max() / np.linalg.norm(values[0]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.report.frame.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, plot, steps
+from equivcheck.report.frame.charts import BOTTOM, LEFT, RIGHT, TOP, error_bars, line, plot, round_steps
 
 SIZES = st.floats(1e-9, 1e9)
 
@@ -14,7 +14,7 @@ SIZES = st.floats(1e-9, 1e9)
 @given(SIZES)
 def test_a_scale_has_a_few_round_numbers(most: float) -> None:
     """From zero, equally far from each other, none beyond the largest value, and no gap at the end."""
-    marks = steps(most)
+    marks = round_steps(most)
     assert marks[0] == 0
     assert 3 <= len(marks) <= 6 or most < 1e-8
     assert marks[-1] <= most * (1 + 1e-6) + 1e-9

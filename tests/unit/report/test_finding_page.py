@@ -10,7 +10,7 @@ import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome, Verdict
 from equivcheck.report.finding_page.call_lanes import MAX_CALLS, MAX_COLUMNS, lane_blocks
-from equivcheck.report.finding_page.mesh import LEFT, drawn_mesh
+from equivcheck.report.finding_page.mesh import LEFT, draw_mesh
 from equivcheck.report.finding_page.page import PageContext, write_scenario_page
 from equivcheck.report.finding_page.second_run import SecondRun, run_isolated
 from equivcheck.scenario import Axis, Layer, Mesh, Model
@@ -139,6 +139,6 @@ def test_text_of_unknown_origin_is_only_text(file: Path) -> None:
 def test_the_names_of_a_mesh_are_in_its_drawing() -> None:
     """The axes of panels and across are named in one line, which may be longer than the boxes are wide."""
     axes = (Axis(name="dp_replicate", size=1), Axis(name="dp_shard", size=2), Axis(name="tp", size=1))
-    drawn = drawn_mesh(Mesh(axes=axes), (), None)
+    drawn = draw_mesh(Mesh(axes=axes), (), None)
     assert (drawn.panels, drawn.across) == ("dp_replicate 1", "tp 1")
     assert drawn.width >= LEFT + 6 * len("dp_replicate 1, then tp 1")

@@ -43,10 +43,10 @@ class Traffic:
 
     def describe(self) -> str:
         """Return the calls and bytes, such as ``3 calls, 1,024 bytes``."""
-        return described(self.num_calls, self.num_bytes)
+        return describe_calls(self.num_calls, self.num_bytes)
 
 
-def described(num_calls: int, num_bytes: int) -> str:
+def describe_calls(num_calls: int, num_bytes: int) -> str:
     """Format calls and bytes, such as ``1 call, 8 bytes`` or ``no call``."""
     if not num_calls:
         return "no call"

@@ -64,7 +64,7 @@ DTENSOR_OPTIMIZERS = (
 """Limits for every layout with DTensor parameters."""
 
 
-def elementwise(training: Training, _layout: Layout) -> Training:
+def with_elementwise_optimizer(training: Training, _layout: Layout) -> Training:
     """Replace the optimizer by AdamW, which is elementwise."""
     optimizer = training.optimizer
     return replace(training, optimizer=AdamW(lr=optimizer.lr, weight_decay=optimizer.weight_decay, maximize=optimizer.maximize))
@@ -103,21 +103,21 @@ WHOLE_PARAMETERS = (
         "while they are partial over shards; for sharded vectors it takes the norm of the local shard only, because "
         "DTensor.item() does not reduce (pytorch#144054)",
         applies=is_adafactor_on_shards,
-        repair=elementwise,
+        repair=with_elementwise_optimizer,
         upstream=True,
     ),
     Limit(
         reason="DTensor: Muon on a dim that is shorter than the number of ranks it is sharded over is not supported: its "
         "matrix products lose that sharding, and DTensor refuses to change placements in place",
         applies=_is_muon_of_short_dims,
-        repair=elementwise,
+        repair=with_elementwise_optimizer,
         upstream=True,
     ),
     Limit(
         reason="data parallelism over tensor parallelism: an optimizer that is not elementwise is not supported: sharded "
         "parameters are trained as plain local tensors, so it never sees a full one",
         applies=_sees_local_parts,
-        repair=elementwise,
+        repair=with_elementwise_optimizer,
     ),
 )
 """Limits for every layout that shards parameters."""

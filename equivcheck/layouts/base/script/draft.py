@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.base.script.text import listed
+from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import Scenario
 from equivcheck.system.choice import PrintableEnum
 
@@ -120,4 +120,4 @@ def loop_over_layers(draft: Draft, applied: str) -> list[str]:
 
 def layer_iterable(draft: Draft) -> str:
     """Expression for an iterable over the layers."""
-    return draft.form.stack if draft.form.is_all_layers else listed(list(draft.form.layers))
+    return draft.form.stack if draft.form.is_all_layers else tuple_code(list(draft.form.layers))

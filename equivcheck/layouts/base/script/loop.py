@@ -171,7 +171,7 @@ def part_of_step(draft: Draft) -> str:
     return f" * (len({rows}) / {training.data.batch})"
 
 
-def whole(draft: Draft, tensor: str) -> str:
+def full_copy(draft: Draft, tensor: str) -> str:
     """Expression for a full copy of a tensor."""
     return (
         f"full({tensor})" if draft.has_dtensors or may_lack_gradients(draft.scenario.training) else f"{tensor}.detach().clone()"
@@ -188,7 +188,7 @@ def reading(draft: Draft, label: str, attribute: str) -> list[str]:
     if draft.reading:
         return [line.format(label=label, attribute=attribute) for line in draft.reading]
     variables, everything = draft.names
-    kept = f'left[f"step {{step}} {label} {{name}}"] = {whole(draft, attribute)}'
+    kept = f'left[f"step {{step}} {label} {{name}}"] = {full_copy(draft, attribute)}'
     return block(f"for {variables} in {everything}:", [kept])
 
 

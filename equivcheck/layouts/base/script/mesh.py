@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.base.dtensor_experts import has_dtensor_experts
 from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, keeps_dtensors
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.text import listed
+from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import Layout, Parallelism
 from equivcheck.scenario.mesh import CP, TP
 
@@ -14,8 +14,8 @@ def mesh_of(draft: Draft, parallelism: Parallelism) -> str:
     """Expression for a parallelism's submesh. Adds the mesh to the draft."""
     mesh, axes = draft.scenario.layout.mesh, draft.scenario.layout.axes_of(parallelism)
     draft.need("torch.distributed.device_mesh", "init_device_mesh")
-    names = f", mesh_dim_names={listed([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
-    made = f'mesh = init_device_mesh("cpu", {listed(list(map(str, mesh.shape)))}{names})'
+    names = f", mesh_dim_names={tuple_code([repr_of(name) for name in mesh.names])}" if len(mesh.names) > 1 else ""
+    made = f'mesh = init_device_mesh("cpu", {tuple_code(list(map(str, mesh.shape)))}{names})'
     if made not in draft.lines[LoopPosition.WRAP]:
         draft.add(LoopPosition.WRAP, made)
     return "mesh" if axes == mesh.names else f"mesh[{', '.join(map(repr_of, axes))}]"

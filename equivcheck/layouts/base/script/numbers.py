@@ -7,7 +7,7 @@ import torch
 
 from equivcheck.layouts.base.limits.repairs import has_ties
 from equivcheck.layouts.base.script.form import Form
-from equivcheck.layouts.base.script.text import listed
+from equivcheck.layouts.base.script.text import tuple_code
 from equivcheck.scenario import CrossEntropy, Training
 from equivcheck.system.choice import PrintableEnum
 from equivcheck.training.material import Batch, material
@@ -58,7 +58,7 @@ def initial_lines(training: Training, numbers: Numbers) -> list[str]:
 def _literals(training: Training, form: Form) -> list[str]:
     drawn = material(training)
     parameters = [f'"{form.name_of(name)}": {_nested(values.numpy())}' for name, values in drawn.parameters.items()]
-    steps = [[listed([_nested(tensor.numpy()) for tensor in _tensors(batch)]) for batch in step] for step in drawn.steps]
+    steps = [[tuple_code([_nested(tensor.numpy()) for tensor in _tensors(batch)]) for batch in step] for step in drawn.steps]
     several = len(training.data.microbatches) > 1
     batches = [f"[{', '.join(step)}]" if several else step[0] for step in steps]
     return [
@@ -89,11 +89,11 @@ def _drawn(training: Training) -> list[str]:
         for layer, width in zip(model.layers, model.widths[1:], strict=True)
         if layer.dropout
     ]
-    batch = listed([inputs, f"torch.randn({_shape(training, str(model.out_features))})", *masks])
+    batch = tuple_code([inputs, f"torch.randn({_shape(training, str(model.out_features))})", *masks])
     if len(rows) == 1:
         items = batch.format(rows=rows[0])
     else:
-        items = f"[{batch.format(rows='rows')} for rows in {listed(list(map(str, rows)))}]"
+        items = f"[{batch.format(rows='rows')} for rows in {tuple_code(list(map(str, rows)))}]"
     return [
         f"torch.manual_seed({training.seed})",
         f"BATCHES = [{items} for _ in range({training.steps})]  # {_words(training)}",

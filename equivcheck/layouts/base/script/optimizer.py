@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from equivcheck.errors import UsageError
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
-from equivcheck.layouts.base.script.text import block, call, listed
+from equivcheck.layouts.base.script.text import block, call, tuple_code
 from equivcheck.scenario import ParameterGroup, Training
 from equivcheck.training.material import material
 from equivcheck.training.optimizer import OptimizerParts, group_of, optimizer_parts
@@ -60,7 +60,7 @@ def _groups(draft: Draft, training: Training) -> list[str]:
     for group, names in members.items():
         if not names:
             continue
-        chosen = f"in {listed(names)}" if group is not None else f"not in {listed(others)}"
+        chosen = f"in {tuple_code(names)}" if group is not None else f"not in {tuple_code(others)}"
         condition = f" if name {chosen}" if group is not None or others else ""
         groups.append(f'{{"params": [parameter for {variables} in {everything}{condition}]{_own(training, group)}}}')
     return ["groups = [", *(f"    {group}," for group in groups), "]"]

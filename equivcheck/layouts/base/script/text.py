@@ -33,7 +33,7 @@ def call(name: str, *arguments: str, **keywords: object) -> str:
     return f"{name}({', '.join([*arguments, *named])})"
 
 
-def listed(items: Sequence[str]) -> str:
+def tuple_code(items: Sequence[str]) -> str:
     """A tuple expression."""
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
@@ -43,12 +43,12 @@ def paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def formatted(lines: Iterable[str]) -> str:
+def format_code(lines: Iterable[str]) -> str:
     """Join lines into a text and break long ones."""
-    return "".join(f"{part}\n" for line in lines for part in broken(line))
+    return "".join(f"{part}\n" for line in lines for part in break_line(line))
 
 
-def broken(line: str) -> list[str]:
+def break_line(line: str) -> list[str]:
     """Break a long line at its last bracket, then at commas or comprehension clauses, until all parts fit."""
     body = line.lstrip()
     pairs = [(start, end) for start, end in _outermost(line) if end > start + 1]
@@ -59,7 +59,7 @@ def broken(line: str) -> list[str]:
     inner = line[start + 1 : end].strip()
     middle = [f"{indent}{INDENT}{inner}"]
     if len(middle[0]) > WIDTH:
-        middle = [part for item in _items(inner, len(indent) + len(INDENT)) for part in broken(f"{indent}{INDENT}{item}")]
+        middle = [part for item in _items(inner, len(indent) + len(INDENT)) for part in break_line(f"{indent}{INDENT}{item}")]
     return [line[: start + 1], *middle, f"{indent}{line[end:]}"]
 
 

@@ -64,14 +64,22 @@ def _define(draft: Draft, exchange: AttentionExchange) -> None:
     draft.need("torch.nn", "functional")
     draft.need("torch.distributed", "ProcessGroup")
     draft.need("torch.distributed._functional_collectives", "as collectives")
-    found: list[object] = [ranks.PositionRanks, ranks.padded, ranks.waited]
+    found: list[object] = [ranks.PositionRanks, ranks.padded, ranks.wait_for]
     if exchange is AttentionExchange.GATHER:
         found.append(ranks.Gather)
     if exchange is not AttentionExchange.GATHER:
         draft.need("math", "")
     if exchange is AttentionExchange.ULYSSES:
         draft.need("collections.abc", "Iterable")
-        found += [chunk_size, chunk_sizes, ranks.exchanged, ranks.to_heads, ranks.to_positions, ranks.ToHeads, ranks.ToPositions]
+        found += [
+            chunk_size,
+            chunk_sizes,
+            ranks.all_to_all_parts,
+            ranks.to_heads,
+            ranks.to_positions,
+            ranks.ToHeads,
+            ranks.ToPositions,
+        ]
         found.append(sequences.group_query_heads)
     if exchange is AttentionExchange.RING:
         draft.need("collections.abc", "Callable")

@@ -68,7 +68,7 @@ class Gather(torch.autograd.Function):
         """Gather shards that are padded to the longest, and restore the position order."""
         ctx.ranks = ranks
         own = padded(values, ranks.longest).movedim(-2, 0).contiguous()
-        gathered = waited(collectives.all_gather_tensor(own, 0, ranks.group))
+        gathered = wait_for(collectives.all_gather_tensor(own, 0, ranks.group))
         ctx.save_for_backward(slots := ranks.slots())
         return gathered.index_select(0, slots).movedim(0, -2)
 
@@ -79,7 +79,7 @@ class Gather(torch.autograd.Function):
         padded = gradient.new_zeros((ranks.size * ranks.longest, *gradient.shape[1:])).index_copy(
             0, ctx.saved_tensors[0], gradient
         )
-        own = waited(collectives.reduce_scatter_tensor(padded, "sum", 0, ranks.group))
+        own = wait_for(collectives.reduce_scatter_tensor(padded, "sum", 0, ranks.group))
         return own.narrow(0, 0, len(ranks.own)).movedim(0, -2), None
 
 
@@ -89,8 +89,8 @@ def padded(values: torch.Tensor, length: int) -> torch.Tensor:
     return functional.pad(values, (0, 0, 0, missing)) if missing else values.contiguous()
 
 
-def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """A functional collective's result after it has finished."""
+def wait_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a functional collective and return its result."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found
@@ -104,7 +104,7 @@ def to_heads(values: torch.Tensor, ranks: PositionRanks, order: torch.Tensor) ->
     rows, _, count, _, width = values.shape
     shares = chunk_sizes(values.shape[1], ranks.size)
     shapes = [(rows, shares[ranks.index], count, len(part), width) for part in ranks.parts]
-    found = torch.cat(exchanged(torch.split(values, list(shares), 1), shapes, ranks), -2)
+    found = torch.cat(all_to_all_parts(torch.split(values, list(shares), 1), shapes, ranks), -2)
     return torch.empty_like(found).index_copy(-2, order, found)
 
 
@@ -113,14 +113,14 @@ def to_positions(values: torch.Tensor, units: int, ranks: PositionRanks, order: 
     rows, _, count, _, width = values.shape
     shapes = [(rows, share, count, len(ranks.own), width) for share in chunk_sizes(units, ranks.size)]
     parts = torch.split(values.index_select(-2, order), list(map(len, ranks.parts)), -2)
-    return torch.cat(exchanged(parts, shapes, ranks), 1)
+    return torch.cat(all_to_all_parts(parts, shapes, ranks), 1)
 
 
-def exchanged(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
+def all_to_all_parts(sent: Iterable[torch.Tensor], shapes: list[Any], ranks: PositionRanks) -> list[torch.Tensor]:
     """All-to-all with unequal shapes. Returns one tensor for each rank."""
     flat = [each.reshape(-1) for each in sent]
     sizes = [math.prod(shape) for shape in shapes]
-    received = waited(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
+    received = wait_for(collectives.all_to_all_single(torch.cat(flat), sizes, [each.numel() for each in flat], ranks.group))
     return [each.view(shape) for each, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
 

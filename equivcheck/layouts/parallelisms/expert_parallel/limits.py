@@ -9,7 +9,12 @@ from equivcheck.layouts.base.dtensor_experts import dtensor_experts, has_dtensor
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS
 from equivcheck.layouts.base.limits.execution import without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, elementwise, has_units_of_dtensors, keeps_dtensors
+from equivcheck.layouts.base.limits.optimizers import (
+    DTENSOR_OPTIMIZERS,
+    has_units_of_dtensors,
+    keeps_dtensors,
+    with_elementwise_optimizer,
+)
 from equivcheck.layouts.base.limits.repairs import each_layer, only_one, with_loop, with_options
 from equivcheck.layouts.base.partition import is_last_shard_empty, shard_dim
 from equivcheck.scenario import (
@@ -49,7 +54,7 @@ WHOLE_PARAMETERS = Limit(
     reason="expert parallelism: an optimizer that is not elementwise is not supported: it sees only a rank's own experts, or "
     "it takes norms of DTensors in ways that DTensor does not know",
     applies=_updates_parts,
-    repair=elementwise,
+    repair=with_elementwise_optimizer,
 )
 
 

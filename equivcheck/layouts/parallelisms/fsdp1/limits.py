@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from equivcheck.layouts.base.limits.data_parallel import EVEN_ROWS, FSDP_WITHOUT_COMPILED_AUTOGRAD, ROUNDING_LIMITS
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
-from equivcheck.layouts.base.limits.optimizers import elementwise
+from equivcheck.layouts.base.limits.optimizers import with_elementwise_optimizer
 from equivcheck.layouts.base.limits.repairs import (
     has_shares,
     has_ties,
@@ -178,7 +178,7 @@ ELEMENTWISE_OPTIMIZERS = Limit(
     applies=lambda training, layout: (
         not training.optimizer.elementwise and (is_sharded(layout) or not parallelism_of(layout, FSDP1).use_orig_params)
     ),
-    repair=elementwise,
+    repair=with_elementwise_optimizer,
 )
 
 

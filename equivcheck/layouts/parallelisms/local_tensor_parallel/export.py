@@ -65,7 +65,9 @@ def _define(draft: Draft) -> None:
     draft.need("torch.distributed", "ProcessGroup")
     draft.need("torch.distributed._functional_collectives", "as collectives")
     draft.definitions += map(source_of, (ActivationPlacement, chunk_size, chunk_sizes, Redistribution))
-    draft.definitions += map(source_of, (regions.dim_of, regions.padded, regions.waited, regions.AxisRanks, regions.Redistribute))
+    draft.definitions += map(
+        source_of, (regions.dim_of, regions.padded, regions.wait_for, regions.AxisRanks, regions.Redistribute)
+    )
     draft.definitions += map(source_of, (regions.CopyToRegion, regions.BiasOnFirstRank))
     draft.definitions += map(source_of, (modules.LocalLinear, modules.LocalNorm, modules.LocalEmbedding))
 

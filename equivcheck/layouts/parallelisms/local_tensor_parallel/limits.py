@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import CROSS_ENTROPY_ALONE, ENDS_IN_HEAD
-from equivcheck.layouts.base.limits.optimizers import elementwise, has_units_of_dtensors
+from equivcheck.layouts.base.limits.optimizers import has_units_of_dtensors, with_elementwise_optimizer
 from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
 from equivcheck.layouts.base.limits.repairs import each_layer, has_routing, with_model, with_options, with_tokens, without_routing
 from equivcheck.layouts.base.partition import is_last_shard_empty
@@ -48,7 +48,7 @@ WHOLE_PARAMETERS = Limit(
     reason="local_tensor_parallel: an optimizer that is not elementwise is not supported: it sees shards of parameters, never "
     "a full one",
     applies=_updates_parts,
-    repair=elementwise,
+    repair=with_elementwise_optimizer,
 )
 
 

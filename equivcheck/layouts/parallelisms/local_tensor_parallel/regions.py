@@ -89,21 +89,21 @@ class AxisRanks:
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
         """Sum over ranks."""
-        return waited(collectives.all_reduce(addend.contiguous(), "sum", self.group))
+        return wait_for(collectives.all_reduce(addend.contiguous(), "sum", self.group))
 
     def maximum(self, values: torch.Tensor) -> torch.Tensor:
         """Maximum over ranks, without a derivative."""
-        return waited(collectives.all_reduce(values.contiguous(), "max", self.group))
+        return wait_for(collectives.all_reduce(values.contiguous(), "max", self.group))
 
     def _gathered(self, part: torch.Tensor, dim: int, extent: int) -> torch.Tensor:
         rows = padded(part.movedim(dim, 0), chunk_size(extent, self.size))
-        gathered = waited(collectives.all_gather_tensor(rows, 0, self.group))
+        gathered = wait_for(collectives.all_gather_tensor(rows, 0, self.group))
         return gathered.narrow(0, 0, extent).movedim(0, dim)
 
     def _sum_of_part(self, addend: torch.Tensor, dim: int) -> torch.Tensor:
         extent = addend.shape[dim]
         rows = padded(addend.movedim(dim, 0), chunk_size(extent, self.size) * self.size)
-        part = waited(collectives.reduce_scatter_tensor(rows, "sum", 0, self.group))
+        part = wait_for(collectives.reduce_scatter_tensor(rows, "sum", 0, self.group))
         return part.narrow(0, 0, chunk_sizes(extent, self.size)[self.index]).movedim(0, dim)
 
 
@@ -167,8 +167,8 @@ def padded(rows: torch.Tensor, length: int) -> torch.Tensor:
     return functional.pad(rows, (*(0, 0) * (rows.dim() - 1), 0, missing)) if missing else rows.contiguous()
 
 
-def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """A functional collective's result after it has finished."""
+def wait_for(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a functional collective and return its result."""
     wait: Any = collectives.wait_tensor
     found: torch.Tensor = wait(tensor)
     return found

@@ -7,7 +7,12 @@ from dataclasses import replace
 from equivcheck.layouts.base.limits.execution import NO_COUNTS_IN_GRAPHS, without_compilation
 from equivcheck.layouts.base.limits.limit import LayoutLimit, Limit, parallelism_of
 from equivcheck.layouts.base.limits.loss_parallel import LOSS_PARALLEL
-from equivcheck.layouts.base.limits.optimizers import DTENSOR_OPTIMIZERS, WHOLE_PARAMETERS, elementwise, keeps_dtensors
+from equivcheck.layouts.base.limits.optimizers import (
+    DTENSOR_OPTIMIZERS,
+    WHOLE_PARAMETERS,
+    keeps_dtensors,
+    with_elementwise_optimizer,
+)
 from equivcheck.layouts.base.limits.plans import APPLIED_FIRST, ENDS_WHOLE, ONE_ENTRY_A_LAYER, TIES_CUT_ALIKE, limit_of
 from equivcheck.layouts.base.limits.propagated_gradients import limits_of_propagated_gradients
 from equivcheck.layouts.base.limits.repairs import (
@@ -116,7 +121,7 @@ ADAFACTOR_OF_UNFROZEN_CUTS = Limit(
     applies=lambda training, layout: (
         isinstance(training.optimizer, Adafactor) and keeps_dtensors(layout) and bool(frozen_shards(training.model, layout))
     ),
-    repair=elementwise,
+    repair=with_elementwise_optimizer,
     upstream=True,
     torch=UNFREEZES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, Argument, Shape, operations, same
+from equivcheck.programs.nouns.operations.operation import CUBES, MATRICES, Argument, Shape, first_shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4,), (4, 6), (5, 3), (1, 4), CUBES[0])
 
@@ -20,7 +20,7 @@ COMBINING = (
             "stack": "torch.stack([a, b], dim)",
         },
         takes_dim=True,
-        arguments=(Argument(shapes=(same,)),),
+        arguments=(Argument(shapes=(first_shape,)),),
         shapes=((4,), (4, 6), (5, 3), (0, 3)),
     ),
     *operations(
@@ -51,7 +51,7 @@ COMBINING = (
             "cat_then_split": "torch.cat([a, b], dim).split(a.shape[dim], dim)[1]",
         },
         takes_dim=True,
-        arguments=(Argument(shapes=(same,)),),
+        arguments=(Argument(shapes=(first_shape,)),),
         shapes=((5, 3),),
     ),
     *operations(
@@ -76,7 +76,7 @@ COMBINING = (
             "cat_of_sums": "torch.cat([a.sum(0, keepdim=True), b])",
             "cartesian": "torch.cartesian_prod(a.flatten()[:2], b.flatten()[:2])",
         },
-        arguments=(Argument(shapes=(same,)),),
+        arguments=(Argument(shapes=(first_shape,)),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
     *operations(

@@ -6,16 +6,16 @@ from equivcheck.programs.nouns.operations.operation import (
     Argument,
     ArgumentKind,
     column,
-    last,
+    first_shape,
+    last_dim,
     operations,
     row,
-    same,
     scalar,
 )
 
-OTHER = Argument(shapes=(same,))
-BROADCAST = Argument(shapes=(same, last, row, column, scalar))
-MASK = Argument(shapes=(same, last), kind=ArgumentKind.MASK)
+OTHER = Argument(shapes=(first_shape,))
+BROADCAST = Argument(shapes=(first_shape, last_dim, row, column, scalar))
+MASK = Argument(shapes=(first_shape, last_dim), kind=ArgumentKind.MASK)
 
 ELEMENTWISE = (
     *operations(

@@ -6,7 +6,7 @@ Sweeps run them all. Random programs use none, because they would have little el
 from __future__ import annotations
 
 from equivcheck.programs.nouns.operations.elementwise import OTHER
-from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, Shape, operations, same
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, Shape, first_shape, operations
 
 SHAPES: tuple[Shape, ...] = ((4, 6), (5, 3))
 ONE: tuple[Shape, ...] = ((5, 6),)
@@ -168,7 +168,7 @@ FUNCTIONS = (
             "mask_mean": "(a * b).sum() / b.sum()",
             "mask_nonzero_count": "torch.count_nonzero(b)",
         },
-        arguments=(Argument(shapes=(same,), kind=ArgumentKind.MASK),),
+        arguments=(Argument(shapes=(first_shape,), kind=ArgumentKind.MASK),),
         shapes=ONE,
         drawn=False,
     ),

@@ -8,9 +8,9 @@ from equivcheck.programs.nouns.operations.operation import (
     Argument,
     ArgumentKind,
     Shape,
+    first_shape,
     operations,
     row,
-    same,
     size_along,
 )
 
@@ -170,7 +170,7 @@ INDEXING = (
     ),
     *operations(
         {"masked_select": "a.masked_select(b)", "index_mask": "a[b]", "masked_scatter": "a.masked_scatter(b, a * 2)"},
-        arguments=(Argument(shapes=(same,), kind=ArgumentKind.MASK),),
+        arguments=(Argument(shapes=(first_shape,), kind=ArgumentKind.MASK),),
         shapes=((4,), (4, 6), (5, 3)),
     ),
     *operations(

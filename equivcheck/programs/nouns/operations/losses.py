@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape, operations, same
+from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts, Shape, first_shape, operations
 
 
 def _rows(shape: Shape, _dim: int) -> Shape:
@@ -45,7 +45,7 @@ def _with_reductions(table: dict[str, str]) -> dict[str, str]:
 
 
 LOSSES: tuple[OperationFacts, ...] = (
-    *operations(_with_reductions(_OF_TWO), arguments=(Argument(shapes=(same,)),), shapes=((4, 6), (5, 3))),
+    *operations(_with_reductions(_OF_TWO), arguments=(Argument(shapes=(first_shape,)),), shapes=((4, 6), (5, 3))),
     *operations(
         _with_reductions(_OF_TARGETS),
         arguments=(Argument(shapes=(_rows,), kind=ArgumentKind.INDICES, high=_classes),),
@@ -61,7 +61,7 @@ LOSSES: tuple[OperationFacts, ...] = (
             "kl_div_log_target": "F.kl_div(F.log_softmax(a, 0), F.log_softmax(b, 0), reduction='batchmean', log_target=True)",
             "kl_div_none": "F.kl_div(F.log_softmax(a, -1), F.softmax(b, -1), reduction='none')",
         },
-        arguments=(Argument(shapes=(same,)),),
+        arguments=(Argument(shapes=(first_shape,)),),
         shapes=((4, 6), (5, 3)),
     ),
 )

@@ -9,9 +9,9 @@ from equivcheck.programs.nouns.operations.operation import (
     VECTORS,
     Argument,
     Shape,
-    last,
+    first_shape,
+    last_dim,
     operations,
-    same,
 )
 
 WIDTH = 5
@@ -110,10 +110,10 @@ MATMUL = (
     ),
     *operations(
         {"mv": "a @ b", "einsum_ij_j": "torch.einsum('...j,j->...', a, b)"},
-        arguments=(Argument(shapes=(last,)),),
+        arguments=(Argument(shapes=(last_dim,)),),
         shapes=(*MATRICES, CUBES[0], *VECTORS),
     ),
-    *operations({"dot": "torch.dot(a, b)"}, arguments=(Argument(shapes=(same,)),), shapes=VECTORS),
+    *operations({"dot": "torch.dot(a, b)"}, arguments=(Argument(shapes=(first_shape,)),), shapes=VECTORS),
     *operations({"outer": "torch.outer(a, b)"}, arguments=(Argument(shapes=(_vector,)),), shapes=VECTORS),
     *operations({"vecmat": "b @ a"}, arguments=(Argument(shapes=(_first,)),), shapes=MATRICES),
     *operations(
@@ -125,12 +125,12 @@ MATMUL = (
             "attention_by_hand": "torch.softmax(a @ b.mT / a.shape[-1] ** 0.5, -1) @ c",
             "attention_causal": "F.scaled_dot_product_attention(a, b, c, is_causal=True)",
         },
-        arguments=(Argument(shapes=(same,)), Argument(shapes=(same,))),
+        arguments=(Argument(shapes=(first_shape,)), Argument(shapes=(first_shape,))),
         shapes=((2, 2, 3, 4), (1, 4, 2, 3)),
     ),
     *operations(
         {WEIGHED: "F.scaled_dot_product_attention(a, b, c)"},
-        arguments=(Argument(shapes=(same,)), Argument(shapes=(same,))),
+        arguments=(Argument(shapes=(first_shape,)), Argument(shapes=(first_shape,))),
         shapes=((2, 2, 3, 4),),
     ),
 )

@@ -9,7 +9,7 @@ from equivcheck.programs.nouns.operations.operation import (
     Argument,
     ArgumentKind,
     Shape,
-    last,
+    last_dim,
     operations,
 )
 
@@ -32,7 +32,7 @@ def _transposed(shape: Shape, _dim: int) -> Shape:
 
 LAYERS = ((4, 6), (5, 3), (1, 4), CUBES[0])
 PLANES = ((2, 4, 4, 6), (3, 2, 5, 4))
-WEIGHT = Argument(shapes=(last,))
+WEIGHT = Argument(shapes=(last_dim,))
 
 NORMALISATION = (
     *operations(

@@ -76,12 +76,12 @@ class OperationFacts:
         return 1 + len(self.arguments)
 
 
-def same(shape: Shape, _dim: int) -> Shape:
+def first_shape(shape: Shape, _dim: int) -> Shape:
     """The first argument's shape."""
     return shape
 
 
-def last(shape: Shape, _dim: int) -> Shape:
+def last_dim(shape: Shape, _dim: int) -> Shape:
     """The last dim of the first argument, as a shape."""
     return shape[-1:]
 

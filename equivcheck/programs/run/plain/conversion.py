@@ -12,7 +12,7 @@ from equivcheck.programs.run.plain.collectives import Collectives, lengths
 Placements = tuple[str, ...]
 
 
-def converted(
+def convert(
     local: torch.Tensor, shape: Sequence[int], current: Placements, wanted: Placements, axes: Sequence[Collectives]
 ) -> torch.Tensor:
     """Convert a rank's part of a tensor of full `shape` to other placements.

@@ -12,7 +12,7 @@ from equivcheck.programs.nouns.statements import Operation
 from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.one_device import Outputs, gradient_of
 from equivcheck.programs.run.plain.collectives import Collectives
-from equivcheck.programs.run.plain.conversion import Placements, converted
+from equivcheck.programs.run.plain.conversion import Placements, convert
 from equivcheck.programs.run.plain.rules import needs
 from equivcheck.programs.run.rank import DTensorTarget
 from equivcheck.programs.run.values import local_part
@@ -72,7 +72,7 @@ class PlainTarget(DTensorTarget):
 
     def converted(self, value: Any, placements: Placements) -> torch.Tensor:
         """Convert a value to other placements."""
-        return converted(value, value.full_shape, value.placements, placements, self.axes)
+        return convert(value, value.full_shape, value.placements, placements, self.axes)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Change the placements of a value."""
@@ -98,7 +98,7 @@ class PlainTarget(DTensorTarget):
         for placement, axis in zip(value.placements, self.axes, strict=True):
             scale *= axis.size if reduction_of(placement) == "avg" else 1
         with torch.no_grad():
-            return converted(
+            return convert(
                 gradient * scale, value.full_shape, tuple(map(_gradient_placement, value.placements)), self.replicated, self.axes
             )
 

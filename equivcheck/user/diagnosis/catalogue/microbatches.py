@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from equivcheck.diagnosis.words import listed
+from equivcheck.diagnosis.words import join_words
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.batches import microbatches
@@ -41,7 +41,7 @@ def wrong_accumulations(diverged: DivergedTraining, facts: StepFacts) -> Iterato
 
 def _unreduced(diverged: DivergedTraining, count: int) -> Iterator[Mistake]:
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
-        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {listed([str(number) for number in numbers])}"
+        which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
         only = " (only the first is)" if numbers == tuple(range(1, count)) else ""
         words = f"the gradients of {which} are left unreduced over {diverged.ranks_text(diverged.data_axes)}{only}"
         yield Mistake(Cause.NOT_REDUCED, words, reduce_by(keep_unreduced, None, Span(first=0), numbers), own_rows=True)

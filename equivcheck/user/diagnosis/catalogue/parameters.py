@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements, parameters_by_name
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
@@ -32,7 +32,7 @@ def wrong_start(diverged: DivergedTraining, _facts: StepFacts) -> Iterator[Mista
     if wrong:
         names, ranks = sorted({name for name, _ in wrong}), sorted({rank for _, rank in wrong})
         some_ranks = len(ranks) < len(diverged.initial)
-        who = f"{numbered(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
+        who = f"{name_ranks(ranks)} start{'s' if len(ranks) == 1 else ''}" if some_ranks else "every rank starts"
         cause, words = Cause.UNEQUAL_START, f"{who} with other values of {tensors(names)} than one device"
         if all(_is_permuted(diverged, name, right[name]) for name in names):
             cause = Cause.PERMUTED

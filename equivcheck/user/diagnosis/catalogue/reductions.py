@@ -13,7 +13,7 @@ from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, axis_subsets, suspects
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks
-from equivcheck.user.diagnosis.mistake import Change, Mistake, Span, StepFacts, mixed, pick, spans
+from equivcheck.user.diagnosis.mistake import Change, Mistake, Span, StepFacts, mix_elements, pick, spans
 from equivcheck.worlds.trace.differences import Phase
 
 Wrong = Callable[[EmulatedUserRanks, list[Gradients]], list[Gradients]]
@@ -58,7 +58,7 @@ def _mixed(wrong: Gradients, right: Gradients, masks: Masks | None) -> Gradients
     for name, value in right.items():
         is_meant, mask = pick(masks, name)
         other = wrong[name] if name in wrong else torch.zeros_like(value)
-        found[name] = mixed(other, value, mask) if is_meant else value
+        found[name] = mix_elements(other, value, mask) if is_meant else value
     return found
 
 

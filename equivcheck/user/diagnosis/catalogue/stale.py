@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from equivcheck.diagnosis.words import numbered, tensors
+from equivcheck.diagnosis.words import name_ranks, tensors
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, held_elements
@@ -109,7 +109,7 @@ def _gathered_late(diverged: DivergedTraining) -> Iterator[Mistake]:
     masks = _left_behind(diverged)
     if not any(masks):
         return
-    who = numbered([rank for rank, mine in enumerate(masks) if mine])
+    who = name_ranks([rank for rank, mine in enumerate(masks) if mine])
     words = f"on {who}, other ranks' parameters are from the previous step: they are gathered before the update"
     yield Mistake(Cause.STALE, words, partial(_delay_updates, masks=masks, for_ever=False))
     words = f"updates by other ranks never reach {who}"

@@ -8,7 +8,7 @@ from types import MethodType
 
 import torch
 
-from equivcheck.diagnosis.words import numbered, rows_of_tensor, tensors
+from equivcheck.diagnosis.words import name_ranks, rows_of_tensor, tensors
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.user.diagnosis.diverged import DivergedTraining, Masks, held_elements, wrong_elements
 from equivcheck.user.diagnosis.emulated_ranks import EmulatedUserRanks, Event, Optimizer
@@ -38,7 +38,7 @@ def _who(diverged: DivergedTraining) -> Iterator[Who]:
     yield everyone, ""
     if len(everyone) > 1:
         for rank in everyone:
-            yield [rank], numbered([rank])
+            yield [rank], name_ranks([rank])
     for rank in everyone if len(everyone) > 2 else ():
         yield [other for other in everyone if other != rank], f"every rank but {rank}"
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from equivcheck.worlds.replacing import replaced
+from equivcheck.worlds.replacing import replace_attributes
 from equivcheck.worlds.sim.stand_ins import compiling, futures, out_collectives, profiling, refused
 
 _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
@@ -15,7 +15,7 @@ _PLACES = (*profiling.PLACES, *futures.PLACES, *out_collectives.PLACES)
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
     """While entered, rank threads use the replacements; other threads still use torch's functions."""
-    with replaced((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
+    with replace_attributes((compiling.place(), *_PLACES, *refused.places(len(sys.modules)))):
         try:
             yield
         finally:

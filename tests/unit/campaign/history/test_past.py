@@ -8,7 +8,7 @@ from pathlib import Path
 from equivcheck.campaign.findings.fate import Recheck
 from equivcheck.campaign.history.history import History
 from equivcheck.campaign.history.merging import merge
-from equivcheck.campaign.history.past import noted, past_runs
+from equivcheck.campaign.history.past import past_runs, run_details
 from equivcheck.campaign.history.run import Ended
 from equivcheck.campaign.history.standing import Standing, records
 from unit.campaign import fakes
@@ -26,7 +26,7 @@ def test_a_run_is_read_as_it_was_entered(tmp_path: Path) -> None:
     (past,) = past_runs(history)
     assert past.run == run(0, shard="2/8")
     assert (past.ended, past.checks, past.rate, past.share) == (Ended.INTERRUPTED, 3, 0.25, 0.4)
-    left = noted(history, past.run)
+    left = run_details(history, past.run)
     assert (left.outcomes, left.costs) == (FIGURES.outcomes, FIGURES.costs)
     assert left.progress == ((12.0, 3, 40),)
     assert left.summary == {"seed": 0}
@@ -61,4 +61,4 @@ def test_what_a_run_left_is_merged_with_it(tmp_path: Path) -> None:
     source.summarize(run(0), {"seed": 0})
     source.end(run(0), Ended.FINISHED)
     merge(source.path.parent, into.path.parent)
-    assert noted(into, run(0)).summary == {"seed": 0}
+    assert run_details(into, run(0)).summary == {"seed": 0}

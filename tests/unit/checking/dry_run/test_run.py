@@ -68,7 +68,7 @@ def test_where_nothing_is_predicted_another_number_of_calls_is_a_problem(monkeyp
     """Without predictions, calls are only compared with the small world."""
     real = run._small_traffic
     monkeypatch.setattr(run, "_small_traffic", lambda small: real(small)[1:])
-    monkeypatch.setattr(run, "predicted", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
+    monkeypatch.setattr(run, "predict_calls", lambda training, layout: Prediction(totals={}, reason="nobody can say"))
     found = dry_run(scenario_on_ranks(fsdp2_over_tensor_parallel(), 64))
     assert (found.problems, found.remarks) == (("setup: 1 x broadcast over tp, but 0 on 4 ranks",), ())
 

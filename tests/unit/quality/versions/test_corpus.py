@@ -9,7 +9,7 @@ import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.quality.versions import corpus
-from equivcheck.quality.versions.corpus import CorpusResult, drawn
+from equivcheck.quality.versions.corpus import CorpusResult, draw_scenarios
 from equivcheck.scenario import Scenario
 from equivcheck.scenario.file_format.codec import to_json
 
@@ -17,17 +17,17 @@ from equivcheck.scenario.file_format.codec import to_json
 @pytest.fixture(scope="module")
 def four() -> tuple[Scenario, ...]:
     """A corpus, drawn when all modules have been imported: Hypothesis draws constants of those that are not installed."""
-    drawn(1, seed=5)
-    return drawn(4, seed=5)
+    draw_scenarios(1, seed=5)
+    return draw_scenarios(4, seed=5)
 
 
 def test_a_seed_draws_the_same_scenarios(four: tuple[Scenario, ...]) -> None:
     """Different from each other, none compiled, and more of them begin with the same."""
-    assert drawn(4, seed=5) == four
-    assert drawn(12, seed=5)[:4] == four
-    assert drawn(4, seed=6) != four
-    assert len(set(drawn(12, seed=5))) == 12
-    assert not any(layout.execution.is_compiled for scenario in drawn(12, seed=5) for layout in scenario.layouts)
+    assert draw_scenarios(4, seed=5) == four
+    assert draw_scenarios(12, seed=5)[:4] == four
+    assert draw_scenarios(4, seed=6) != four
+    assert len(set(draw_scenarios(12, seed=5))) == 12
+    assert not any(layout.execution.is_compiled for scenario in draw_scenarios(12, seed=5) for layout in scenario.layouts)
 
 
 def test_what_the_checker_raises_is_told_of_its_scenario(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from equivcheck import Outcome, Scenario, check, from_json, to_json
 from equivcheck.campaign.coverage.features import features
 from equivcheck.export.script import script_of
-from equivcheck.layouts.composition.expected_calls import predicted
+from equivcheck.layouts.composition.expected_calls import predict_calls
 from equivcheck.layouts.composition.limits import why_unsupported
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
@@ -75,7 +75,7 @@ def test_it_is_run_with_its_calls_predicted_exactly(parallelism: Parallelism) ->
     scenario = a_scenario(parallelism)
     verdict = check(scenario)
     assert (verdict.outcome, verdict.unmodelled) == (Outcome.EQUIVALENT, "")
-    assert predicted(scenario.training, scenario.layout).totals
+    assert predict_calls(scenario.training, scenario.layout).totals
 
 
 def test_ranks_share_it_out_by_its_own_choice() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from equivcheck.checking.check import check
 from equivcheck.oracle.verdict.verdict import Outcome
-from equivcheck.quality.doctor import smallest
+from equivcheck.quality.doctor import smallest_scenario
 from equivcheck.scenario import DDP
 from equivcheck.worlds.failure import RanksDidNotStart, RanksFailed
 from equivcheck.worlds.gloo import fork_server, world
@@ -189,7 +189,7 @@ def test_a_fork_server_that_is_lost_at_its_start_is_started_again(
 
 def test_a_check_that_loses_a_rank_is_made_again(ranks: GlooRanks, tmp_path: Path) -> None:
     """A rank that was killed once says nothing about the scenario; one that dies again is a verdict."""
-    scenario = smallest(DDP)
+    scenario = smallest_scenario(DDP)
     once, always = (partial(programs.kill_rank, first_only=first_only) for first_only in (tmp_path / "killed", None))
     assert check(scenario, world="gloo", alter=once).outcome is Outcome.EQUIVALENT
     assert (tmp_path / "killed").exists()

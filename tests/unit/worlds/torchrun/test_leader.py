@@ -15,7 +15,7 @@ from equivcheck.worlds.gloo.answer import NUMBERS_OF_GROUPS, VALUE_TAG
 from equivcheck.worlds.torchrun.leader import Leader
 from equivcheck.worlds.torchrun.links import Link
 from equivcheck.worlds.torchrun.place import Place
-from equivcheck.worlds.torchrun.rank_thread import RankThread, requested
+from equivcheck.worlds.torchrun.rank_thread import RankThread, request_task
 
 DEADLINE = 0.5
 
@@ -34,7 +34,7 @@ def other() -> Iterator[tuple[Leader, Link]]:
 
 def request(program: Callable[..., Any], *arguments: Any) -> bytes:
     """Request to the ranks."""
-    return requested(pickle.dumps((program, arguments)), is_user_code=False)
+    return request_task(pickle.dumps((program, arguments)), is_user_code=False)
 
 
 def test_values_come_in_rank_order(other: tuple[Leader, Link]) -> None:
