@@ -56,7 +56,7 @@ class CampaignWorkers(Protocol[W]):
     """A campaign's workers. Leaving the context ends all of them."""
 
     workers: list[W]
-    """Workers that have not ended."""
+    """Workers still running."""
 
     def __enter__(self) -> Self:
         """Start nothing; workers begin with `start`."""

@@ -20,7 +20,7 @@ class KeptFinding:
     """A finding from this campaign."""
 
     fingerprint: str
-    """Finding's fingerprint: 12 hex digits that are equal for verdicts with the same fault."""
+    """Finding's fingerprint: 12 hex digits, equal for verdicts with the same fault."""
     path: Path
     """Folder of the finding; it does not exist if `kept` is `UNKEPT`."""
     verdict: CaseVerdict
@@ -91,13 +91,13 @@ class Summary:
     interrupted: bool = False
     """Whether a signal stopped the campaign before its budget was spent."""
     broken: str = ""
-    """Error and traceback that ended the checker itself; empty if there was none."""
+    """Error and traceback if the checker itself failed; empty if it did not."""
     unkept: str = ""
     """Reason why some findings are only in this summary; empty if the store has all."""
     control: Control | None = None
     """Result of the control. None if there was none, or the campaign ended before it was decided."""
     num_cut_off: int = 0
-    """Workers that were stopped in the middle of a check, because the campaign was over."""
+    """Workers stopped in the middle of a check, because the campaign was over."""
     nodes: tuple[NodeWork, ...] = ()
     """Work done by each machine; empty for this machine."""
 

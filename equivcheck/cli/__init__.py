@@ -1,4 +1,4 @@
-"""Command line. It imports a command when that command is run, and torch only if the command needs it."""
+"""Command line. It imports a command only to run it, and torch only if the command needs it."""
 
 from __future__ import annotations
 

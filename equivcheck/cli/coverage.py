@@ -1,4 +1,4 @@
-"""`equivcheck coverage`: measure which features generated scenarios or tensor programs reach."""
+"""`equivcheck coverage`: measure the features reached by generated scenarios or tensor programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`equivcheck dry-run`: check a layout at a size that this machine does not have."""
+"""`equivcheck dry-run`: check a layout at a size beyond this machine."""
 
 from __future__ import annotations
 

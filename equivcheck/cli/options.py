@@ -1,4 +1,4 @@
-"""Options and output functions that several commands share."""
+"""Options and output functions shared by several commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Option(Protocol):
-    """Decorator that adds an option to a command."""
+    """Decorator for adding an option to a command."""
 
     def __call__(self, command: F, /) -> F:
         """Return the command with the option."""
@@ -63,7 +63,7 @@ def as_shard(context: click.Context, parameter: click.Parameter, value: str) -> 
 
 
 class _WorldOfItsOwn(click.Choice[str]):
-    """World that the command starts itself."""
+    """World started by the command itself."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Reject torchrun with a hint at the command that accepts it."""

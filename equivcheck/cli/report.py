@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_NAME, _DEFAULT_OF_FINDING = Path("equivcheck_report.html"), Path("equivcheck_finding.html")
 _DEADLINE = 60.0
-"""Deadline for the run that a finding's page shows, in seconds."""
+"""Deadline for the run shown on a finding's page, in seconds."""
 
 
 @click.command()

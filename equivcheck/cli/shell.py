@@ -30,7 +30,7 @@ _MACHINE_ERRORS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
-"""Errors that the machine causes: full, read-only or broken disks, and exhausted resources."""
+"""Errors caused by the machine: full, read-only or broken disks, and exhausted resources."""
 
 
 class ExitCode(IntEnum):

@@ -11,7 +11,7 @@ from equivcheck.diagnosis.evidence import Evidence
 from equivcheck.scenario import Mesh
 
 _NAMED = 2
-"""Maximum number of tensors that are named; further tensors are counted."""
+"""Maximum number of named tensors; further tensors are counted."""
 
 
 def tensors(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Finds the statement that causes a failure, because later statements or a collective may be the first to report it."""
+"""Finds the statement to blame for a failure, because later statements or a collective may be the first to report it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equivcheck.worlds.failure import Failure, FailureKind, RanksFailed, RankSta
 RAISING = re.compile(rf"{StatementFailed.__name__}: v(\d+) ")
 """Pattern in a rank's error if it raised in a statement."""
 AT_ONCE = (FailureKind.MISMATCH, FailureKind.DEADLOCK)
-"""Hangs that are detected immediately, so that more runs cost little."""
+"""Hangs detected immediately, so that more runs cost little."""
 
 
 def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failure: Failure) -> Failure:
@@ -38,7 +38,7 @@ def with_culprit(plan: ProgramPlan, run: Callable[[ProgramPlan], object], failur
 
 
 def failure_if_refusals_raise(run: Callable[[frozenset[str]], object], hung: Failure) -> Failure:
-    """Find the statement that only some ranks refuse, because their missing calls make the other ranks wait.
+    """Find the statement refused by only some ranks, because their missing calls make the other ranks wait.
 
     `run` takes statements that may be refused, and raises `RanksFailed` at any other refusal. It runs again as long as all ranks
     refuse the same statement. Returns `hung` if no run shows a difference.

@@ -36,16 +36,16 @@ def check_program(
     target: str | type[DTensorTarget] = "dtensor",
     only_sinks: bool = False,
 ) -> ProgramVerdict:
-    """Check whether ranks that run a program on DTensors compute the same as one device on plain tensors.
+    """Check whether ranks with a program on DTensors compute the same as one device with plain tensors.
 
-    `world` is the name of a world, or a world of the right size. `deadline` is in seconds. `target` is a name in `TARGETS`, or
-    a class that runs statements in another way, such as a planted fault. A target that compiles runs in gloo instead of sim.
-    With `only_sinks`, ranks read no value before the statements taking it.
+    `world` is the name of a world, or a world with the right size. `deadline` is in seconds. `target` is a name in `TARGETS`, or
+    a class that runs statements in another way, such as a planted fault. A target that compiles runs in gloo instead of sim. With
+    `only_sinks`, ranks read no value before the statements taking it.
 
-    If a gradient differs, the program runs again, and the verdict names the gradient that differs first in the backward pass.
-    If a value differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank
-    raises although an earlier value differs already, the verdict is on that value. Failures of ranks are verdicts. Raises
-    `UsageError` for an unknown world or target.
+    If a gradient differs, the program runs again, and the verdict names the first wrong gradient in the backward pass. If a value
+    differs, the program runs again to find the first value whose local shapes contradict its placements. If a rank raises
+    although an earlier value differs already, the verdict is on that value. Failures of ranks are verdicts. Raises `UsageError`
+    for an unknown world or target.
     """
     started = time.perf_counter()
     on = target_of(target) if isinstance(target, str) else target

@@ -61,7 +61,7 @@ def probe_everything() -> Iterator[Probe]:
 
 
 def unclassified_state(search: Search) -> list[str]:
-    """State of torch that the audit has not classified, such as new state of a newer version."""
+    """Torch state without a class in the audit, such as new state in a newer version."""
     return list(unclassified_names(search.names()))
 
 

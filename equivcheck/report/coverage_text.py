@@ -1,4 +1,4 @@
-"""Coverage of feature pairs, as text and as JSON values."""
+"""Coverage for feature pairs, as text and as JSON values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MeasuredCoverage:
     """Coverage, with the plan that was measured and the time it took."""
 
     reach: Reach
-    """Pairs of features that were drawn."""
+    """Feature pairs that were drawn."""
     plan: Plan
     """Plan with the strategies."""
     seconds: float

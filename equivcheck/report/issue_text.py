@@ -25,7 +25,7 @@ class Reported:
     """A finding in the run, with its script."""
 
     record: Record
-    """Status of the finding over all runs."""
+    """Finding's status over all runs."""
     finding: Finding
     """Finding from the store."""
     script: str = ""

@@ -23,7 +23,7 @@ LETTERS = {
     "send": ">",
     "recv": "<",
 }
-"""Letter per kind of call; ``?`` for others."""
+"""Letter for each kind of call; ``?`` for others."""
 MESSAGES = ("send", "recv")
 """Calls between two ranks, which no group issues together."""
 
@@ -55,7 +55,7 @@ class PlacedCall:
 
 
 def group_names(calls: Sequence[Sequence[Call]], mesh: Mesh) -> tuple[str, ...]:
-    """Names of the groups that communicate, in order of first use."""
+    """Names of the communicating groups, in order of first use."""
     return tuple(dict.fromkeys(axes_of(call.ranks, mesh) for rank in calls for call in rank))
 
 

@@ -1,4 +1,4 @@
-"""Results of a selftest, as text and as JSON values."""
+"""Selftest results as text and as JSON values."""
 
 from __future__ import annotations
 

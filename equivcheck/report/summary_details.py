@@ -1,4 +1,4 @@
-"""Long summary of a campaign: layouts, known problems, measurements and findings."""
+"""Long campaign summary: layouts, known problems, measurements and findings."""
 
 from __future__ import annotations
 

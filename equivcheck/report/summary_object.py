@@ -1,4 +1,4 @@
-"""Summary of a campaign, as JSON values."""
+"""Campaign summary as JSON values."""
 
 from __future__ import annotations
 

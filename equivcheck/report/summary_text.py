@@ -1,4 +1,4 @@
-"""Summary of a campaign on one screen: findings, parallelisms, known problems, the control, and next commands."""
+"""Campaign summary on one screen: findings, parallelisms, known problems, the control, and next commands."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from equivcheck.scenario.noun import frozen_dataclass, require_between, short_re
 
 MAX_MICROBATCHES = 4
 MAX_ROWS = 2**16
-"""Maximum number of rows in a microbatch. It is large because a dry run may use thousands of ranks."""
+"""Maximum rows per microbatch. The number is large because a dry run may use thousands of ranks."""
 USUAL_ROWS = 64
-"""Maximum number of rows in a microbatch of generated scenarios."""
+"""Maximum rows per microbatch in generated scenarios."""
 
 
 @frozen_dataclass

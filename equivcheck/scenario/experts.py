@@ -11,7 +11,7 @@ from equivcheck.scenario.token_layers import MAX_DROPOUT, MAX_HIDDEN, GatedMLP
 from equivcheck.system.choice import PrintableEnum
 
 MAX_EXPERTS = 32
-"""Maximum number of experts. It is above the limit of generated scenarios, because ranks may need a multiple."""
+"""Maximum number of experts. It is above the limit for generated scenarios, because ranks may need a multiple."""
 MAX_CHOSEN = 2
 MAX_BALANCE = 1.0
 

@@ -82,5 +82,5 @@ class Mesh:
         return tuple(reversed(found))
 
     def size(self, *names: str) -> int:
-        """Product of the sizes of the named axes; an axis that the mesh lacks counts as 1."""
+        """Product of the named axes' sizes; an axis that the mesh lacks counts as 1."""
         return math.prod(axis.size for axis in self.axes if axis.name in names)

@@ -136,7 +136,7 @@ class Model:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Input features of each layer, followed by the output features of the last one."""
+        """Each layer's input features, followed by the last one's output features."""
         return tuple(self.in_features(index) for index in range(len(self.layers) + 1))
 
     @property

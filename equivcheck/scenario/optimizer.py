@@ -48,7 +48,7 @@ class Optimizer:
     scales_partial_sums: ClassVar[tuple[Implementation, ...]] = ()
     """Implementations that scale a Partial DTensor gradient nonlinearly before DTensor sums it over ranks."""
     uses_signs: ClassVar[bool] = False
-    """Whether the update uses the sign of each gradient element. Rounding may flip the sign of an element close to zero."""
+    """Whether the update uses each gradient element's sign. Rounding may flip it if the element is close to zero."""
     rounds_to: ClassVar[str] = ""
     """Dtype that it computes updates in regardless of the parameters' dtype, named as in torch; empty for the parameters' own."""
     lr: float = 0.05

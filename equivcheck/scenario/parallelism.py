@@ -236,7 +236,7 @@ class SPMD(Parallelism):
     axes: ClassVar[tuple[tuple[str, ...], ...]] = ((DP,),)
     traceable: ClassVar[bool] = True
     distribution: Distribution = Distribution.REPLICATE
-    """Placement of parameters."""
+    """Placement for the parameters."""
     redistribute_gradients: bool = True
     """Whether a hook on each parameter redistributes its gradient to the parameter's placements before accumulation.
 

@@ -9,7 +9,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class ParameterOwner(PrintableEnum):
-    """Part of the model that owns a parameter."""
+    """Model part that owns a parameter."""
 
     MODEL = "model"
     SOURCE = "source"
@@ -22,11 +22,11 @@ class ParameterFacts(Protocol):
 
     @property
     def owner(self) -> ParameterOwner:
-        """Part of the model that owns it."""
+        """Model part that owns it."""
 
     @property
     def layer(self) -> int | None:
-        """Index of the layer that owns it; None if the model itself does."""
+        """Index for the layer that owns it; None if the model itself does."""
 
     @property
     def shape(self) -> tuple[int, ...]:

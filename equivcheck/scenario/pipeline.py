@@ -80,7 +80,7 @@ class Pipeline(Parallelism):
 
 
 def can_run_chunks(schedule: PipelineSchedule, num_chunks: int, ranks: int) -> bool:
-    """Whether torch can run a schedule with this number of chunks on this number of ranks."""
+    """Whether torch can run a schedule with these numbers of chunks and ranks."""
     if schedule is PipelineSchedule.ONE_F_ONE_B:
         return num_chunks >= ranks
     if schedule is PipelineSchedule.DUAL_PIPE_V:

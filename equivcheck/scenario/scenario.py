@@ -54,12 +54,12 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """Names of the layouts in the order in which they run: ``ddp`` or ``ddp -> fsdp2``."""
+        """Names of the layouts in execution order: ``ddp`` or ``ddp -> fsdp2``."""
         return " -> ".join(layout.name for layout in self.layouts)
 
     @property
     def summary_row(self) -> tuple[str, str]:
-        """Name of the last layout, and the optimizer's class name."""
+        """Last layout's name, and the optimizer's class name."""
         return self.layout.name, type(self.training.optimizer).__name__
 
     @property

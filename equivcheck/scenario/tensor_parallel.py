@@ -46,7 +46,7 @@ class LayerPlan:
     split: Split = Split.REPLICATED
     """How the layer's linears are sharded."""
     output: ActivationSharding = ActivationSharding.REPLICATED
-    """Placement of the layer's output, and so of the next layer's input."""
+    """Placement for the layer's output, and so for the next layer's input."""
 
     def __post_init__(self) -> None:
         if self.split in (Split.REPLICATED, Split.HEADS_OR_HIDDEN) and self.output is ActivationSharding.FEATURES:

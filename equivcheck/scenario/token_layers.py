@@ -12,7 +12,7 @@ from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_be
 MAX_LENGTH = 16
 MAX_VOCABULARY = 64
 MAX_HEADS = 32
-"""Maximum number of heads. It is above the limit of generated scenarios: resuming on 7 ranks after 4 may need a multiple of 28.
+"""Maximum number of heads. It is above the limit for generated scenarios: resuming on 7 ranks after 4 may need a multiple of 28.
 """
 MAX_HEAD_WIDTH = 8
 MAX_HIDDEN = 32
@@ -100,7 +100,7 @@ class Attention(AnyLayer):
             raise invalid_field(self, "head_dim", "an even number with rotary")
 
     def rounded_up(self, multiple: int) -> Attention:
-        """Make the product of number and size of heads a multiple, by the smallest increase of both.
+        """Make the product of number and size of heads a multiple, with the smallest increase in both.
 
         If no product fits the limits, the smallest fitting sizes are used. Key and value heads stay grouped if their product is a
         multiple too.

@@ -16,7 +16,7 @@ MAX_STEPS = 10
 
 
 class Precision(PrintableEnum):
-    """Dtype of parameters, inputs and arithmetic."""
+    """Dtype for parameters, inputs and arithmetic."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -77,7 +77,7 @@ class Training:
     zero_grad: ZeroGrad = ZeroGrad.NONE
     """Value that `zero_grad` sets gradients to."""
     precision: Precision = Precision.FLOAT64
-    """Dtype of parameters, inputs and arithmetic."""
+    """Dtype for parameters, inputs and arithmetic."""
     steps: int = 1
     """Optimizer steps, 1 to 10."""
     seed: int = 0

@@ -40,7 +40,7 @@ CLIP_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EnsembleStep:
-    """Results of one step for each copy. Row d has the layout of the snapshot from a separate run of copy d."""
+    """Results from one step for each copy. Row d has the same layout as the snapshot from a separate run with copy d."""
 
     loss: Array
     """Shape (copies,)."""

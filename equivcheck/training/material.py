@@ -24,9 +24,9 @@ KEPT_TRAININGS = 16
 
 
 IGNORED = -100
-"""Label that is ignored, torch's default `ignore_index`."""
+"""Ignored label, torch's default `ignore_index`."""
 IGNORED_SHARE = 1 / 3
-"""Probability that a label is ignored under `IgnoredLabels.SOME`."""
+"""Probability for an ignored label under `IgnoredLabels.SOME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def _counted(loss: CrossEntropy, classes: int, batches: tuple[Batch, ...], gener
 
 
 def count_labels(loss: CrossEntropy, classes: int, labels: torch.Tensor) -> float:
-    """Number of labels that are not ignored, or the sum of their class weights."""
+    """Number of labels that count, or the sum of their class weights."""
     counted = labels[labels != IGNORED]
     return float(class_weights(classes, torch.float64)[counted].sum()) if loss.class_weights else float(counted.numel())
 

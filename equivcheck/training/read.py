@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from equivcheck.worlds.trace.trace import Piece, Slot, Snapshot
 
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
-"""Prefixes that wrappers add to parameter names."""
+"""Prefixes added to parameter names by wrappers."""
 
 
 State = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -85,9 +85,9 @@ def _in_order(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def box_of(name: str, shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Piece:
-    """Box of a tensor with this full shape that the placements give this rank.
+    """This rank's box in a tensor with this full shape and these placements.
 
-    It follows the rule of `torch.chunk` instead of asking DTensor, to be an independent check.
+    It follows the rule in `torch.chunk` instead of asking DTensor, to be an independent check.
     """
     start, size = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()

@@ -76,7 +76,7 @@ class Setup:
     mesh: DeviceMesh | None = None
     """Device mesh; None on one device."""
     layout: Layout | None = None
-    """Layout that is applied; None on one device."""
+    """Applied layout; None on one device."""
     reads_full_tensors: bool = False
     """Whether `full_tensor()` of DTensors is recorded too, at the last step."""
     span: range | None = None

@@ -1,4 +1,4 @@
-"""Number of threads that torch computes with."""
+"""Number of threads for torch's computations."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ BEFORE_STEPS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One collective, send or receive that one rank issued."""
+    """One collective, send or receive by one rank."""
 
     op: str
     """``all_reduce``, ``all_gather``, ``broadcast``, ``send`` and so on; a reduction adds its operation, as in

@@ -50,7 +50,7 @@ def forget_shardings() -> None:
 
 
 def num_propagations() -> int:
-    """Number of operations that DTensor has propagated in this thread."""
+    """Number of operations propagated by DTensor in this thread."""
     if PROPAGATION not in sys.modules:
         return 0
     if _is_kept_in_cpp():

@@ -58,7 +58,7 @@ class Failure:
     kind: FailureKind
     """First cause; a rank that raised or died counts before the hang that it caused on other ranks."""
     summary: str
-    """One line for the user that names the rank and the problem."""
+    """One line for the user with the rank and the problem."""
     reports: tuple[RankReport, ...]
     """One report for each rank, in rank order."""
     first: int | None = None

@@ -73,7 +73,7 @@ class WatchedForks:
         self._made = os.pipe()
 
     def in_owner(self) -> None:
-        """Keep the reading end in the process that forked."""
+        """Keep the reading end in the parent process."""
         os.close(self._made[1])
         self._copies.append(_Copy(self._made[0]))
 

@@ -37,7 +37,7 @@ def _torchrun(size: int | None) -> Ranks:
 WORLDS: dict[str, Callable[[Any], Ranks]] = {"sim": _sim, "gloo": _gloo, "fake": _fake, "torchrun": _torchrun}
 """Constructor for each world's ranks by name; lazy, because each world imports torch."""
 LOCAL_WORLDS = ("sim", "gloo")
-"""Worlds with real values that any process can open."""
+"""Worlds with real values, available to any process."""
 TORCHRUN = "torchrun"
 """World started by torchrun; each of its processes opens it at its full size."""
 WORLDS_WITH_DATA = (*LOCAL_WORLDS, TORCHRUN)

@@ -1,1 +1,1 @@
-"""Coverage: pairs of features in generated scenarios, and the pairs that are possible."""
+"""Coverage: pairs of features in generated scenarios, and the possible pairs."""

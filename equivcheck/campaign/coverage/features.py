@@ -25,7 +25,7 @@ class Feature:
     part: str
     """Part of the scenario with the class: ``training.optimizer``, ``layout.parallelisms``, ``resume`` ..."""
     noun: str
-    """Class that declares the field, so subclasses share the feature. A parallelism counts as its own class."""
+    """Class with the field's declaration, so subclasses share the feature. A parallelism counts as its own class."""
     field: str
     """Field name; with ``[]`` for the elements of a tuple."""
     value: str

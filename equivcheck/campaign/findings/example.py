@@ -11,7 +11,7 @@ from equivcheck.oracle.verdict.verdict import CaseVerdict
 V = TypeVar("V", bound=CaseVerdict)
 
 _EXAMINED = ("diagnosis", "confirmed", "drift")
-"""Fields that a verdict gets after shrinking."""
+"""Fields added to a verdict after shrinking."""
 NOT_SHRUNK = "not fully shrunk: the campaign ended first"
 """Mark in `unfinished` until the case has been shrunk."""
 
@@ -38,12 +38,12 @@ def is_shrunk(verdict: CaseVerdict) -> bool:
 
 
 def mark_not_shrunk(verdict: V) -> V:
-    """Add the mark for a case that has not been shrunk."""
+    """Mark a case as not shrunk."""
     return replace(verdict, unfinished="; ".join(filter(None, (verdict.unfinished, NOT_SHRUNK))))
 
 
 def unmark_not_shrunk(verdict: V) -> V:
-    """Remove the mark for a case that has not been shrunk."""
+    """Remove the mark for an unshrunk case."""
     kept = (part for part in verdict.unfinished.split("; ") if part != NOT_SHRUNK)
     return replace(verdict, unfinished="; ".join(kept))
 

@@ -56,7 +56,7 @@ class Finding:
 
     @property
     def fingerprint(self) -> str:
-        """12 hex digits that are equal for verdicts with the same fault."""
+        """12 hex digits, equal for verdicts with the same fault."""
         return fingerprint(self.verdict)
 
 
@@ -160,7 +160,7 @@ def _shown_in(path: Path) -> ShownIn | None:
 
 
 def _upgraded(values: dict[str, Any]) -> dict[str, Any]:
-    """Rename fields and tensors in verdicts that older versions wrote."""
+    """Rename fields and tensors in verdicts from older versions."""
     old_names = {"unforeseen": "unmodelled"}
     text = json.dumps({old_names.get(name, name): value for name, value in values.items()})
     upgraded: dict[str, Any] = json.loads(text.replace(".side.weight", ".auxiliary.weight"))

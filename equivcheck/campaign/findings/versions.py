@@ -13,7 +13,7 @@ from equivcheck.system.choice import PrintableEnum
 
 
 class Method(PrintableEnum):
-    """Test that decides whether a finding shows on a torch version."""
+    """Test for whether a finding shows on a torch version."""
 
     SCRIPT = "script"
     REPLAY = "replay"

@@ -26,7 +26,7 @@ class Merged:
     kept: Counter[Kept]
     """Number of findings that were new, smaller, or seen before."""
     num_runs: int
-    """Runs that were not in the history yet."""
+    """Runs missing from the history until now."""
     broken: tuple[str, ...] = ()
     """Invalid finding folders, with reasons. They are left out."""
 

@@ -57,7 +57,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A user's decision that a finding makes no run fail until some day."""
+    """A user's decision to ignore a finding until some day."""
 
     reason: str
     """Reason for the decision."""

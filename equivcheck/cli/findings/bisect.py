@@ -1,4 +1,4 @@
-"""`equivcheck bisect`: find the torch versions that have a finding."""
+"""`equivcheck bisect`: find the torch versions with a finding."""
 
 from __future__ import annotations
 

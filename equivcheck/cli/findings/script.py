@@ -1,4 +1,4 @@
-"""Scripts that reproduce findings."""
+"""Scripts for reproducing findings."""
 
 from __future__ import annotations
 

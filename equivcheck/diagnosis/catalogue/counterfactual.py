@@ -1,4 +1,4 @@
-"""`Counterfactual`, a training without ranks that has a known fault, and helpers that build one."""
+"""`Counterfactual`, a training without ranks but with a known fault, and helpers to build one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counterfactual:
     """A single-device training with one known fault."""
 
     cause: Cause
-    """Cause that it stands for."""
+    """Cause represented by it."""
     sentence: str
     """Sentence for the user, without a full stop."""
     run: Callable[[int], tuple[Trace, ...]]
@@ -43,7 +43,7 @@ class Counterfactual:
 
 
 def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Change) -> Counterfactual:
-    """Counterfactual that runs one changed training."""
+    """Counterfactual with one changed training."""
 
     def run(num_steps: int) -> tuple[Trace, ...]:
         training, rounding = diverged.training, diverged.rounding
@@ -58,7 +58,7 @@ def on_one_device(diverged: DivergedRun, cause: Cause, sentence: str, change: Ch
 def on_emulated_ranks(
     diverged: DivergedRun, cause: Cause, sentence: str, change: Callable[[EmulatedRanks], None]
 ) -> Counterfactual:
-    """Counterfactual that runs one changed training per rank."""
+    """Counterfactual with one changed training per rank."""
 
     def run(num_steps: int) -> tuple[Trace, ...]:
         ranks = EmulatedRanks(diverged)
@@ -77,7 +77,7 @@ def all_then_each(items: Sequence[Item]) -> Iterator[tuple[Item, ...]]:
 
 
 def submodule(setup: Setup, name: str, kind: type[Module]) -> Module:
-    """A model's submodule, which must be a `kind`."""
+    """A model's submodule. It must be a `kind`."""
     found = setup.model.get_submodule(name)
     assert isinstance(found, kind), f"{name} is a {type(found).__name__}"
     return found

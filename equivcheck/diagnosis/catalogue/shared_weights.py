@@ -1,4 +1,4 @@
-"""Weights shared between layers that are no longer shared."""
+"""Weights that should be shared between layers but are separate."""
 
 from __future__ import annotations
 

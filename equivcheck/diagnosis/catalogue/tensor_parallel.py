@@ -25,7 +25,7 @@ Forward = Callable[[nn.Linear, torch.Tensor], torch.Tensor]
 """Replacement for a linear's forward."""
 Normed = Callable[[torch.Tensor], torch.Tensor]
 Linears = tuple[str, ...]
-"""Linears that read one layer's input, by name."""
+"""Linears on one layer's input, by name."""
 
 
 def wrong_tensor_parallelism(diverged: DivergedRun) -> Iterator[Counterfactual]:

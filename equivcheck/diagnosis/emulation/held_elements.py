@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.pieces import fill
 
 @lru_cache(maxsize=4)
 def held_elements_of(diverged: DivergedRun) -> HeldElements:
-    """Elements that each rank holds in a diverged run. The result is cached."""
+    """Elements on each rank in a diverged run. The result is cached."""
     return HeldElements(rank_coordinates(diverged.mesh), held_masks(diverged), _owners(diverged))
 
 
@@ -69,7 +69,7 @@ class HeldElements:
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]
 
     def gather(self, tensors: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Fill in, in place, the elements that a rank does not hold."""
+        """Fill in, in place, the elements missing on a rank."""
         for name, sources in self._sources.items():
             if sources is None or any(name not in each for each in tensors):
                 continue

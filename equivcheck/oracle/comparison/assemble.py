@@ -16,7 +16,7 @@ from equivcheck.worlds.trace.trace import Piece, Snapshot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembled:
-    """Full tensors of one moment."""
+    """Full tensors at one moment."""
 
     values: Vector
     """All elements, from the first rank that holds each. NaN if no rank holds an element."""
@@ -34,7 +34,7 @@ class Assembler:
         self._alive: list[object] = []
 
     def assemble(self, expected: Expected, snapshots: Sequence[Snapshot]) -> Assembled:
-        """Assemble the full tensors of one moment from all ranks' snapshots, in rank order."""
+        """Assemble the full tensors at one moment from all ranks' snapshots, in rank order."""
         canvas = _Canvas(expected)
         for rank, snapshot in enumerate(snapshots):
             located = self._locate(expected.table, snapshot.pieces)

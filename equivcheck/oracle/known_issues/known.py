@@ -57,7 +57,7 @@ class KnownIssue:
     title: str
     """One sentence without a full stop that says what torch does wrong. It contains "silently" if nothing is raised."""
     link: str = ""
-    """URL of the report or of the documentation. Empty if the issue is not reported."""
+    """URL for the report or the documentation. Empty if the issue is not reported."""
     torch: str
     """Versions of torch with the issue, as a PEP 440 specifier."""
     kind: IssueKind

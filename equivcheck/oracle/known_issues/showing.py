@@ -1,4 +1,4 @@
-"""Results of known issues' scripts on each version of torch, in shows.toml."""
+"""Results from known issues' scripts on each torch version, in shows.toml."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEAD = """\
 
 
 class Shows(PrintableEnum):
-    """Result of a known issue's script on a version of torch."""
+    """Result from a known issue's script on one torch version."""
 
     SHOWS = "shows"
     DOES_NOT = "does not"

@@ -99,13 +99,13 @@ def no_checkpointing(scenario: Scenario) -> Scenario:
 
 @_workaround
 def summed_outputs(scenario: Scenario) -> Scenario:
-    """The loss is the sum of outputs minus targets instead of their mean."""
+    """The loss sums outputs minus targets instead of averaging them."""
     return _in_training(scenario, lambda training: replace(training, loss=Loss.LINEAR_SUM))
 
 
 @_workaround
 def summed_squares(scenario: Scenario) -> Scenario:
-    """The loss is the sum of squared errors instead of their mean, with a lower learning rate."""
+    """The loss sums squared errors instead of averaging them, with a lower learning rate."""
     return _in_training(scenario, with_summed_squares)
 
 

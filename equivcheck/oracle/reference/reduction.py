@@ -75,7 +75,7 @@ class Averaging:
     division: Division
     """Point at which gradients are divided."""
     divisor: float
-    """Divisor of the sum. The number of ranks gives a mean."""
+    """Divisor for the sum, such as the number of ranks for a mean."""
     shards: int | None = None
     """Number of ranks that the first stage adds up. The second stage adds up the results. None for one stage."""
     ordered: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list

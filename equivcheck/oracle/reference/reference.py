@@ -56,7 +56,7 @@ shrinks.
 NUM_ROUNDED = 3
 """Number of perturbed runs if the reference rounds. They run one after another, and most ranks reproduce it bit for bit."""
 NUM_ROUNDED_CONFIRMATIONS = 16
-"""Number of perturbed runs before a divergence is reported. They include all orders of a ring of 8, each with a flip."""
+"""Perturbed runs before a divergence is reported. They include all orders for a ring with 8 ranks, each with a flip."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Reference:
     doubt: Doubt | None
     """First step in which agreement with the reference proves nothing, and the reason. None if every step is decided."""
     noise_limit: float
-    """Largest noise for a decision, relative to the largest tensor of the same kind: half of the digits."""
+    """Largest noise at which a decision is possible, relative to the largest tensor with the same kind: half the digits."""
     uses_signs: bool = False
     """True if the optimizer updates by gradient signs."""
     loss_groups: tuple[tuple[int, ...], ...] = ()
@@ -224,9 +224,9 @@ def _computing(rounding: Rounding | None) -> Iterator[None]:
 
 
 def noise_limit(training: Training, rounding: Rounding | None = None) -> float:
-    """Largest noise for a decision, relative to the largest tensor of the same kind.
+    """Largest noise at which a decision is possible, relative to the largest tensor with the same kind.
 
-    It is the square root of eps, half of the digits, for the coarsest element type in the training.
+    It is the square root of eps, half the digits, for the coarsest element type in the training.
     """
     own = (training.precision.value, training.optimizer.rounds_to)
     kinds = (*filter(None, own), *(rounding.element_types if rounding is not None else ()))

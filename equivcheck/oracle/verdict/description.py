@@ -10,7 +10,7 @@ from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Difference, Divergence
 
 MAX_GROUPS = 4
-"""Maximum number of lines about ranks, and of groups of further tensors. A count stands for the rest."""
+"""Maximum number of lines about ranks, and about groups of further tensors. A count stands for the rest."""
 LONGEST = 300
 """Maximum characters in an error text."""
 

@@ -22,7 +22,7 @@ def program_to_json(program: TensorProgram) -> str:
 def program_from_json(text: str, *, where: str = "program") -> TensorProgram:
     """Read a program from JSON. Fields with a default may be omitted.
 
-    Error messages call the text `where`. Raises `InvalidScenario` in one line that names the place of the error.
+    Error messages call the text `where`. Raises `InvalidScenario` in one line with the place of the error.
     """
     data = load(text, where=where)
     if not isinstance(data, dict) or data.get("format") != FORMAT:

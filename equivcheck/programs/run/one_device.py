@@ -193,7 +193,7 @@ def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -
 
 
 def differentiate(program: TensorProgram, full_values: list[torch.Tensor]) -> None:
-    """Compute the gradients of the weighted sum of all sinks from the full values of all statements."""
+    """Compute gradients for the weighted sum over all sinks, given all statements' full values."""
     sinks = {number: full_values[number] for number in program.sinks()}
     summed = [(value.double() * weights_of(value.shape, number)).sum() for number, value in sinks.items() if value.requires_grad]
     if summed:

@@ -23,7 +23,7 @@ from equivcheck.programs.run.calls import results_of
 from equivcheck.programs.run.values import full_tensor
 
 _TABLES = ("op_strategy_funcs", "op_single_dim_strategy_funcs", "op_to_rules")
-"""Attributes of the sharding propagator with rules by overload. Some versions of torch lack some of them."""
+"""Attributes of the sharding propagator with rules by overload. Some torch versions lack some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

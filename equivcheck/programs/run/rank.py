@@ -61,17 +61,17 @@ def _torch_placement(placement: str) -> Placement:
 
 
 def placement_text(placement: Placement) -> str:
-    """Text of a placement as torch 2.10 and later print it. Before, `str` omits the reduction of a Partial."""
+    """Placement's text as in torch 2.10 and later. Before, `str` omits the reduction from a Partial."""
     return partial(placement.reduce_op) if type(placement) is Partial else str(placement)
 
 
 class DTensorTarget:
-    """Runs the statements of a program on DTensors. A planted fault overrides one of the methods."""
+    """Runs a program's statements on DTensors. A planted fault overrides one method."""
 
     needs_processes: ClassVar[bool] = False
     """Whether the target cannot run on ranks that are threads."""
     fills_gradients: ClassVar[bool] = False
-    """Whether zeros count as an undefined gradient of one device, because backwards of collectives receive zeros for it."""
+    """Whether zeros count as an undefined gradient on one device, because backward through a collective receives zeros for it."""
     planted_in: ClassVar[frozenset[str]] = frozenset()
     """Operations in which a planted fault shows; empty for any."""
 
@@ -233,7 +233,7 @@ class _RankRun:
 
 
 def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
-    """Names of the outputs of a statement: ``v2 softmax``."""
+    """Names of a statement's outputs: ``v2 softmax``."""
     what = plan.called(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 

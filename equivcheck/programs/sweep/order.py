@@ -26,10 +26,10 @@ Features = Iterator[Hashable]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Progress of one part of a sweep."""
+    """Progress in one part of a sweep."""
 
     name: str
-    """Name of the feature that is new in the programs of this part."""
+    """Feature that is new in this part's programs."""
     num_covered: int
     """Programs or combinations run so far."""
     num_left: int
@@ -152,6 +152,6 @@ _FEATURES: dict[str, Callable[[TensorProgram], Features]] = {
     "placements of an argument, by shape": _placements_of_shapes,
     "placements of two arguments": _pairs,
 }
-"""Name of the feature that is new in the programs of each pass."""
+"""Feature that is new in each pass's programs."""
 _OTHERS = "all others"
 _FEWER_AXES = "an axis along which all arguments are replicated"

@@ -52,7 +52,7 @@ class JobResults(Generic[R]):
     """Results from all jobs."""
 
     results: tuple[R, ...]
-    """Results in the order of the jobs, without jobs that an interruption left out."""
+    """Results in the order of the jobs, without jobs left out by an interruption."""
     seconds: float
     """Total duration."""
     interrupted: bool

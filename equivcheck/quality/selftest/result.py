@@ -11,7 +11,7 @@ from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Scenario
 
 SLACK = 1
-"""Ranks, layers and steps that a shrunk scenario may have beyond the known minimum."""
+"""Extra ranks, layers and steps allowed in a shrunk scenario beyond the known minimum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

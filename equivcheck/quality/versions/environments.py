@@ -24,7 +24,7 @@ from equivcheck.system.temporary_folder import temporary_folder
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds. Other indexes have CUDA builds with several GB."""
 OWN_INDEX = "default"
-"""Value for `index_url` that stands for the index from the pip or uv configuration."""
+"""Value for `index_url` if the index comes from the pip or uv configuration."""
 _COMPLETE, _CONSTRAINTS = "complete.json", "constraints.txt"
 _NOT_HERE = ("PIP_CONSTRAINT", "UV_CONSTRAINT")
 """Variables that may pin torch to this environment's version."""
@@ -60,7 +60,7 @@ class Environments:
     """Gives installations: the user's own, or new ones."""
 
     given: Mapping[Version, Installation]
-    """Installations that the user has named."""
+    """Installations named by the user."""
     cache: Path
     """Folder for new environments, one per version."""
     index_url: str = CPU_INDEX
@@ -75,7 +75,7 @@ class Environments:
 
     @property
     def index_arguments(self) -> tuple[str, ...]:
-        """Options that name the index for pip and uv."""
+        """Options for pip and uv with the index."""
         return () if self.index_url == OWN_INDEX else ("--index-url", self.index_url)
 
     def _made(self, release: Version) -> Installation:

@@ -59,7 +59,7 @@ class Matrix:
     """Results for several torch versions, with the same code and scenarios."""
 
     code: str
-    """Digest that identifies equivcheck's code."""
+    """Digest of equivcheck's code."""
     seed: int
     """Seed for the scenarios."""
     scenarios: tuple[Scenario, ...]
@@ -122,7 +122,7 @@ def run_doctor(installation: Installation) -> tuple[Probe, ...]:
 
 
 def code_digest() -> str:
-    """Digest of equivcheck's files, except for the table that is measured with them."""
+    """Digest of equivcheck's files, except for the table measured with them."""
     package = Path(equivcheck.__path__[0])
     folders = (package, package / "strategies")  # a link in a checkout, which is not followed
     paths = {path for folder in folders for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")}

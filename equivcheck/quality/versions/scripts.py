@@ -33,7 +33,7 @@ _RUN = (
 _OF_STATEMENT = re.compile(r"^.*StatementFailed: [^:]*: ")
 """Prefix of a tensor program's error, before torch's own error."""
 _PHASES = {Phase.GRADIENT: "gradient", Phase.CLIPPING: "clipped gradient", Phase.UPDATE: "parameter"}
-"""Names in scripts' output for the parts of a step that have parameters."""
+"""Names in scripts' output for the parts of a step with parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Script:
 
 
 def of_issue(issue: KnownIssue) -> Script:
-    """Script that shows a known issue."""
+    """Script for a known issue."""
     return Script(text=issue_script(issue), ranks=issue.ranks, judge=lambda code, printed: showing(issue, code, printed))
 
 

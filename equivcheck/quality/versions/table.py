@@ -15,11 +15,11 @@ from equivcheck.quality.versions.matrix import Matrix, VersionResult
 from equivcheck.worlds.pool import LOCAL_WORLDS
 
 _REASON = 200
-"""Longest reason that is shown, in characters."""
+"""Longest printed reason, in characters."""
 
 
 def print_matrix(console: Console, matrix: Matrix, issues: Iterable[KnownIssue]) -> None:
-    """Print a line per version, then all that is wrong."""
+    """Print a line per version, then all problems."""
     issues = tuple(issues)
     worlds = [f"doctor {world}" for world in LOCAL_WORLDS]
     table = Table("torch", *worlds, *(outcome.value for outcome in Outcome), "scripts", box=None, header_style="bold")

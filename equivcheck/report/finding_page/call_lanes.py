@@ -1,4 +1,4 @@
-"""Lanes as a drawing: each rank's calls in order. Missing partners of a call are marked."""
+"""Lanes as a drawing: each rank's calls in order. A call without all partners is marked."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def lane_blocks(calls: Sequence[Sequence[Call]], mesh: Mesh) -> list[LaneBlock]:
 
 
 def _links(placed: Sequence[PlacedCall]) -> tuple[tuple[int, int, int], ...]:
-    """Lines from the first to the last member of each group with a common call."""
+    """Lines from the first to the last member in each group with a common call."""
     ends: dict[tuple[int, tuple[int, ...], str], list[int]] = {}
     for one in placed:
         if one.call.op not in MESSAGES and not one.is_unmatched:

@@ -1,4 +1,4 @@
-"""Drawing of the mesh, and each parameter's placement under the layout."""
+"""Drawing that shows the mesh, and each parameter's placement under the layout."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class RankBox:
     is_wrong: bool
     """Whether it has the first difference or failure."""
     words: str
-    """State of a failed rank; empty for other ranks."""
+    """State if the rank failed; empty for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshDrawing:
-    """Ranks as rows of boxes: the last axis runs across, the one before it down, and a third one makes panels."""
+    """Ranks in rows: the last axis runs across, the one before it down, and a third one makes panels."""
 
     boxes: tuple[RankBox, ...]
     """Boxes in rank order."""
     across: str
-    """Name and size of the axis across."""
+    """Name and size for the axis across."""
     down: str
-    """Name and size of the axis down; empty if there is one axis."""
+    """Name and size for the axis down; empty if there is one axis."""
     panels: str
-    """Name and size of the axis for panels; empty if there are fewer than three."""
+    """Name and size for the panels' axis; empty if there are fewer than three."""
     width: int
     """Width in SVG units."""
     height: int

@@ -1,4 +1,4 @@
-"""Pages about verdicts. The page about a scenario shows values from one more run of its ranks."""
+"""Pages about verdicts. The page about a scenario shows values from one more run."""
 
 from __future__ import annotations
 

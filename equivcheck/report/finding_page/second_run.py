@@ -1,4 +1,4 @@
-"""One more run of a scenario's ranks, compared with the single-device run."""
+"""One more run by a scenario's ranks, compared with the single-device run."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _otherwise(again: SecondRun) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """Loss and errors of one step."""
+    """Loss and errors for one step."""
 
     step: int
     """Step, from 0."""

@@ -20,7 +20,7 @@ from equivcheck.worlds.trace.trace import Piece
 MAX_TENSORS = 6
 """Maximum number of tensors to draw, beginning with the first difference."""
 _MAX_SIDE = 16
-"""Maximum number of cells per side. In a larger tensor, a cell stands for a block of elements."""
+"""Maximum number of cells per side. In a larger tensor, one cell represents a block of elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Block:
     where: str
     """Mesh coordinates, as text."""
     words: str
-    """Counts of held and wrong elements, as text."""
+    """Counts for held and wrong elements, as text."""
     held: str
     """Held cells, as an SVG path."""
     wrong: str
@@ -48,7 +48,7 @@ class DrawnTensor:
     name: str
     """Step, part of the step, and tensor."""
     shape: str
-    """Full shape, and the size of a cell."""
+    """Full shape and cell size."""
     words: str
     """The worst element, with both values."""
     columns: int

@@ -62,7 +62,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """Histogram of errors on a logarithmic scale."""
+    """Histogram with errors on a logarithmic scale."""
 
     bars: tuple[Bar, ...]
     """Bars with a count above 0."""

@@ -34,7 +34,7 @@ class ShownFinding:
     """A finding shown in full."""
 
     record: Record
-    """Status of the finding over all runs."""
+    """Finding's status over all runs."""
     fails: bool
     """Whether it makes the run fail."""
     cause: str

@@ -134,7 +134,7 @@ def _values(store: Path, history: History, past: PastRun) -> dict[str, Any]:
 
 
 def _unkept(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Scenarios of findings that no store has, by fingerprint."""
+    """Scenarios by fingerprint, for findings that no store has."""
     findings = summary["findings"] if summary else []
     return {found["fingerprint"]: found["verdict"]["scenario"] for found in findings if found["verdict"]}
 

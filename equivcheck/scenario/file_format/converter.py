@@ -79,7 +79,7 @@ def _as_written(kind: type, **first: Any) -> type:
 
 _TOKENS = _as_written(Tokens, features=int)
 _MODEL = _as_written(Model, source=Features | _TOKENS)
-"""JSON form of a model. The number of input features is part of its source."""
+"""Model as JSON. The number of input features is part of its source."""
 
 
 def tag_of(kind: type) -> str | None:

@@ -17,7 +17,7 @@ class Initialization(PrintableEnum):
     WEIGHT = "weight"
     """Normal, divided by the square root of the input features."""
     UNIT_WEIGHT = "unit_weight"
-    """Like WEIGHT with a non-negative first row, so that the first unit rarely dies in a ReLU."""
+    """WEIGHT with a non-negative first row, so that the first unit rarely dies in a ReLU."""
     TABLE = "table"
     """Standard normal, for embeddings."""
     FACTOR = "factor"
@@ -47,7 +47,7 @@ class LayerParameter:
     expert_dim: int | None = None
     """Dim that indexes experts or similar units; None if it belongs to none."""
     runs: AuxiliaryLinear | None = None
-    """Steps at which it takes part; None for all."""
+    """Steps in which it takes part; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def norm_parameters(norm: Norm | None, features: int) -> tuple[LayerParameter, .
 
 
 def linear_parameters_of(name: str, in_features: int, outputs: int, *, bias: bool = False) -> tuple[LayerParameter, ...]:
-    """Parameters in a linear that can be sharded colwise or rowwise."""
+    """Parameters in a linear for colwise or rowwise sharding."""
     weight = LayerParameter(
         name=f"{name}.weight", shape=(outputs, in_features), initial=Initialization.WEIGHT, colwise_dim=0, rowwise_dim=1
     )

@@ -72,7 +72,7 @@ class LayerModule(nn.Module):
         return outputs
 
     def chooser(self) -> nn.Module | None:
-        """Submodule that routes positions, whose first output says which unit is selected; None if there is none."""
+        """Submodule for routing, whose first output says which unit is selected; None if there is none."""
         return None
 
     def load(self) -> RoutingLoad | None:

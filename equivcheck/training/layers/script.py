@@ -17,13 +17,13 @@ class LayerScript:
     words: str
     """Docstring for the class."""
     init: tuple[str, ...]
-    """Lines in `__init__` that create submodules, with the parameter names used here."""
+    """Lines in `__init__` for the submodules, with the parameter names used here."""
     compute: tuple[str, ...]
     """Lines in `forward` that map ``inputs`` to ``values``; dropout and residual are added after them."""
     functions: tuple[tuple[str, ...], ...] = ()
-    """Functions that the lines call, line by line."""
+    """Functions called by the lines, line by line."""
     imports: tuple[tuple[str, str], ...] = ()
-    """Imports that the lines need: module and name."""
+    """Imports for the lines: module and name."""
     methods: tuple[tuple[str, ...], ...] = ()
     """Further methods, line by line."""
     for_context_parallel: LayerScript | None = None
@@ -48,12 +48,12 @@ ACTIVATIONS: dict[Activation, tuple[str, str]] = {
 
 
 def norm_line(norm: Norm | None, features: int) -> tuple[str, ...]:
-    """Line that creates a norm; empty if there is none."""
+    """Line for a norm; empty if there is none."""
     return () if norm is None else (f"self.norm = {NORMS[norm]}({features})",)
 
 
 def linear_lines(parameters: tuple[LayerParameter, ...]) -> tuple[str, ...]:
-    """Lines that create the linears with these weights and biases."""
+    """Lines for the linears with these weights and biases."""
     names = {parameter.name for parameter in parameters}
     made = []
     for parameter in parameters:

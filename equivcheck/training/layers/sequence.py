@@ -1,4 +1,4 @@
-"""Positions on this rank, for modules that number positions or attend to others."""
+"""Positions on this rank, for modules with position numbers or attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AttentionHooks(Protocol):
         """Repeat key or value heads so that each query head has one."""
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Mask that is True if a query position may not attend to a key position, (queries, keys); None masks nothing."""
+        """Mask, (queries, keys), with True if a query position may not attend to a key position; None masks nothing."""
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Attention over a full sequence."""

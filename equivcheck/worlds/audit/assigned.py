@@ -1,4 +1,4 @@
-"""Finds persistent variables that functions of a module assign.
+"""Finds persistent variables assigned by a module's functions.
 
 They are globals and attributes of modules, classes, functions and objects. The search reads compiled code, so it does not matter
 which functions have run or are wrapped.
@@ -15,7 +15,7 @@ _GLOBALS = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _ATTRIBUTES = ("STORE_ATTR", "DELETE_ATTR")
 _OPCODES = frozenset(dis.opmap[name] for name in _GLOBALS + _ATTRIBUTES)
 _BETWEEN = ("CACHE", "PUSH_NULL", "NOP", "SWAP", "EXTENDED_ARG")
-"""Instructions that may stand between loading an attribute's owner and the assignment."""
+"""Instructions allowed between loading an attribute's owner and the assignment."""
 
 Chain = tuple[str, ...]
 """Last loaded value: `_GLOBAL` or `_LOCAL`, a name, and attributes taken from it; empty for other values."""
@@ -33,7 +33,7 @@ def assigned_variables(module: ModuleType) -> Iterator[tuple[Any, str]]:
 
 
 def _code(module: ModuleType) -> CodeType | None:
-    """Code that the module runs on import; None if unknown, as for modules in C++."""
+    """Code run when the module is imported; None if unknown, as for modules in C++."""
     read = getattr(getattr(module.__spec__, "loader", None), "get_code", None)
     return read(module.__name__) if read is not None else None
 

@@ -81,10 +81,10 @@ def is_outside(module: str) -> bool:
 
 
 def row_of(name: str) -> StateRow | None:
-    """First row that covers the name; None if no row does."""
+    """First row for the name; None if no row covers it."""
     return next((row for row in rows() if row.treatment is not Treatment.OUTSIDE and row.covers(name)), None)
 
 
 def unclassified_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that no row covers, sorted."""
+    """Names without a row, sorted."""
     return tuple(sorted(name for name in names if row_of(name) is None))

@@ -59,7 +59,7 @@ _OF_CLASSES = (
     "_value2member_map_",
     "_hashable_values_",
 )
-"""Attributes that Python adds to named tuples and enums."""
+"""Attributes added to named tuples and enums by Python."""
 _OF_THREAD = (threading.local, contextvars.ContextVar)
 _SETTER = re.compile(r"(^|_)(set|enable|disable)(_|[A-Z])")
 _DEPTH = 3
@@ -67,7 +67,7 @@ _DEPTH = 3
 
 
 def import_all(skip: Callable[[str], bool]) -> None:
-    """Import all modules below the roots that are not skipped; modules that cannot be imported are left out."""
+    """Import all modules below the roots, except the skipped ones; modules with an import error are left out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for root in ROOTS:
@@ -86,7 +86,7 @@ def _import_below(name: str, skip: Callable[[str], bool]) -> None:
 
 
 def walk(skip: Callable[[str], bool]) -> set[str]:
-    """Full names of all state in the imported modules that are not skipped."""
+    """Full names of all state in the imported modules, except the skipped ones."""
     modules = [module for name, module in sorted(sys.modules.items()) if _is_below_root(name) and not skip(name)]
     with warnings.catch_warnings():  # of names that are out of date, which some tell at any look
         warnings.simplefilter("ignore")
@@ -122,7 +122,7 @@ class _Places:
                     self._look(f"{owner}.{name}", getattr(value, "__dict__", {}), depth - 1)
 
     def _add_assigned(self, owner: Any, name: str) -> None:
-        """Add a variable that a function assigns, if its owner is a module, class, function or listed object."""
+        """Add a variable assigned by a function, if its owner is a module, class, function or listed object."""
         if isinstance(owner, ModuleType):
             where = owner.__name__
         elif isinstance(owner, type | FunctionType):

@@ -25,7 +25,7 @@ NUMBERS_OF_GROUPS = struct.Struct(">II")
 """Struct for the rank's `numbers_of_groups`. It follows the first byte of an answer, except after `RAISED_TAG`."""
 
 Task = tuple[bool, Callable[..., Any], tuple[Any, ...]]
-"""Tuple that describes a task: whether the program is the user's, the program, and its arguments."""
+"""Tuple for a task: whether the program is the user's, the program, and its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Content:
     value: Any = None
     """Program's return value."""
     raised: Raised | None = None
-    """Exception that the program raised; None if it returned."""
+    """Exception raised by the program; None if it returned."""
 
 
 def answer(rank: int, load: Callable[[], Task]) -> bytes:

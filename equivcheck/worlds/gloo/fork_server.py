@@ -25,7 +25,7 @@ _RUN_BY_RANKS = tuple(f"equivcheck.{package}." for package in ("layouts", "progr
 _SHORT_OF_BLAS_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Settings for one BLAS thread. Forking is safe only while the process has one thread, and a rank needs only one."""
 EARLY_START = "early start of the fork server"
-"""Name for the thread that starts the server in the background."""
+"""Name of the thread in which the server starts in the background."""
 _TROUBLE = (EOFError, OSError, RanksDidNotStart, RanksLost)
 """Errors in an early start. They are ignored, because a later fork reports them again."""
 

@@ -15,7 +15,7 @@ from equivcheck.worlds.gloo.rank import RankAddress
 from equivcheck.worlds.patience import cpu_seconds
 
 _TAIL = 4000
-"""Bytes of a rank's last output that are shown."""
+"""Number of bytes shown from a rank's last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One rank's process: joins the gloo world and runs the programs that its owner sends."""
+"""One rank's process: joins the gloo world and runs its owner's programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context-parallel shards of a sequence, seen by one device that holds all positions."""
+"""Context-parallel shards of a sequence, seen by one device with all positions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SequenceShards:
 
     @property
     def owner(self) -> torch.Tensor:
-        """Rank that holds each position, (length,)."""
+        """Each position's rank, (length,)."""
         return self._laid([torch.full_like(part, rank) for rank, part in enumerate(self.parts)])
 
     @property

@@ -91,7 +91,7 @@ class _Exchange:
     blocks: int
     """Ranks with different rows."""
     ranks: int
-    """Ranks that share the experts."""
+    """Ranks among which the experts are sharded."""
 
 
 def _sent_as_computed(compute: Compute, rows: torch.Tensor, sent: _Sent) -> torch.Tensor:

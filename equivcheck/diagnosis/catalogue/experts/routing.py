@@ -52,7 +52,7 @@ class _ExpertFault:
     """A fault in expert layers."""
 
     cause: Cause
-    """Cause that it stands for."""
+    """Cause represented by it."""
     words: str
     """Sentence for the user, without the layers' names."""
     alter: Alter

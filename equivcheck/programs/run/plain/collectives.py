@@ -24,7 +24,7 @@ SUM_HAS_DERIVATIVE = ">=2.11"
 
 
 def lengths(extent: int, size: int) -> list[int]:
-    """Sizes of all shards of a dim as by `torch.chunk`, including empty ones at the end."""
+    """Sizes of all shards along a dim as by `torch.chunk`, including empty ones at the end."""
     length = -(-extent // size)
     return [max(0, min(length, extent - index * length)) for index in range(size)]
 

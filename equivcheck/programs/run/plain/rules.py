@@ -10,7 +10,7 @@ from equivcheck.programs.nouns.statements import Operation
 
 Shape = tuple[int, ...]
 Needs = tuple[tuple[str, ...], str]
-"""Placement of each argument, and of the results."""
+"""Placements for the arguments and for the results."""
 
 NOT_ELEMENTWISE = {"equal", "allclose", "expand_as", "type_as"}
 ELEMENTWISE = {each.name for each in FAMILIES["elementwise"]} - NOT_ELEMENTWISE
@@ -57,7 +57,7 @@ def _shard_rule(statement: Operation, dim: int, num_dims: int) -> Needs | None:
 
 
 def _product_rule(current: Sequence[str], shapes: Sequence[Shape], *, transposed: bool) -> Needs | None:
-    """Shard rows of the first matrix, columns of the second, or the inner dim; or one matrix is partial."""
+    """Shard the first matrix's rows, the second one's columns, or the inner dim; or one matrix is partial."""
     if len(shapes[0]) != 2 or len(shapes[1]) != 2:
         return None
     columns, inner = (0, 1) if transposed else (1, 0)

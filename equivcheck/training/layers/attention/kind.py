@@ -66,11 +66,11 @@ class AttentionKind(LayerKind):
         return attention_script(layer, in_features, self.parameters(layer, in_features))
 
     def with_dtensor_strategies(self, layer: Attention) -> AnyLayer:
-        """Attention without the fused kernel, because DTensor has no sharding strategy for that kernel."""
+        """Attention without the fused kernel, because DTensor has no sharding strategy for it."""
         return layer.with_fields(fused=False)
 
     def with_divisible_units(self, layer: Attention, multiple: int) -> AnyLayer:
-        """Round the number of key and value heads up to a multiple, and the number of query heads to at least that."""
+        """Round key and value heads up to a multiple, and query heads to at least that."""
         num_kv_heads, heads = (_even(count, multiple) for count in (layer.num_kv_heads, layer.num_heads))
         return layer.with_fields(num_heads=heads, num_kv_heads=num_kv_heads if heads % num_kv_heads == 0 else heads)
 

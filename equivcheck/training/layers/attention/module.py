@@ -47,7 +47,7 @@ class AttentionModule(LayerModule):
         return values.repeat_interleave(groups, -3) if groups > 1 else values
 
     def unseen(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        """Mask that is True if a query may not attend to a key, (queries, keys), given positions in the full sequence.
+        """Mask, (queries, keys), with True if a query may not attend to a key, given positions in the full sequence.
 
         None if every query attends to every key.
         """

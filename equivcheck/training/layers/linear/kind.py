@@ -57,7 +57,7 @@ class LinearKind(LayerKind):
         return (LayerSharding(split=Split.COLWISE), LayerSharding(split=Split.ROWWISE))
 
     def gradient_order(self, layer: Layer, in_features: int, *, autocast: bool = False) -> tuple[str, ...]:
-        """Reverse order of computation. The gradient of a shared weight is complete in the layer that used it first."""
+        """Reverse order of computation. The gradient for a shared weight is complete in the layer that used it first."""
         linear = ("linear.weight", "linear.bias") if autocast else ("linear.bias", "linear.weight")
         order = ("auxiliary.weight", *linear, "norm.weight", "norm.bias")
         owned = {each.name for each in self.parameters(layer, in_features) if each.runs is not AuxiliaryLinear.NEVER}

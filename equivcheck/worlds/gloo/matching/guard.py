@@ -1,4 +1,4 @@
-"""Stops a rank at a collective that does not match another rank's, before it takes part."""
+"""Stops a rank before it takes part in a collective that does not match another rank's."""
 
 from __future__ import annotations
 

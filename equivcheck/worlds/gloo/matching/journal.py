@@ -40,7 +40,7 @@ class Mismatch:
 
     @property
     def text(self) -> str:
-        """One line that names both calls."""
+        """One line with both calls."""
         (rank, call), (other, theirs) = self.calls
         return f"rank {rank} issued {call}, but rank {other} issued {theirs}"
 

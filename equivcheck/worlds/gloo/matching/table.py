@@ -23,11 +23,11 @@ class Entry(NamedTuple):
     """One rank's call."""
 
     group: bytes
-    """12 bytes that identify the group and the run."""
+    """12 bytes as an id for the group and the run."""
     number: int
     """Index among the rank's calls on the group, from 0."""
     agree: bytes
-    """16-byte digest that must be equal on all members."""
+    """16-byte digest, equal on all members."""
     rank: int
     """Global rank."""
     told: bytes
