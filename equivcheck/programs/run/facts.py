@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from equivcheck.programs.nouns.placement import REPLICATE, reduction_of, sharded_dim
 from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution, arguments_of
+from equivcheck.programs.nouns.statements import Constant, Leaf, Operation, Redistribution
 
 NO_ELEMENTS = "no elements"
 """Fact about a program that has an empty leaf (an input tensor without elements)."""
@@ -32,17 +32,6 @@ _SHARD_PARTIALS = frozenset(
     }
 )
 """Operations whose result DTensor shards if the argument is partial."""
-_SELECTS = (
-    *("first", "last_index", "element", "unbind", "unbind_second", "iterate", "select", "select_last", "select_scatter"),
-    *("assign_first", "assign_column", "assign_row", "zero_last", "fill_transposed"),
-    *("stack", "stack_thrice", "hstack", "vstack", "dstack", "column_stack", "cartesian"),
-    *("det", "slogdet", "inverse", "matrix_exp", "matrix_power", "pinv", "singular_values", "lu_factor", "lu_product"),
-    *("qr_product", "qr_signless", "cholesky", "cholesky_inverse", "eigenvalues", "nuclear_norm", "spectral_norm"),
-    *("solve", "solve_triangular", "lu_solve"),
-)
-"""Operations that select along a dim: in forward, in backward, or when their matrix is built."""
-_ANY = ("any_all", "any_dim", "any_dims")
-"""Operations with boolean results that are partial sums."""
 _EMBEDDINGS = (
     *("embedding", "embedding_padded", "embedding_scaled", "embedding_max_norm"),
     *("embedding_transposed", "embedding_flat", "embedding_stacked"),
@@ -52,17 +41,17 @@ _EMBEDDINGS = (
 
 def facts_of(program: TensorProgram) -> frozenset[str]:
     """Facts about a program's leaves (input tensors), constants, operations and redistributions."""
-    found: set[str] = set()
+    found = {"several axes"} if len(program.mesh) > 1 else set()
     for number, statement in enumerate(program.statements):
-        taken = (program.statements[number - back] for back in arguments_of(statement))
-        if any(isinstance(each, Operation) and each.name in _ANY for each in taken):
-            found.add("takes any()")
         if isinstance(statement, (Leaf, Constant)):
             found.update(_tensor_facts(statement, program.mesh))
         elif isinstance(statement, Redistribution):
             found.update(_redistribution_facts(statement.placements))
         elif isinstance(statement, Operation):
             found.update(_operation_facts(statement))
+            taken = (program.statements[number - back] for back in statement.arguments)
+            if not all(isinstance(each, (Leaf, Constant)) for each in taken):
+                found.add("takes a result")
         if isinstance(statement, (Leaf, Constant, Redistribution)) and set(statement.placements) != {REPLICATE}:
             found.add("not replicated")
     if any(map(reduction_of, found)) and not _SHARD_PARTIALS.isdisjoint(program.operations):
@@ -77,8 +66,6 @@ def _operation_facts(statement: Operation) -> Iterator[str]:
         yield "norms"
     if statement.name in _EMBEDDINGS:
         yield "looks up rows"
-    if statement.name in _SELECTS:
-        yield "selects"
     if statement.name == "real_view":
         yield "bits"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -179,9 +180,26 @@ def gradient_of(value: torch.Tensor, *, fills: bool = False) -> torch.Tensor | N
 def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool, disturb: Disturb | None) -> Outputs:
     if disturb is None:
         return _exact(statement, arguments, applies)
+    taken = [each.clone() if each.requires_grad else each for each in arguments]
     with RoundingUnit() as rounding:
-        found = _exact(statement, arguments, applies)
-    return tuple(disturb(each, arguments, rounding.unit) for each in found)
+        found = _exact(statement, taken, applies)
+    if rounding.unit > torch.finfo(torch.float64).eps:
+        _disturb_backward(taken, found, partial(disturb, unit=rounding.unit))
+    return tuple(disturb(each, taken, rounding.unit) for each in found)
+
+
+def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Callable[..., torch.Tensor]) -> None:
+    """Disturb the gradients of the arguments too, relative to those of the results.
+
+    An operation that computes in float32 also rounds its backward to float32, which disturbed float64 values do not show.
+    """
+    incoming: list[torch.Tensor] = []
+    for each in found:
+        if each.requires_grad:
+            each.register_hook(incoming.append)  # type: ignore[no-untyped-call]
+    for each in arguments:
+        if each.requires_grad:
+            each.register_hook(lambda gradient: disturb(gradient, incoming))  # type: ignore[no-untyped-call]
 
 
 def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:

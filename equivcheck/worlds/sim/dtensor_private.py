@@ -122,10 +122,16 @@ def _sharing_shardings(asked: set[str], original: Callable[[Any, Any], Any]) -> 
         if key in _shardings:
             found, theirs = _shardings[key]
             return _moved(found, {id(mesh): own for mesh, own in zip(theirs, meshes, strict=True)})
+        metas = [spec.tensor_meta for spec in specs]
         found = original(propagator, schema)
-        if not found.use_val_from_redistribute_schema and not _is_own(found, meshes):  # else it holds sizes of this rank's part
+        # Results are not shared if they hold sizes of this rank's shard. Nor if propagation has changed an argument, as that of
+        # select() does on torch 2.9: every rank must change its own.
+        if found.use_val_from_redistribute_schema or [spec.tensor_meta for spec in specs] != metas:
+            return found
+        if not _is_own(found, meshes):
             _bound(_shardings)
-            _shardings[key] = found, meshes
+            # A copy, because a later operation of this rank can change the specs that it was given.
+            _shardings[key] = _moved(found, {id(mesh): mesh for mesh in meshes}), meshes
         return found
 
     return propagate

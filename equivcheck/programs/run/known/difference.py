@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from equivcheck.oracle.verdict.verdict import Judgement
 from equivcheck.programs.nouns.program import TensorProgram
-from equivcheck.programs.nouns.statements import Operation
+from equivcheck.programs.nouns.statements import Operation, Redistribution, Statement, arguments_of
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.system.torch_version import is_torch_in
 from equivcheck.worlds.failure import Failure
@@ -16,6 +16,8 @@ from equivcheck.worlds.trace.differences import Phase
 
 BACKWARD = re.compile(r"(^|StatementFailed: )backward: ")
 """Name in place of an operation for errors and hangs in the backward pass."""
+STATEMENT = re.compile(r"(?:^|StatementFailed: )v(\d+) ")
+"""Number of the statement in which a value differs or a rank raises."""
 FRAME = re.compile(r"^  File .*", re.MULTILINE)
 """Stack line with a function name."""
 OPERATION = re.compile(r'^  File "<operation .*', re.MULTILINE)
@@ -39,7 +41,11 @@ class KnownDifference:
     raises otherwise.
     """
     operations: tuple[str, ...] = ()
-    """Operations, or statement kinds such as round trips, in which it shows; empty if the evidence is enough."""
+    """Operations, or statement kinds such as round trips, in which it shows; empty if `after` or the evidence is enough."""
+    after: tuple[str, ...] = ()
+    """Operations whose results are wrong inside, so that it shows in a statement computed from one."""
+    spoils_arguments: bool = False
+    """Whether operations in `after` also leave their arguments wrong inside."""
     facts: frozenset[str] = frozenset()
     """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
@@ -51,8 +57,8 @@ class KnownDifference:
 
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has the operations and facts needed by the error, on the installed torch."""
-        names = {each.name if isinstance(each, Operation) else each.tag for each in program.statements}
-        if (self.operations and names.isdisjoint(self.operations)) or not is_torch_in(self.torch):
+        names, needed = set(map(_name, program.statements)), (*self.operations, *self.after)
+        if (needed and names.isdisjoint(needed)) or not is_torch_in(self.torch):
             return False
         found = facts_of(program)
         return self.facts <= found and not (self.any_of and self.any_of.isdisjoint(found))
@@ -61,9 +67,13 @@ class KnownDifference:
         """Whether this error explains the first failure: the failure is in one of its operations, or in a gradient for one."""
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
-            is_it = phase in self.phases and self._named_in(tensor.partition(" ")[2])
+            # A gradient is wrong before the operation that makes it so, not after it.
+            is_it = phase in self.phases and (
+                self._named_in(tensor.partition(" ")[2])
+                or (bool(self.after) and (phase is Phase.GRADIENT or self._is_after(program, tensor)))
+            )
         else:
-            is_it = bool(self.raises) and verdict.failure is not None and self._is_raised(verdict.failure)
+            is_it = bool(self.raises) and verdict.failure is not None and self._is_raised(program, verdict.failure)
         return is_it and self.could_show(program)
 
     def seen_on(self) -> tuple[str, ...]:
@@ -74,12 +84,45 @@ class KnownDifference:
         """Versions that were tried and do not have the error: they are right, refuse, or fail in another way."""
         return tuple(version for version, found in self.shows.items() if found not in SHOWING)
 
-    def _is_raised(self, failure: Failure) -> bool:
+    def _is_raised(self, program: TensorProgram, failure: Failure) -> bool:
         """Whether ranks raised the error or run in it; or, if all ranks wait, whether the hang's summary mentions it."""
         active = [each for each in failure.reports if not each.pending]
         found = "\n".join("\n".join((each.error, *FRAME.findall(each.stack))) for each in active) or failure.summary
         where = "\n".join(each.error or "\n".join(OPERATION.findall(each.stack)) for each in active) or failure.summary
-        return re.search(self.raises, found) is not None and bool(BACKWARD.search(where) or self._named_in(where))
+        is_here = bool(BACKWARD.search(where)) or self._named_in(where) or self._is_after(program, where)
+        return is_here and re.search(self.raises, found) is not None
 
     def _named_in(self, text: str) -> bool:
-        return not self.operations or not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
+        if not self.operations:
+            return not self.after
+        return not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
+
+    def _is_after(self, program: TensorProgram, text: str) -> bool:
+        """Whether the statement named in the text takes, directly or not, a value that an operation in `after` leaves wrong."""
+        found = STATEMENT.search(text)
+        if found is None or not self.after:
+            return False
+        wrong = {number for number, each in enumerate(program.statements) if _name(each) in self.after}
+        if self.spoils_arguments:
+            wrong |= {argument for number in wrong for argument in _arguments(program, number)}
+            # A redistribution to the placements that a tensor has gives a tensor with the same spec.
+            moved = [number for number in wrong if isinstance(program.statements[number], Redistribution)]
+            wrong |= {argument for number in moved for argument in _ancestors(program, number)}
+        return not wrong.isdisjoint(_ancestors(program, int(found[1])))
+
+
+def _name(statement: Statement) -> str:
+    return statement.name if isinstance(statement, Operation) else statement.tag
+
+
+def _arguments(program: TensorProgram, number: int) -> set[int]:
+    return {number - back for back in arguments_of(program.statements[number])}
+
+
+def _ancestors(program: TensorProgram, number: int) -> set[int]:
+    """Numbers of the statements from which a statement is computed, without its own."""
+    found = _arguments(program, number)
+    for each in range(number - 1, -1, -1):
+        if each in found:
+            found |= _arguments(program, each)
+    return found

@@ -17,12 +17,13 @@ def _read(text: str) -> tuple[KnownDifference, ...]:
     table, converter = tomllib.loads(text), Converter(forbid_extra_keys=True)
     lists = table["lists"]
     for each in table["difference"]:
-        each["operations"] = [name for listed in each.get("operations", ()) for name in lists.get(listed, (listed,))]
+        for field in ("operations", "after"):
+            each[field] = [name for listed in each.get(field, ()) for name in lists.get(listed, (listed,))]
     return tuple(converter.structure(each, KnownDifference) for each in table["difference"])
 
 
 ON_FILE = _read(files("equivcheck.programs.run.known").joinpath("known.toml").read_text("utf-8"))
-"""Silent differences, then errors."""
+"""Silent differences, then errors, then differences that fit many programs: the first that explains a finding counts."""
 
 
 def known_difference(program: TensorProgram, verdict: Judgement) -> KnownDifference | None:

@@ -200,7 +200,25 @@ SMALLEST_PROGRAMS: dict[str, TensorProgram] = {
     "dtensor_in_place_of_partial": _program(_leaf("P(sum)", 2), _operation("relu_")),
     "dtensor_mean_of_shards": _program(_leaf("S(0)", 1), _operation("mean")),
     "dtensor_all_of_shards": _program(_leaf("S(0)", 2), _operation("all_all")),
-    "dtensor_norm_of_partial": _program(_leaf("P(sum)", 2), _leaf("R", 2, seed=1), _operation("clip_grads", 2, 1)),
+    "dtensor_reduction_of_partial": _program(_leaf("P(sum)", 2), _operation("amax_all")),
+    "dtensor_matrix_norm_of_shards": _program(_leaf("S(1)", 2, 2), _operation("matrix_norm_inf")),
+    "dtensor_gathers_gradient_of_local_strides": _program(
+        _leaf("S(0)", 1, 1), _leaf("S(0)", 1, 1, seed=1), RoundTrip(), _operation("where_scalar")
+    ),
+    "dtensor_writes_to_slices_of_partial": _program(_leaf("P(max)", 4), _operation("add_to_slice")),
+    "dtensor_redistributes_to_other_reduction": _program(
+        _leaf("R", 1, 2), _leaf("R", 2, 1), _leaf("P(avg)"), _operation("addmm", 3, 2, 1)
+    ),
+    "dtensor_batch_norm_of_no_channels": _program(
+        _leaf("S(1)", 1, 4), _constant("R", 4, contents=Contents.WEIGHTS), _operation("batch_norm_running", 2, 1), mesh=(3,)
+    ),
+    "dtensor_cast_of_partial": _program(_leaf("P(sum)", 5, 3), _operation("to_int")),
+    "dtensor_bucketize_of_partial": _program(_leaf("P(sum)"), _constant("R", 1), _operation("bucketize", 2, 1)),
+    "dtensor_index_select_of_partial": _program(_leaf("P(sum)", 1), _constant("S(0)", 1), _operation("index_select", 2, 1)),
+    "dtensor_index_copy_of_sharded_index": _program(
+        _leaf("R", 2), _constant("S(0)", 2, contents=Contents.ORDER, high=2), _operation("index_copy", 2, 1)
+    ),
+    "dtensor_extreme_along_negative_sharded_dim": _program(_leaf("S(0)", 2), _operation("max_dim", dim=-1)),
     "dtensor_position_along_sharded_dim": _program(_leaf("S(0)", 4), _operation("max_dim", output=1)),
     "dtensor_round_trip_of_partial": _program(_leaf("P(sum)", 2), RoundTrip()),
     "dtensor_pads_nothing": _program(_leaf("S(0)", 1, 0)),

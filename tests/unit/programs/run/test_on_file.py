@@ -8,14 +8,16 @@ import pytest
 
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.programs.check import check_program
-from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, TensorProgram
+from equivcheck.programs.nouns import Constant, Contents, Leaf, Operation, Redistribution, RoundTrip, Statement, TensorProgram
 from equivcheck.programs.run.facts import facts_of
 from equivcheck.programs.run.known.on_file import ON_FILE
 from equivcheck.programs.run.known.programs import SMALLEST_PROGRAMS
+from equivcheck.programs.verdict import ProgramVerdict
 from equivcheck.system.torch_version import is_torch_in
+from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 
 
-def program(leaf: Leaf, *rest: Constant | Leaf | Operation | Redistribution, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
+def program(leaf: Leaf, *rest: Statement, mesh: tuple[int, ...] = (2,)) -> TensorProgram:
     """A leaf and more statements."""
     return TensorProgram(mesh=mesh, statements=(leaf, *rest))
 
@@ -72,7 +74,7 @@ def test_a_program_ends_alike_whatever_ran_before() -> None:
 
 
 CUT_TWICE = ("S(0)", "S(0)")
-ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution, ...]]] = {
+ALSO: dict[str, tuple[Leaf, *tuple[Statement, ...]]] = {
     "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": (
         Leaf(shape=(2, 6), placements=("S(1)", "P(sum)")),
         Operation(name="ravel_transposed"),
@@ -234,6 +236,92 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
         Operation(name="stack", arguments=(1, 1)),
         Operation(name="square"),
     ),
+    "dtensor_select_changes_its_input, in another operation on that input": (
+        Leaf(shape=(1, 1), placements=("R",)),
+        Operation(name="element"),
+        Operation(name="logcumsumexp", arguments=(2,), dim=1),
+    ),
+    "dtensor_select_changes_its_input, in the tensor of which it is a redistribution": (
+        Leaf(shape=(1,), placements=("R",)),
+        Redistribution(placements=("R",)),
+        Operation(name="element"),
+        Redistribution(placements=("S(0)",), argument=3),
+    ),
+    "dtensor_gathers_gradient_of_local_strides, of other sizes": (
+        Leaf(shape=(1, 2), placements=("S(0)",)),
+        Leaf(shape=(1, 1), placements=("S(0)",), seed=1),
+        RoundTrip(),
+        Operation(name="where_scalar"),
+    ),
+    "dtensor_pad_on_several_axes, of what is replicated": (
+        Leaf(shape=(1,), placements=("R", "R")),
+        Operation(name="pad_last"),
+        Redistribution(placements=("R", "S(0)")),
+    ),
+    "dtensor_reduction_of_partial, of maxima by a sum": (
+        Leaf(shape=(2, 1), placements=("P(max)",)),
+        Operation(name="einsum_sum"),
+    ),
+    "dtensor_reduction_of_partial, in the backward": (Leaf(shape=(4,), placements=("P(max)",)), Operation(name="var")),
+    "dtensor_redistributes_to_other_reduction, to be joined": (
+        Leaf(shape=(1, 1), placements=("S(0)",)),
+        Leaf(shape=(1, 1), placements=("P(min)",)),
+        Operation(name="cat_of_sums", arguments=(2, 1)),
+    ),
+    "dtensor_addends_plus_number, in a larger operation": (
+        Leaf(shape=(), placements=("P(sum)",)),
+        Operation(name="hypot", arguments=(1, 1)),
+    ),
+    "dtensor_masks_what_joins_rows, of a partial table": (
+        Leaf(shape=(2, 1), placements=("P(sum)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_stacked", arguments=(2, 1)),
+    ),
+    "dtensor_masks_rows_of_other_shape, of a partial table": (
+        Leaf(shape=(2, 1), placements=("P(sum)",)),
+        Constant(shape=(), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="embedding_stacked", arguments=(2, 1)),
+    ),
+    "dtensor_convolution_backward_of_planes, of uneven rows without channels": (
+        Leaf(shape=(5, 0, 1), placements=("S(0)",)),
+        Operation(name="conv1d", arguments=(1, 1)),
+    ),
+    "dtensor_equal_of_other_shapes, of a scalar": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Operation(name="kl_div_log_target", arguments=(1, 1)),
+        Operation(name="equal", arguments=(1, 2)),
+    ),
+    "dtensor_index_put_of_shards, by indices that a rank lacks": (
+        Leaf(shape=(1,), placements=("S(0)",)),
+        Constant(shape=(1, 2), placements=("S(0)",), contents=Contents.INDICES),
+        Operation(name="index_put_add", arguments=(2, 1)),
+    ),
+    "dtensor_split_of_no_elements, by unsafe_split": (Leaf(shape=(0,), placements=("R",)), Operation(name="split_unsafe")),
+    "dtensor_view_of_gathered_part, of two vectors": (
+        Leaf(shape=(2, 5), placements=("S(1)",)),
+        Redistribution(placements=("R",)),
+        Operation(name="cartesian", arguments=(1, 1)),
+    ),
+    "dtensor_solve_triangular_of_parts, of batches": (
+        Leaf(shape=(4, 1, 1), placements=("R",)),
+        Leaf(shape=(4, 1, 1), placements=("S(0)",), seed=1),
+        Operation(name="solve_triangular", arguments=(2, 1)),
+    ),
+    "dtensor_convolution_of_planes, without batches": (
+        Leaf(shape=(1, 1), placements=("S(0)",)),
+        Leaf(shape=(1, 1, 1), placements=("R",), seed=1),
+        Operation(name="conv1d_padded", arguments=(2, 1)),
+    ),
+    "dtensor_layer_norm_backward_of_sharded_weight, of a partial weight": (
+        Leaf(shape=(2, 2), placements=("R",)),
+        Leaf(shape=(2,), placements=("P(sum)",), seed=1),
+        Operation(name="layer_norm_weight", arguments=(2, 1)),
+    ),
+    "dtensor_scatter_in_place_of_shards, of a partial tensor": (
+        Leaf(shape=(2, 2), placements=("P(sum)",)),
+        Constant(shape=(2, 2), placements=("R",), contents=Contents.INDICES, high=2),
+        Operation(name="scatter_", arguments=(2, 1)),
+    ),
     "dtensor_foreach_in_place_of_partial, in an optimizer": (
         Leaf(shape=(2,), placements=("P(sum)",)),
         Leaf(shape=(2,), placements=("R",), seed=1),
@@ -329,6 +417,12 @@ ALSO: dict[str, tuple[Leaf, *tuple[Constant | Leaf | Operation | Redistribution,
 }
 """Programs that show an entry in another way than its own program."""
 SINCE = {
+    "dtensor_convolution_backward_of_planes, of uneven rows without channels": ">=2.12",
+    "dtensor_masks_rows_of_other_shape, of a partial table": ">=2.14",
+    "dtensor_masks_what_joins_rows, of a partial table": "<2.14",
+    "dtensor_equal_of_other_shapes, of a scalar": "<2.11",
+    "dtensor_index_put_of_shards, by indices that a rank lacks": "<2.12",
+    "dtensor_split_of_no_elements, by unsafe_split": "<2.13",
     "dtensor_view_of_uneven_parts, of partials that are scattered over a dim which another axis shards": ">=2.12,<2.14",
     "dtensor_divides_integers, where dtypes must agree": ">=2.12,<2.14",
     "dtensor_sum_of_norms, of distances": ">=2.11,<2.14",
@@ -383,3 +477,20 @@ def test_a_view_that_torch_refuses_is_no_finding(name: str, shape: tuple[int, ..
     """Each torch version has its own words for it."""
     leaf = Leaf(shape=shape, placements=(placement,))
     assert check_program(program(leaf, Operation(name=name), mesh=(size,))).outcome is Outcome.EQUIVALENT
+
+
+def test_a_value_that_is_not_computed_from_a_wrong_result_is_a_finding() -> None:
+    """any() leaves partial booleans, so that later sums are wrong. Itself it is right, and so are other values."""
+    known = next(each for each in ON_FILE if each.id == "dtensor_any_counts_ranks")
+    found = program(
+        Leaf(shape=(4,), placements=("S(0)",)),
+        Operation(name="any_dim"),
+        Operation(name="sum"),
+        Operation(name="exp"),
+        Operation(name="sum", arguments=(4,)),
+    )
+    expected = {1: False, 2: True, 3: True, 4: False}
+    for number, is_known in expected.items():
+        divergence = Divergence(step=0, phase=Phase.VALUE, tensor=f"v{number} sum", difference=Difference.VALUE, rank=0)
+        verdict = ProgramVerdict(outcome=Outcome.DIVERGED, world="sim", program=found, divergence=divergence)
+        assert known.explains(found, verdict) == (is_known and is_torch_in(known.torch))

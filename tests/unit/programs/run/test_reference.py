@@ -1,4 +1,4 @@
-"""The reference of a program, if rounding changes shapes."""
+"""The reference of a program, if rounding changes shapes or an operation computes in float32."""
 
 from __future__ import annotations
 
@@ -26,3 +26,17 @@ def test_rounding_that_changes_a_shape_is_inconclusive(then: tuple[Statement, ..
     verdict = check(TensorProgram(mesh=(2,), statements=(*NO_ELEMENT_IS_NONZERO, *then)))
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert "shape" in verdict.reason
+
+
+def test_a_gradient_that_is_rounded_to_float32_is_no_finding() -> None:
+    """A softmax in float32 rounds its backward too, so that a gradient of about zero can have either sign."""
+    program = TensorProgram(
+        mesh=(2,),
+        statements=(
+            Leaf(shape=(), placements=("R",)),
+            Leaf(shape=(2, 4, 4), placements=("S(1)",)),
+            Operation(name="foreach_norm", arguments=(2, 1)),
+            Operation(name="softmax_float", arguments=(2,)),
+        ),
+    )
+    assert check(program).outcome is Outcome.EQUIVALENT
