@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -184,11 +183,11 @@ def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool,
     with RoundingUnit() as rounding:
         found = _exact(statement, taken, applies)
     if rounding.unit > torch.finfo(torch.float64).eps:
-        _disturb_backward(taken, found, partial(disturb, unit=rounding.unit))
+        _disturb_backward(taken, found, disturb, rounding.unit)
     return tuple(disturb(each, taken, rounding.unit) for each in found)
 
 
-def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Callable[..., torch.Tensor]) -> None:
+def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Disturb, unit: float) -> None:
     """Disturb the gradients of the arguments too, relative to those of the results.
 
     An operation that computes in float32 also rounds its backward to float32, which disturbed float64 values do not show.
@@ -199,7 +198,7 @@ def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Ca
             each.register_hook(incoming.append)  # type: ignore[no-untyped-call]
     for each in arguments:
         if each.requires_grad:
-            each.register_hook(lambda gradient: disturb(gradient, incoming))  # type: ignore[no-untyped-call]
+            each.register_hook(lambda gradient: disturb(gradient, incoming, unit))  # type: ignore[no-untyped-call]
 
 
 def _exact(statement: Statement, arguments: list[torch.Tensor], applies: bool) -> Outputs:
