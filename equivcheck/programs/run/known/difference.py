@@ -41,11 +41,11 @@ class KnownDifference:
     raises otherwise.
     """
     operations: tuple[str, ...] = ()
-    """Operations, or statement kinds such as round trips, in which it shows; empty if `after` or the evidence is enough."""
-    after: tuple[str, ...] = ()
-    """Operations whose results are wrong inside, so that it shows in a statement computed from one."""
-    spoils_arguments: bool = False
-    """Whether operations in `after` also leave their arguments wrong inside."""
+    """Operations, or statement kinds such as round trips, in which it shows; empty if `sources` or the evidence suffices."""
+    sources: tuple[str, ...] = ()
+    """Operations that leave their result wrong inside. The error shows in a statement that is computed from this result."""
+    can_change_arguments: bool = False
+    """Whether `sources` leave their arguments wrong inside too, so that other statements that take these can fail."""
     facts: frozenset[str] = frozenset()
     """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class KnownDifference:
 
     def could_show(self, program: TensorProgram) -> bool:
         """Whether a program has the operations and facts needed by the error, on the installed torch."""
-        names, needed = set(map(_name, program.statements)), (*self.operations, *self.after)
+        names, needed = set(map(_name, program.statements)), (*self.operations, *self.sources)
         if (needed and names.isdisjoint(needed)) or not is_torch_in(self.torch):
             return False
         found = facts_of(program)
@@ -67,10 +67,10 @@ class KnownDifference:
         """Whether this error explains the first failure: the failure is in one of its operations, or in a gradient for one."""
         if verdict.divergence is not None:
             phase, tensor = verdict.divergence.phase, verdict.divergence.tensor
-            # A gradient is wrong before the operation that makes it so, not after it.
+            # If a gradient is wrong, the source can be anywhere: gradients flow from later statements to earlier ones.
             is_it = phase in self.phases and (
                 self._named_in(tensor.partition(" ")[2])
-                or (bool(self.after) and (phase is Phase.GRADIENT or self._is_after(program, tensor)))
+                or (bool(self.sources) and (phase is Phase.GRADIENT or self._is_computed_from_source(program, tensor)))
             )
         else:
             is_it = bool(self.raises) and verdict.failure is not None and self._is_raised(program, verdict.failure)
@@ -89,21 +89,21 @@ class KnownDifference:
         active = [each for each in failure.reports if not each.pending]
         found = "\n".join("\n".join((each.error, *FRAME.findall(each.stack))) for each in active) or failure.summary
         where = "\n".join(each.error or "\n".join(OPERATION.findall(each.stack)) for each in active) or failure.summary
-        is_here = bool(BACKWARD.search(where)) or self._named_in(where) or self._is_after(program, where)
+        is_here = bool(BACKWARD.search(where)) or self._named_in(where) or self._is_computed_from_source(program, where)
         return is_here and re.search(self.raises, found) is not None
 
     def _named_in(self, text: str) -> bool:
         if not self.operations:
-            return not self.after
+            return not self.sources
         return not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
 
-    def _is_after(self, program: TensorProgram, text: str) -> bool:
-        """Whether the statement named in the text takes, directly or not, a value that an operation in `after` leaves wrong."""
+    def _is_computed_from_source(self, program: TensorProgram, text: str) -> bool:
+        """Whether the statement named in the text takes, directly or not, a value that an operation in `sources` leaves wrong."""
         found = STATEMENT.search(text)
-        if found is None or not self.after:
+        if found is None or not self.sources:
             return False
-        wrong = {number for number, each in enumerate(program.statements) if _name(each) in self.after}
-        if self.spoils_arguments:
+        wrong = {number for number, each in enumerate(program.statements) if _name(each) in self.sources}
+        if self.can_change_arguments:
             wrong |= {argument for number in wrong for argument in _arguments(program, number)}
             # A redistribution to the placements that a tensor has gives a tensor with the same spec.
             moved = [number for number in wrong if isinstance(program.statements[number], Redistribution)]

@@ -17,7 +17,7 @@ def _read(text: str) -> tuple[KnownDifference, ...]:
     table, converter = tomllib.loads(text), Converter(forbid_extra_keys=True)
     lists = table["lists"]
     for each in table["difference"]:
-        for field in ("operations", "after"):
+        for field in ("operations", "sources"):
             each[field] = [name for listed in each.get(field, ()) for name in lists.get(listed, (listed,))]
     return tuple(converter.structure(each, KnownDifference) for each in table["difference"])
 

@@ -286,6 +286,13 @@ ALSO: dict[str, tuple[Leaf, *tuple[Statement, ...]]] = {
         Leaf(shape=(5, 0, 1), placements=("S(0)",)),
         Operation(name="conv1d", arguments=(1, 1)),
     ),
+    "dtensor_divides_integers, of booleans": (
+        Leaf(shape=(2, 2), placements=("S(1)",)),
+        Operation(name="lt", arguments=(1, 1)),
+        Operation(name="flatten_to", arguments=(1,), dim=1),
+        Constant(shape=(), placements=("R",), contents=Contents.ORDER, high=4),
+        Operation(name="index_fill_tensor", arguments=(2, 1)),
+    ),
     "dtensor_equal_of_other_shapes, of a scalar": (
         Leaf(shape=(1,), placements=("S(0)",)),
         Operation(name="kl_div_log_target", arguments=(1, 1)),
