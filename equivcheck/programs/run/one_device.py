@@ -190,7 +190,7 @@ def _outputs(statement: Statement, arguments: list[torch.Tensor], applies: bool,
 def _disturb_backward(arguments: list[torch.Tensor], found: Outputs, disturb: Disturb, unit: float) -> None:
     """Disturb the gradients of the arguments too, relative to those of the results.
 
-    An operation that computes in float32 also rounds its backward to float32, which disturbed float64 values do not show.
+    If an operation computes in float32, its backward rounds to float32 too. Disturbed float64 values alone do not show this.
     """
     incoming: list[torch.Tensor] = []
     for each in found:

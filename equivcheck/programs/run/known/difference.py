@@ -17,7 +17,7 @@ from equivcheck.worlds.trace.differences import Phase
 BACKWARD = re.compile(r"(^|StatementFailed: )backward: ")
 """Name in place of an operation for errors and hangs in the backward pass."""
 STATEMENT = re.compile(r"(?:^|StatementFailed: )v(\d+) ")
-"""Number of the statement in which a value differs or a rank raises."""
+"""Number of the failing statement."""
 FRAME = re.compile(r"^  File .*", re.MULTILINE)
 """Stack line with a function name."""
 OPERATION = re.compile(r'^  File "<operation .*', re.MULTILINE)
@@ -43,9 +43,9 @@ class KnownDifference:
     operations: tuple[str, ...] = ()
     """Operations, or statement kinds such as round trips, in which it shows; empty if `sources` or the evidence suffices."""
     sources: tuple[str, ...] = ()
-    """Operations that leave their result wrong inside. The error shows in a statement that is computed from this result."""
+    """Operations whose result is wrong inside. The error shows in statements computed from this result."""
     can_change_arguments: bool = False
-    """Whether `sources` leave their arguments wrong inside too, so that other statements that take these can fail."""
+    """Whether `sources` change their arguments too, so other statements with the same arguments can fail."""
     facts: frozenset[str] = frozenset()
     """Facts a program must have; see `facts_of`."""
     any_of: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class KnownDifference:
         return not {*re.findall(r"\w+", text)}.isdisjoint(self.operations)
 
     def _is_computed_from_source(self, program: TensorProgram, text: str) -> bool:
-        """Whether the statement named in the text takes, directly or not, a value that an operation in `sources` leaves wrong."""
+        """Whether the statement named in the text is computed from a value left wrong by an operation in `sources`."""
         found = STATEMENT.search(text)
         if found is None or not self.sources:
             return False
