@@ -52,16 +52,16 @@ def check(  # noqa: PLR0913, PLR0917 - options
     errors by step.
     """
 
-    def checked() -> ExitCode:
+    def check_and_print() -> ExitCode:
         verdict = _check(read_case(file), world, deadline, comm=comm, beyond=beyond, confirm=confirm, as_json=as_json)
         write_page(html, lambda page: _write_page(page, verdict, file, deadline))
         return ExitCode.FINDINGS if verdict.outcome.is_finding else ExitCode.NOTHING_FOUND
 
     if world != TORCHRUN:
-        return checked()
+        return check_and_print()
     if html is not None:
         raise UsageError(f"--html is not valid with --world {TORCHRUN}: the page needs another run. Expected another world")
-    return on_all_ranks(checked)
+    return on_all_ranks(check_and_print)
 
 
 def _check(  # noqa: PLR0913

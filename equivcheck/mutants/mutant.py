@@ -96,11 +96,11 @@ def fault(
 ) -> Callable[[Fault], Fault]:
     """Decorator that registers a function as a built-in mutant. `register` and `Mutant` explain the arguments."""
 
-    def registered(plant: Fault) -> Fault:
+    def register_fault(plant: Fault) -> Fault:
         register(plant, plant=plant, layouts=layouts, applies=applies, causes=causes, minimum=minimum)
         return plant
 
-    return registered
+    return register_fault
 
 
 def register(  # noqa: PLR0913 - the fields of a mutant, by keyword

@@ -123,11 +123,11 @@ class _Gradients:
 def _autocast(function: Callable[..., Any], kind: LowPrecision) -> Any:
     dtype: torch.dtype = getattr(torch, kind.value)
 
-    def called(*arguments: Any, **keywords: Any) -> Any:
+    def call_under_autocast(*arguments: Any, **keywords: Any) -> Any:
         with torch.autocast("cpu", dtype=dtype):
             return function(*arguments, **keywords)
 
-    return called
+    return call_under_autocast
 
 
 def _scale_loss(loss: Loss, factor: float) -> Loss:

@@ -40,17 +40,17 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
             raise UsageError("--numbers drawn is not valid: a tensor program has its own numbers. Expected auto or exact")
         return script_of_verdict(verdict, name=name, seen_on=seen_on)
 
-    def written(numbers: Numbers) -> str:
+    def script_with(numbers: Numbers) -> str:
         return script_of(verdict.scenario, verdict=verdict, numbers=numbers, name=name, seen_on=seen_on)
 
     if wanted is not NumberSource.AUTO:
-        return written(Numbers(wanted.value))
+        return script_with(Numbers(wanted.value))
     usual = choose_numbers(verdict.scenario.training)
     if usual is Numbers.EXACT or (verdict.divergence is None and verdict.failure is None):
-        return written(usual)
+        return script_with(usual)
     click.echo("running the script once, because random numbers may not reproduce the finding ...", err=True)
-    drawn = written(Numbers.DRAWN)
-    return drawn if launched(drawn, verdict, name).code else written(Numbers.EXACT)
+    drawn = script_with(Numbers.DRAWN)
+    return drawn if launched(drawn, verdict, name).code else script_with(Numbers.EXACT)
 
 
 def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:

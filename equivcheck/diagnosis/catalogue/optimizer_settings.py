@@ -80,7 +80,7 @@ def _decaying(setup: Setup, *, coupled: bool, extra: bool) -> None:
                 group["weight_decay"] = 0.0
 
     @contextmanager
-    def decayed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def decay_before_update(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for group, decay in zip(optimizer.param_groups, decays, strict=True):
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -88,7 +88,7 @@ def _decaying(setup: Setup, *, coupled: bool, extra: bool) -> None:
         yield
 
     setup.before_training.append(prepare)
-    around_update(setup, decayed)
+    around_update(setup, decay_before_update)
 
 
 def _decay_one(parameter: torch.Tensor, decay: float, group: Settings, *, coupled: bool) -> None:
@@ -145,14 +145,14 @@ def _counting(change: Callable[[torch.Tensor], object], *, before: bool) -> Chan
                 change(state["step"])
 
     @contextmanager
-    def counted(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def count_around_update(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         if before:
             count(optimizer)
         yield
         if not before:
             count(optimizer)
 
-    return lambda setup: around_update(setup, counted)
+    return lambda setup: around_update(setup, count_around_update)
 
 
 def _settings(diverged: DivergedRun) -> Iterator[Counterfactual]:

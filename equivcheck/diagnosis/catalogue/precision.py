@@ -64,10 +64,10 @@ def _rounding_parameters(setup: Setup, kind: torch.dtype, *, initially: bool) ->
             parameter.data.copy_(parameter.data.to(kind))
 
     @contextmanager
-    def rounded(_optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def cast_after_update(_optimizer: torch.optim.Optimizer) -> Iterator[None]:
         yield
         cast()
 
-    around_update(setup, rounded)
+    around_update(setup, cast_after_update)
     if initially:
         cast()

@@ -124,7 +124,7 @@ def constant_ratios(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 def _scaling_until_clipped(names: Sequence[str], ratio: float) -> Change:
     @contextmanager
-    def unscaled(setup: Setup, _optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def undo_scaling(setup: Setup, _optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for name, gradient in gradients_of(setup).items():
             if name in names:
                 gradient.div_(ratio)
@@ -132,6 +132,6 @@ def _scaling_until_clipped(names: Sequence[str], ratio: float) -> Change:
 
     def change(setup: Setup) -> None:
         multiplying_gradients(ratio, names)(setup)
-        around_update(setup, partial(unscaled, setup))
+        around_update(setup, partial(undo_scaling, setup))
 
     return change

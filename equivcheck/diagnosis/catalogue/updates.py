@@ -84,7 +84,7 @@ def _restoring(masks: Mapping[str, np.ndarray], *, state: bool = False) -> Chang
         parameters = dict(setup.model.named_parameters())
 
         @contextmanager
-        def restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        def undo_update(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             before = {name: parameters[name].detach().clone() for name in chosen}
             yield
             for name, mask in chosen.items():
@@ -93,7 +93,7 @@ def _restoring(masks: Mapping[str, np.ndarray], *, state: bool = False) -> Chang
                     if isinstance(value, torch.Tensor) and value.shape == mask.shape:
                         value[mask] = 0
 
-        around_update(setup, restored)
+        around_update(setup, undo_update)
 
     return change
 
@@ -163,11 +163,11 @@ def _old_gradients(setup: Setup) -> Callable[[], dict[str, torch.Tensor | None]]
     """Each call stores the current gradients and returns those one step ago."""
     kept: list[dict[str, torch.Tensor | None]] = []
 
-    def old() -> dict[str, torch.Tensor | None]:
+    def previous_gradients() -> dict[str, torch.Tensor | None]:
         kept.append({name: _copy(value.grad) for name, value in setup.model.named_parameters()})
         return {name: _copy(gradient) for name, gradient in _previous(kept).items()}
 
-    return old
+    return previous_gradients
 
 
 def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:

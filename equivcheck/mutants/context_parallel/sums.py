@@ -58,12 +58,12 @@ def labels_counted_by_each_part(setup: Setup) -> None:
         return
     loss, size = cross_entropy_of(setup), ranks.size
 
-    def divided(batches: Sequence[Batch]) -> list[Batch]:
+    def divide_by_own_labels(batches: Sequence[Batch]) -> list[Batch]:
         own = torch.cat([take(batch).targets.flatten() for batch in batches])
         count = count_labels(loss, training.model.out_features, own) or 1.0
         return [replace(batch, divisor=size * count) for batch in batches]
 
-    change_batches(setup, divided)
+    change_batches(setup, divide_by_own_labels)
 
 
 @fault(layouts=CONTEXT_PARALLEL, applies=is_sharded, causes=(Cause.NOT_REDUCED, Cause.RANKS_DISAGREE), minimum=TWO_RANKS)

@@ -71,11 +71,11 @@ def forward_without_sync(setup: Setup) -> None:
         return
 
     @contextmanager
-    def around() -> Iterator[None]:
+    def without_sync() -> Iterator[None]:
         with inner(), module.no_sync():
             yield
 
-    setup.forward_context = around
+    setup.forward_context = without_sync
 
 
 @fault(layouts=("ddp",), applies=reduces_by_hooks, causes=(Cause.NOT_REDUCED,), minimum=TWO_RANKS)

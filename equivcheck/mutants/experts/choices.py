@@ -38,24 +38,24 @@ def rows_given_to_next_expert(setup: Setup) -> None:
 def second_expert_left_out(setup: Setup) -> None:
     """The chosen expert with the lower score computes nothing."""
 
-    def first(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+    def keep_best_expert(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         best = torch.zeros_like(routed[0]).scatter(-1, routed[1].detach().argmax(-1, keepdim=True), value=True)
         return best, routed[1] * best
 
-    reroute(setup, first, chooses_two)
+    reroute(setup, keep_best_expert, chooses_two)
 
 
 @fault(layouts=BY_ROWS, applies=has_experts(), causes=(Cause.EXPERT_CHOICE,), minimum=ONE_RANK)
 def rows_beyond_capacity_dropped(setup: Setup) -> None:
     """Rows over an expert's capacity are dropped on each rank."""
 
-    def kept(router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+    def drop_beyond_capacity(router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         flat = routed[0].flatten(0, -2)
         capacity = math.ceil(len(flat) * router.layer.top_k / router.layer.num_experts)
         fits = (flat & (flat.cumsum(0) <= capacity)).view(routed[0].shape)
         return fits, routed[1] * fits
 
-    reroute(setup, kept)
+    reroute(setup, drop_beyond_capacity)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_shares_weighted), causes=(Cause.SHARED_EXPERT,), minimum=ONE_RANK)

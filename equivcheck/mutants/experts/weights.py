@@ -61,32 +61,32 @@ def router_weights_not_applied(setup: Setup) -> None:
 def router_weights_swapped(setup: Setup) -> None:
     """The two chosen experts' weights are swapped."""
 
-    def swapped(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
+    def swap_weights(_router: Router, _inputs: torch.Tensor, routed: Routed) -> Routed:
         chosen, weights = routed
         return chosen, (weights.sum(-1, keepdim=True) - weights) * chosen
 
-    reroute(setup, swapped, chooses_two)
+    reroute(setup, swap_weights, chooses_two)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_not_normalised(setup: Setup) -> None:
     """Routing weights are not normalised."""
 
-    def unnormalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
+    def use_raw_scores(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         return routed[0], _scores(router, inputs) * routed[0]
 
-    reroute(setup, unnormalised, _normalises)
+    reroute(setup, use_raw_scores, _normalises)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(_normalises_some), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)
 def router_weights_normalised_before_choice(setup: Setup) -> None:
     """Routing weights are normalised over all experts instead of the chosen ones."""
 
-    def normalised(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
+    def normalise_over_all(router: Router, inputs: torch.Tensor, routed: Routed) -> Routed:
         scores = _scores(router, inputs)
         return routed[0], scores * routed[0] / scores.sum(-1, keepdim=True)
 
-    reroute(setup, normalised, _normalises)
+    reroute(setup, normalise_over_all, _normalises)
 
 
 @fault(layouts=PLAIN_ROUTERS, applies=has_experts(), causes=(Cause.ROUTER_WEIGHTS,), minimum=ONE_RANK)

@@ -56,7 +56,7 @@ def _settings(
 ) -> Callable[[Change], Change]:
     """Decorator that registers a change to the training as a mutant. Ranks build their optimizer from the changed training."""
 
-    def registered(change: Change) -> Change:
+    def register_change(change: Change) -> Change:
         register(
             change,
             plant=ChangeOptimizer(change=change),
@@ -69,7 +69,7 @@ def _settings(
         )
         return change
 
-    return registered
+    return register_change
 
 
 @_settings(causes=(Cause.DECAY_EVERYWHERE, Cause.HYPERPARAMETER))

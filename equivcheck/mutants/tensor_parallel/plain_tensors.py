@@ -116,10 +116,10 @@ def replicated_weight_gradient_of_own_rows(setup: Setup) -> None:
 def _keep_own(module: LocalLinear, ranks: AxisRanks) -> None:
     """Set before each forward, because a microbatch brings its own rows."""
 
-    def before(_module: nn.Module, _inputs: Any) -> None:
+    def keep_own_ranks(_module: nn.Module, _inputs: Any) -> None:
         module.ranks = _kept_own(ranks)
 
-    module.register_forward_pre_hook(before)
+    module.register_forward_pre_hook(keep_own_ranks)
 
 
 @fault(
@@ -166,14 +166,14 @@ def _biases(scenario: Scenario) -> Iterator[str]:
 def bias_within_reduce_from_region(setup: Setup) -> None:
     """On plain tensors, each rank adds a row-parallel layer's bias before the sum, so it counts several times."""
 
-    def again(module: Any, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
+    def add_bias_again(module: Any, _inputs: Any, outputs: torch.Tensor) -> torch.Tensor:
         times: int = module.ranks.size - 1
         bias: torch.Tensor = module.bias.detach()
         return outputs + times * bias
 
     for module in _linears(setup):
         if _is_summed(module.leave) and module.bias is not None:
-            module.register_forward_hook(again)
+            module.register_forward_hook(add_bias_again)
 
 
 @fault(layouts=PLAIN, applies=_plans(_shares_out_tokens), causes=(Cause.ANOTHER_ROW,), minimum=TWO_RANKS)

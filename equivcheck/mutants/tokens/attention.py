@@ -144,8 +144,8 @@ def _twice(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
 def _learning_from(own: torch.Tensor, groups: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Repeat heads; parameters get gradients through this rank's query heads only."""
 
-    def grouped(values: torch.Tensor) -> torch.Tensor:
+    def repeat_heads(values: torch.Tensor) -> torch.Tensor:
         of_inputs, of_parameters = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))
         return of_inputs + (of_parameters - of_parameters.detach()) * own[:, None, None]
 
-    return grouped
+    return repeat_heads

@@ -20,10 +20,10 @@ Divisors = Callable[[Sequence[Batch]], Sequence[float]]
 
 
 def _divide(setup: Setup, divisors: Divisors) -> None:
-    def divided(batches: Sequence[Batch]) -> list[Batch]:
+    def divide_losses(batches: Sequence[Batch]) -> list[Batch]:
         return [replace(batch, divisor=divisor) for batch, divisor in zip(batches, divisors(batches), strict=True)]
 
-    change_batches(setup, divided)
+    change_batches(setup, divide_losses)
 
 
 def _count(setup: Setup, labels: torch.Tensor) -> float:

@@ -73,13 +73,13 @@ def vocabulary_offset_off_by_one(setup: Setup) -> None:
     assert source is not None, "the mutant applies to token models only"
     size = chunk_size(source.vocabulary, ranks)
 
-    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def shift_tokens(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         tokens = inputs[0]
         is_first = (tokens < size) | (tokens % size == 0)
         return (torch.where(is_first, tokens, tokens - 1), *inputs[1:])
 
     if ranks > 1:
-        _embedding(setup).register_forward_pre_hook(before, prepend=True)
+        _embedding(setup).register_forward_pre_hook(shift_tokens, prepend=True)
 
 
 @fault(layouts=TENSOR_PARALLEL, applies=_gathers_logits, causes=(Cause.PERMUTED,), minimum=TWO_RANKS)

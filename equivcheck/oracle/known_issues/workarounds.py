@@ -78,11 +78,11 @@ def plain_implementation(scenario: Scenario) -> Scenario:
 def no_inductor_cache(scenario: Scenario) -> Scenario:
     """Dynamo and AOTAutograd compile in memory, instead of Inductor with its disk cache."""
 
-    def changed(layout: Layout) -> Layout:
+    def compile_without_inductor(layout: Layout) -> Layout:
         is_changed = layout.execution.compile is Compile.INDUCTOR
         return with_execution(layout, compile=Compile.AOT_EAGER) if is_changed else layout
 
-    return _in_layouts(scenario, changed)
+    return _in_layouts(scenario, compile_without_inductor)
 
 
 @_workaround
@@ -151,19 +151,19 @@ def clipped_by_squares(scenario: Scenario) -> Scenario:
 def layer_norms(scenario: Scenario) -> Scenario:
     """All norms are LayerNorm."""
 
-    def changed(training: Training) -> Training:
+    def with_layer_norms(training: Training) -> Training:
         head = training.model.head
         changed = each_layer(training, lambda _, layer: layer.with_fields(norm=layer.norm and Norm.LAYER))
         return with_model(changed, head=head and replace(head, norm=head.norm and Norm.LAYER))
 
-    return _in_training(scenario, changed)
+    return _in_training(scenario, with_layer_norms)
 
 
 @_workaround
 def no_views(scenario: Scenario) -> Scenario:
     """No layer returns a view."""
 
-    def changed(training: Training) -> Training:
+    def remove_views(training: Training) -> Training:
         model = training.model
         layers = (
             layer
@@ -173,7 +173,7 @@ def no_views(scenario: Scenario) -> Scenario:
         )
         return with_model(training, layers=tuple(layers))
 
-    return _in_training(scenario, changed)
+    return _in_training(scenario, remove_views)
 
 
 @_workaround
@@ -186,7 +186,7 @@ def rows_along_first_dim(scenario: Scenario) -> Scenario:
 def no_size_of_one(scenario: Scenario) -> Scenario:
     """No feature, width or number of rows is one."""
 
-    def changed(training: Training) -> Training:
+    def widen(training: Training) -> Training:
         model = training.model
         layers = tuple(
             layer.with_fields(width=max(width, 2)) for layer, width in zip(model.layers, model.widths[1:], strict=True)
@@ -195,7 +195,7 @@ def no_size_of_one(scenario: Scenario) -> Scenario:
         rows = tuple(max(rows, 2) for rows in training.data.microbatches)
         return replace(training, data=replace(training.data, microbatches=rows))
 
-    return _in_training(scenario, changed)
+    return _in_training(scenario, widen)
 
 
 @_workaround
@@ -235,14 +235,14 @@ def original_parameters(scenario: Scenario) -> Scenario:
 def shards_for_replicas(scenario: Scenario) -> Scenario:
     """FSDP1 has one replica with several shards, instead of several replicas with one shard."""
 
-    def changed(layout: Layout) -> Layout:
+    def swap_axis_sizes(layout: Layout) -> Layout:
         if not replicas_of_one_shard(replace(scenario, layout=layout, resume=None)):
             return layout
         sizes = {REPLICATE: 1, SHARD: layout.mesh.size(REPLICATE)}
         axes = tuple(replace(axis, size=sizes.get(axis.name, axis.size)) for axis in layout.mesh.axes)
         return replace(layout, mesh=Mesh(axes=axes))
 
-    return _in_layouts(scenario, changed)
+    return _in_layouts(scenario, swap_axis_sizes)
 
 
 @_workaround
@@ -255,11 +255,11 @@ def sharded_along_rows(scenario: Scenario) -> Scenario:
 def divided_by_ranks(scenario: Scenario) -> Scenario:
     """FSDP2 divides gradient sums by the number of ranks, also for experts."""
 
-    def changed(layout: Layout) -> Layout:
+    def reset_divide_factor(layout: Layout) -> Layout:
         divided = with_options(layout, FSDP2, gradient_divide_factor=None)
         return with_options(divided, ExpertParallel, storage=ExpertStorage.PLAIN) if layout.has(FSDP2) else divided
 
-    return _in_layouts(scenario, changed)
+    return _in_layouts(scenario, reset_divide_factor)
 
 
 @_workaround

@@ -54,11 +54,11 @@ def round_in_optimizer(setup: Setup, generator: np.random.Generator) -> None:
         return
     kind, update = getattr(torch, setup.training.optimizer.rounds_to), setup.update
 
-    def updated(optimizer: torch.optim.Optimizer) -> None:
+    def update_with_perturbation(optimizer: torch.optim.Optimizer) -> None:
         with RoundingPerturbation(kind, generator):
             update(optimizer)
 
-    setup.update = updated
+    setup.update = update_with_perturbation
 
 
 class RoundingPerturbation(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -31,15 +31,15 @@ def reference_of(task: OperationTask, num_copies: int) -> Reference:
 def _one_device(task: OperationTask, seed: int | None) -> ValueTrace:
     disturb, rounding = None if seed is None else disturbance(seed), RoundingUnit()
 
-    def moved(value: torch.Tensor) -> torch.Tensor:
+    def perturb(value: torch.Tensor) -> torch.Tensor:
         return value if disturb is None else disturb(value, [], rounding.unit)
 
-    def watched(*arguments: Any) -> Any:
+    def run_with_rounding(*arguments: Any) -> Any:
         with rounding:
             return task.function(*arguments)
 
-    tensors = [moved(tensor.clone()).requires_grad_(task.is_differentiated(tensor)) for _, tensor in task.tensors]
-    return run_operation(task, _differentiable(task) if seed is None else watched, tensors, moved)
+    tensors = [perturb(tensor.clone()).requires_grad_(task.is_differentiated(tensor)) for _, tensor in task.tensors]
+    return run_operation(task, _differentiable(task) if seed is None else run_with_rounding, tensors, perturb)
 
 
 def _differentiable(task: OperationTask) -> Any:

@@ -95,14 +95,14 @@ def _run(task: OperationTask, placements: Placements, *, raises: bool) -> Operat
     mesh = device_mesh(task.sizes, task.axis_names)
     outputs: list[str] = []
 
-    def watched(*arguments: Any) -> Any:
+    def run_and_record(*arguments: Any) -> Any:
         found = (task.function if task.on_ranks is None else task.on_ranks(mesh))(*arguments)
         outputs.extend(_placements_text(each) for _, each in named_tensors(found) if each is not None)
         return found
 
     try:
         tensors = [_part(task, tensor, own, mesh) for (_, tensor), own in zip(task.tensors, placements, strict=True)]
-        return OperationRun(trace=run_operation(task, watched, tensors, full_of), outputs=tuple(outputs))
+        return OperationRun(trace=run_operation(task, run_and_record, tensors, full_of), outputs=tuple(outputs))
     except Exception as error:
         text = _refusal(error, task.refuses)
         if text is None or raises:

@@ -282,7 +282,7 @@ def _overrides(kind: type, converter: Converter) -> dict[str, Any]:
     if kind is not Training:
         return {}
 
-    def written(loss: Any) -> Any:
+    def loss_to_json(loss: Any) -> Any:
         return {KIND: loss.value} if isinstance(loss, Loss) else converter.unstructure(loss)
 
-    return {"loss": override(struct_hook=_loss_hook(converter), unstruct_hook=written)}
+    return {"loss": override(struct_hook=_loss_hook(converter), unstruct_hook=loss_to_json)}

@@ -29,7 +29,7 @@ def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
     def coming_by(own: Callable[..., None]) -> Callable[..., None]:
         return lambda *arguments, **keywords: backward(lambda: own(*arguments, **keywords))
 
-    def asked(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
+    def placeholder_norm(_gradients: Any, norm_type: float = 2.0, *_arguments: Any, **_keywords: Any) -> torch.Tensor:
         norm = torch.tensor(float("nan"), dtype=torch.float64)
         norm.kind = float(norm_type)  # type: ignore[attr-defined]
         norms[id(norm)] = norm
@@ -44,7 +44,7 @@ def intercept_steps(backward: Backward, clip: Clip) -> Iterator[None]:
         norm.data = found.detach()
 
     torch.autograd.backward, autograd_private.run_backward = coming_by(own_backward), coming_by(own_run)
-    clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = asked, scaling  # type: ignore[assignment]
+    clip_grad._get_total_norm, clip_grad._clip_grads_with_norm_ = placeholder_norm, scaling  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -213,7 +213,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Future with the result of ``callback(self)``."""
         child = WorkFuture(self._work)
 
-        def proceed() -> None:
+        def call_back() -> None:
             try:
                 value = callback(self)
             except Exception as error:
@@ -222,9 +222,9 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
                 child.fulfil(value)
 
         if self.done():
-            proceed()
+            call_back()
         else:
-            self._continuations.append(proceed)
+            self._continuations.append(call_back)
         return child
 
     def fulfil(self, value: Any) -> None:

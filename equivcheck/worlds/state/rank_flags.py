@@ -80,12 +80,12 @@ class RankFlags:
 
     def _watched(self, setter: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(setter)
-        def watched(*arguments: Any, **options: Any) -> Any:
+        def set_and_record(*arguments: Any, **options: Any) -> Any:
             if self._process is None:
                 self._process = _read()
             return setter(*arguments, **options)
 
-        return watched
+        return set_and_record
 
 
 def _read() -> _Values:

@@ -128,12 +128,12 @@ def _learning_from_own(module: AttentionModule, ranks: int, rank: int) -> None:
     for linear in (module.key, module.value):
         linear.forward = partial(_both, linear)  # type: ignore[method-assign]
 
-    def grouped(values: torch.Tensor) -> torch.Tensor:
+    def repeat_heads(values: torch.Tensor) -> torch.Tensor:
         fixed, learning = (half.repeat_interleave(groups, -3) for half in values.chunk(2, -3))
         part = learning[:, kept] - learning[:, kept].detach()
         return torch.cat((fixed[:, : kept.start], fixed[:, kept] + part, fixed[:, kept.stop :]), 1)
 
-    module.repeat_kv_heads = grouped  # type: ignore[method-assign]
+    module.repeat_kv_heads = repeat_heads  # type: ignore[method-assign]
 
 
 def _both(linear: torch.nn.Linear, inputs: torch.Tensor) -> torch.Tensor:

@@ -189,12 +189,12 @@ def _traced(step: Callable[[dict[str, Nest]], dict[str, Nest]], plan: Nest, tens
     """Trace a step on fake tensors, so that tracing computes and sends nothing."""
     results: list[Nest] = []
 
-    def flat(*values: torch.Tensor) -> list[torch.Tensor]:
+    def flattened_step(*values: torch.Tensor) -> list[torch.Tensor]:
         found, outputs = _taken_apart(step(_each(plan, partial(_rebuilt, values))))
         results.append(found)
         return outputs
 
-    graph = make_fx(flat, tracing_mode="fake")(*tensors)
+    graph = make_fx(flattened_step, tracing_mode="fake")(*tensors)
     # Drop DTensor's shape computations: before torch 2.13 they are traced too, and may raise on uninitialised tokens.
     graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
     graph.recompile()

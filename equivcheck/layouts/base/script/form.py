@@ -289,8 +289,8 @@ def _numbered(script: LayerScript, texts: dict[str, list[tuple[str, ...]]]) -> L
 def _calling(script: LayerScript, name: str, other: str) -> LayerScript:
     """Rename a function in a layer's script."""
 
-    def renamed(lines: tuple[str, ...]) -> tuple[str, ...]:
+    def rename_calls(lines: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(re.sub(rf"\b{name}\b(?=[(:])", other, line) for line in lines)
 
-    functions, methods = tuple(map(renamed, script.functions)), tuple(map(renamed, script.methods))
-    return replace(script, compute=renamed(script.compute), functions=functions, methods=methods)
+    functions, methods = tuple(map(rename_calls, script.functions)), tuple(map(rename_calls, script.methods))
+    return replace(script, compute=rename_calls(script.compute), functions=functions, methods=methods)

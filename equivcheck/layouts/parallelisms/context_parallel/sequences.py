@@ -35,12 +35,12 @@ class Ring:
         messages = (dist.P2POp(dist.isend, block, after, ranks.group), dist.P2POp(dist.irecv, arriving, before, ranks.group))
         works = dist.batch_isend_irecv(list(messages))
 
-        def arrived() -> torch.Tensor:
+        def wait_for_block() -> torch.Tensor:
             for work in works:
                 work.wait()
             return arriving
 
-        return arrived
+        return wait_for_block
 
     def origin(self, turn: int) -> torch.Tensor:
         """Positions in the block that this rank holds at a given turn of the ring."""

@@ -61,10 +61,10 @@ WHOLE_PARAMETERS = Limit(
 def _with_equal_parts(training: Training, layout: Layout) -> Training:
     """Round experts up, so that each rank gets as many."""
 
-    def rounded(_index: int, layer: AnyLayer) -> AnyLayer:
+    def round_up_units(_index: int, layer: AnyLayer) -> AnyLayer:
         return layer if layer_kind(layer).dispatch(layer) is None else layer.rounded_up(layout.mesh.size(EP))
 
-    return each_layer(training, rounded)
+    return each_layer(training, round_up_units)
 
 
 def _shards_nothing(training: Training, layout: Layout) -> bool:

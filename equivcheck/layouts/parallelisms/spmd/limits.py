@@ -58,7 +58,7 @@ def _norms(model: Model) -> tuple[Norm | None, ...]:
 def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
     """Build a repair that removes a norm. On the model's inputs, whose features are not sharded, it becomes RMSNorm."""
 
-    def repaired(training: Training, _layout: Layout) -> Training:
+    def remove_norm(training: Training, _layout: Layout) -> Training:
         model = training.model
         first = Norm.RMS if model.source is None else None
         layers = (
@@ -68,7 +68,7 @@ def _without(norm: Norm) -> Callable[[Training, Layout], Training]:
         head = model.head and replace(model.head, norm=None if model.head.norm is norm else model.head.norm)
         return with_model(training, layers=tuple(layers), head=head)
 
-    return repaired
+    return remove_norm
 
 
 NO_SHARDED_LAYER_NORM = Limit(

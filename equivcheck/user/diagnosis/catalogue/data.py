@@ -122,11 +122,11 @@ def wrong_losses(diverged: DivergedTraining, facts: StepFacts) -> Iterator[Mista
 
 
 def _multiply(ranks: EmulatedUserRanks, *, factor: float, only: int | None = None) -> None:
-    def returned(rank: int, value: Any) -> float | None:
+    def scaled_return(rank: int, value: Any) -> float | None:
         number = scalar_value(value) if isinstance(value, torch.Tensor) else value
         return None if number is None else float(number) * (factor if only in (None, rank) else 1.0)
 
-    ranks.returns = returned
+    ranks.returns = scaled_return
 
 
 def _of_rank(ranks: EmulatedUserRanks, *, source: int) -> None:
@@ -137,12 +137,12 @@ def _of_microbatch(ranks: EmulatedUserRanks, *, index: int, divisor: int) -> Non
     seen: dict[int, list[float]] = {}
 
     def watching(rank: int, loss: Loss) -> Loss:
-        def watched(outputs: Any, targets: Any) -> torch.Tensor:
+        def recording_loss(outputs: Any, targets: Any) -> torch.Tensor:
             value = loss(outputs, targets)
             seen.setdefault(rank, []).append(scalar_value(value))
             return value
 
-        return watched
+        return recording_loss
 
     ranks.wraps_loss = watching
     ranks.returns = lambda rank, _value: seen.pop(rank)[index] / divisor

@@ -56,14 +56,14 @@ def _biases(name: str, size: int, where: str) -> Iterator[Mistake]:
 def _scale_bias(ranks: EmulatedUserRanks, *, name: str, factor: float, of_gradient: float) -> None:
     """Scale the bias in the output, and its gradient by another factor."""
 
-    def scaled(module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def scale_bias_in_output(module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         bias: torch.Tensor = module.bias
         return output + (of_gradient - 1) * (bias - bias.detach()) + (factor - 1) * bias.detach()
 
     for model in ranks.models:
         linear: Any = model.get_submodule(name)
         if linear.bias is not None:
-            linear.register_forward_hook(scaled)
+            linear.register_forward_hook(scale_bias_in_output)
 
 
 Forward = Callable[[torch.Tensor], torch.Tensor]

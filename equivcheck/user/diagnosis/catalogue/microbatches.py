@@ -90,11 +90,11 @@ def _weigh_losses(ranks: EmulatedUserRanks, *, weights: Sequence[float]) -> None
     def weighing(_rank: int, loss: Loss) -> Loss:
         calls = [0]
 
-        def weighted(outputs: object, targets: object) -> torch.Tensor:
+        def weighted_loss(outputs: object, targets: object) -> torch.Tensor:
             calls[0] += 1
             return loss(outputs, targets) * weights[(calls[0] - 1) % len(weights)]
 
-        return weighted
+        return weighted_loss
 
     ranks.wraps_loss = weighing
 

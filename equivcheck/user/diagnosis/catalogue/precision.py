@@ -50,16 +50,16 @@ def _reduce_in(ranks: EmulatedUserRanks, *, kind: torch.dtype, before: bool) -> 
 
 
 def _round_gradients(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
-    def rounded(rank: int, _step: int) -> None:
+    def round_gradients(rank: int, _step: int) -> None:
         for value in ranks.gradients(rank).values():
             value.copy_(value.to(kind))
 
-    ranks.after_backward.append(rounded)
+    ranks.after_backward.append(round_gradients)
 
 
 def _round_parameters(ranks: EmulatedUserRanks, *, kind: torch.dtype) -> None:
-    def rounded(rank: int, _step: int) -> None:
+    def round_parameters(rank: int, _step: int) -> None:
         for value in ranks.parameters[rank].values():
             value.data.copy_(value.data.to(kind))
 
-    ranks.after_update.append(rounded)
+    ranks.after_update.append(round_parameters)

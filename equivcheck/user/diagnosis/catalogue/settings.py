@@ -143,8 +143,8 @@ def _change_schedule(ranks: EmulatedUserRanks, *, change: Callable[[Any], None])
 def _repeat_step(scheduler: Any, *, times: int) -> None:
     step = scheduler.step
 
-    def repeated() -> None:
+    def step_repeatedly() -> None:
         for _ in range(times):
             step()
 
-    scheduler.step = repeated
+    scheduler.step = step_repeatedly

@@ -157,7 +157,7 @@ def _delay_updates(ranks: EmulatedUserRanks, *, masks: list[dict[str, torch.Tens
         previous[0] = previous[0] if for_ever else fresh
         return [None] * len(values)
 
-    def after(rank: int, _step: int) -> None:
+    def delay_parameters(rank: int, _step: int) -> None:
         ranks.exchange(rank, {name: value.data for name, value in ranks.parameters[rank].items()}, lag)
 
-    ranks.after_update.append(after)
+    ranks.after_update.append(delay_parameters)

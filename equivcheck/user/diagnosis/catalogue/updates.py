@@ -200,12 +200,12 @@ def _repeat_step(ranks: EmulatedUserRanks, *, count: int) -> None:
     def repeat(_rank: int, optimizer: Optimizer) -> None:
         own = optimizer.step
 
-        def called(_optimizer: Optimizer) -> None:
+        def step_repeatedly(_optimizer: Optimizer) -> None:
             for _ in range(count):
                 own()
 
         # A bound method, because learning-rate schedulers wrap `step.__func__`.
-        optimizer.step = MethodType(called, optimizer)  # type: ignore[method-assign]
+        optimizer.step = MethodType(step_repeatedly, optimizer)  # type: ignore[method-assign]
 
     ranks.built.append(repeat)
 
