@@ -129,7 +129,7 @@ def _effect_of_issue(issue: object) -> str:
 def _issue(issue: object, smallest: object | None) -> str:
     script = sources.issue_script(issue)
     explanation = script.split('"""')[1].split("\n\n")[1]
-    row = sources.measured()[issue.id]
+    row = sources.measured_results()[issue.id]
     reasons = {version: each.reason.rstrip(".") for version, each in row.items() if each.reason}
     facts = [
         f"- **Effect**: {issue.kind.value.replace('_', ' ')}",

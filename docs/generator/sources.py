@@ -38,7 +38,7 @@ __all__ = [
     "issue_text",
     "limits_by_layout",
     "main",
-    "measured",
+    "measured_results",
     "mutants",
     "nouns",
     "private_uses",
