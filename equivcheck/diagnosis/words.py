@@ -53,17 +53,17 @@ def over(mesh: Mesh, axes: Sequence[str]) -> str:
 
 
 def rows_of_tensor(masks: Mapping[str, npt.NDArray[np.bool_]]) -> str:
-    """Masked elements: ``rows 2 to 3 of `a```, or ``5 of the 8 elements of `a```."""
+    """Masked elements: ``rows 2 to 3 of `a```, or ```a` (5 of 8 elements)``."""
     return join_words([_rows(name, mask) for name, mask in masks.items()][:_NAMED])
 
 
 def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
     if mask.all():
-        return f"all of `{name}`"
+        return f"`{name}`"
     along = mask.reshape(mask.shape[0], -1)
     rows = np.flatnonzero(along.any(axis=1))
     if not along[rows].all() or len(rows) != rows[-1] - rows[0] + 1:
-        return f"{int(mask.sum())} of the {mask.size} elements of `{name}`"
+        return f"`{name}` ({int(mask.sum())} of {mask.size} elements)"
     return f"row {rows[0]} of `{name}`" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]} of `{name}`"
 
 

@@ -17,13 +17,14 @@ LONGEST = 300
 
 def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed: int = 0) -> list[str]:
     """Lines with the first divergence's place, both values, and the tensors that differ as well."""
+    tensor = "" if first.tensor == first.phase.value else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [
-        f"first: step {first.step}, {first.phase.value}, {first.tensor}{list(first.index) if first.index else ''} {whose(first)}",
+        f"first: step {first.step}, {first.phase.value}{tensor} {whose(first)}",
         f"  expected {first.expected}",
         f"  actual   {first.actual}   ({error_in_words(first)})",
     ]
     if followers:
-        beyond = f"; {count(num_unnamed, 'more tensor')} after these" if num_unnamed else ""
+        beyond = f", then {count(num_unnamed, 'more tensor')}" if num_unnamed else ""
         lines.append(f"then:  {_grouped(followers)}{beyond}")
     return lines
 
@@ -39,13 +40,13 @@ def _grouped(followers: tuple[str, ...]) -> str:
     groups: dict[str, list[str]] = defaultdict(list)
     for follower in followers:
         step, number, phase, tensor = follower.split(" ", 3)
-        groups[f"{step} {number} {phase}"].append(tensor)
+        groups[f"{step} {number} {phase}"].append("" if tensor == phase else f" of {tensor}")
     parts = [
-        f"{moment} of {members[0]}" if len(members) == 1 else f"{moment} of {len(members)} tensors"
+        f"{moment}{members[0]}" if len(members) == 1 else f"{moment} of {len(members)} tensors"
         for moment, members in groups.items()
     ]
     rest = len(parts) - MAX_GROUPS
-    return ", ".join(parts[:MAX_GROUPS]) + (f" and {count(rest, 'more moment')}" if rest > 0 else "")
+    return ", ".join(parts[:MAX_GROUPS]) + (f" and {count(rest, 'more phase')}" if rest > 0 else "")
 
 
 def rank_lines(failure: Failure) -> list[str]:
@@ -53,7 +54,7 @@ def rank_lines(failure: Failure) -> list[str]:
     places: dict[str, list[str]] = defaultdict(list)
     for report in failure.reports:
         places[shorten_to_line(f"{report.state.value} {report.error or report.pending}")].append(str(report.rank))
-    lines = [f"rank {', '.join(members)} {where}" for where, members in places.items()]
+    lines = [f"rank{'s' if len(members) > 1 else ''} {', '.join(members)} {where}" for where, members in places.items()]
     rest = len(lines) - MAX_GROUPS
     return lines if rest <= 0 else [*lines[:MAX_GROUPS], f"and {count(rest, 'more rank')} elsewhere"]
 

@@ -29,7 +29,7 @@ def on_narrowing(run: SingleDeviceRun) -> tuple[str, ...]:
         return kept
     wide, narrow = (str(kind).removeprefix("torch.") for kind in (run.task.dtype, run.precision))
     more = f", and {len(found) - 1} more" if found[1:] else ""
-    way = "" if kept or wide != "float64" else ". With keep_dtype=True it stays float64, and smaller errors show"
+    way = "" if kept or wide != "float64" else ". Pass keep_dtype=True to keep float64 and see smaller errors"
     return *kept, f"{wide} becomes {narrow} in {found[0]}{more}, so tolerances are those of {narrow}{way}"
 
 
@@ -97,5 +97,5 @@ class _Narrowing(TorchFunctionMode):
         is_narrow = isinstance(result, torch.Tensor) and result.is_floating_point() and eps_of(result.dtype) > eps_of(self._dtype)
         if is_narrow and self._dtype in given:
             where = self._inside[-1] if self._inside else "the loss or the step"
-            self.seen.setdefault(where, f"{where} ({getattr(function, '__name__', 'a function')})")
+            self.seen.setdefault(where, f"{where} (function {getattr(function, '__name__', '')!r})")
         return result

@@ -37,11 +37,11 @@ def test_ranks_and_axes() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([[1, 1], [1, 1], [1, 1]], "all of `a`"),
+        ([[1, 1], [1, 1], [1, 1]], "`a`"),
         ([[0, 0], [1, 1], [0, 0]], "row 1 of `a`"),
         ([[0, 0], [1, 1], [1, 1]], "rows 1 to 2 of `a`"),
-        ([[1, 1], [0, 0], [1, 1]], "4 of the 6 elements of `a`"),
-        ([[0, 1], [0, 0], [0, 0]], "1 of the 6 elements of `a`"),
+        ([[1, 1], [0, 0], [1, 1]], "`a` (4 of 6 elements)"),
+        ([[0, 1], [0, 0], [0, 0]], "`a` (1 of 6 elements)"),
     ],
 )
 def test_elements_are_told_as_rows_where_they_are(rows: list[list[int]], words: str) -> None:

@@ -40,6 +40,7 @@ DIVERGED = Verdict(
         "step 0 gradient layers.0.linear.bias",
         "step 0 update layers.0.linear.weight",
         "step 0 update layers.1.linear.bias",
+        "step 1 loss loss",
     ),
     diagnosis=Diagnosis(cause=Cause.SUMMED, sentence="all gradients are the sum over the 2 dp ranks, not the mean", exact=True),
     drift="in every step, also when it starts from the reference's values",
@@ -50,7 +51,7 @@ DIVERGED: ddp on 2 ranks, widths 4-4-2, Adam, 2 microbatches of 4 + 4 rows, 2 st
   first: step 0, gradient, layers.0.linear.weight[2, 0] on rank 1
     expected 0.5
     actual   1.0   (1.25e+13 x tolerance)
-  then:  step 0 gradient of layers.0.linear.bias, step 0 update of 2 tensors
+  then:  step 0 gradient of layers.0.linear.bias, step 0 update of 2 tensors, step 1 loss
   why:   all gradients are the sum over the 2 dp ranks, not the mean
   where: in every step, also when it starts from the reference's values
   confirmed: diverged on gloo too
@@ -70,6 +71,13 @@ def test_a_divergence_is_told_in_ten_lines() -> None:
     assert len(text.splitlines()) <= 10
     assert evaluated(code) == ON_DDP
     assert max(map(len, code.splitlines())) <= CODE_WIDTH
+
+
+def test_a_loss_is_named_once() -> None:
+    """It needs no tensor name after the phase."""
+    assert DIVERGED.divergence is not None
+    loss = replace(DIVERGED.divergence, phase=Phase.LOSS, tensor="loss", index=(), rank=-1)
+    assert "  first: step 0, loss averaged over ranks\n" in replace(DIVERGED, divergence=loss).describe()
 
 
 def test_every_face_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +105,7 @@ def test_ranks_in_one_place_share_a_line() -> None:
     verdict = Verdict(outcome=Outcome.HUNG, scenario=ON_DDP, world="sim", reason=failure.summary, failure=failure)
     lines = verdict.describe().removesuffix(verdict.code()).splitlines()
 
-    assert "  rank 0, 6 waiting barrier 0" in lines
+    assert "  ranks 0, 6 waiting barrier 0" in lines
     assert lines[-2] == "  and 2 more ranks elsewhere"
     assert len(lines) <= 10
 

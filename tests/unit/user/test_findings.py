@@ -122,7 +122,7 @@ def test_a_hang_and_a_crash_are_verdicts() -> None:
 
     verdict = check_training(**brought(parallelize=failing))
     assert verdict.outcome is Outcome.CRASHED
-    assert "rank 0, 1 raised KeyError: 'no such layer'" in verdict.describe()
+    assert "ranks 0, 1 raised KeyError: 'no such layer'" in verdict.describe()
     assert 'raise KeyError("no such layer")' in verdict.describe()
     check_training(**brought()).assert_equivalent()
 
@@ -156,7 +156,7 @@ def test_tensors_that_are_not_named_are_counted() -> None:
     )
     beyond = 2 * (layers + 1) - 1 - len(verdict.followers)
     assert verdict.num_unnamed == beyond
-    assert f"; {beyond} more tensors after these" in verdict.describe()
+    assert f", then {beyond} more tensors" in verdict.describe()
 
 
 def test_no_gradient_is_no_pass() -> None:

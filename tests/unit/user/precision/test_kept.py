@@ -75,7 +75,7 @@ def test_small_mistakes_show_where_the_type_is_kept() -> None:
 def test_modules_that_leave_the_type_are_named() -> None:
     """The note names module, function and remedy."""
     (note,) = check_training(**brought(model=Model)).notes
-    assert note.startswith("float64 becomes float32 in RMSNorm 'norm' (to), and 1 more, so tolerances are those of float32")
+    assert note.startswith("float64 becomes float32 in RMSNorm 'norm' (function 'to'), and 1 more, so tolerances are those of float32")
     assert "keep_dtype=True" in note
 
 
@@ -89,7 +89,7 @@ def test_losses_that_leave_the_type_are_named() -> None:
     """Casts outside any module belong to the loss or the step."""
     arguments = brought(loss=lambda outputs, targets: (outputs.float() - targets.float()).pow(2).mean())
     (note,) = check_training(**arguments).notes
-    assert "float32 in the loss or the step (float), " in note
+    assert "float32 in the loss or the step (function 'float'), " in note
     assert check_training(**arguments, keep_dtype=True).precision == "float64"
 
 
