@@ -26,6 +26,6 @@ SEEDS: SearchStrategy[int] = st.integers(0, 2**32 - 1)
 
 
 @cache
-def below(count: int) -> SearchStrategy[int]:
+def indices_below(count: int) -> SearchStrategy[int]:
     """An index into `count` choices. Cached, because building a strategy costs more than drawing from it."""
     return st.integers(0, count - 1)

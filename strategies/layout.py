@@ -14,7 +14,7 @@ from equivcheck.layouts.composition.limits import repair_layout
 from equivcheck.layouts.composition.registry import kinds_of, layout_names
 from equivcheck.scenario import FSDP1, Axis, Checkpointing, Compile, Execution, Layout, Mesh, Parallelism
 from equivcheck.scenario.mesh import DP, MAX_RANKS, TP
-from equivcheck.strategies.chance import below
+from equivcheck.strategies.chance import indices_below
 from equivcheck.strategies.parallelism import parallelisms_of
 
 MAX_COMPILING_RANKS = 4
@@ -99,7 +99,7 @@ def layouts(
     kinds = kinds_of(draw(_names(tags)))
     parallelisms = tuple([draw(parallelisms_of(kind.parallelism.tag)) for kind in kinds])
     choices = _axes(parallelisms)
-    names = choices[draw(below(len(choices)))]
+    names = choices[draw(indices_below(len(choices)))]
     execution = draw(executions)
     most = min(max_ranks, MAX_COMPILING_RANKS) if execution.is_compiled or execution.whole_step else max_ranks
     return repair_layout(Layout(mesh=draw(meshes_of(names, most)), parallelisms=parallelisms, execution=execution))

@@ -11,7 +11,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from equivcheck.scenario import Layer, Model
 from equivcheck.scenario.model import MAX_LAYERS
-from equivcheck.strategies.chance import RARELY, below
+from equivcheck.strategies.chance import RARELY, indices_below
 from equivcheck.strategies.layer import WIDTHS, layers
 
 
@@ -69,5 +69,5 @@ def _fitted(draw: DrawFn, layer: Layer, inputs: list[int], before: list[Layer]) 
     ]
     if not sharable:
         return layer
-    shares = sharable[draw(below(len(sharable)))]
+    shares = sharable[draw(indices_below(len(sharable)))]
     return replace(layer, width=before[shares].width, shares=shares)

@@ -22,7 +22,7 @@ from equivcheck.scenario import (
     Training,
 )
 from equivcheck.scenario.mesh import TP
-from equivcheck.strategies.chance import EVENLY, below
+from equivcheck.strategies.chance import EVENLY, indices_below
 from equivcheck.training.layers.registry import layer_kind
 
 _WHOLE, _OUTSIDE = LayerPlan(), LayerPlan(split=Split.NOT_IN_PLAN)
@@ -56,7 +56,7 @@ def with_drawn_plan(draw: DrawFn, layout: Layout, training: Training, *, beyond:
     place = replace(place, input=source_output)
     for index in range(len(model.layers)):
         legal = among(replace(place, index=index))
-        plan.append(legal[draw(below(len(legal)))])
+        plan.append(legal[draw(indices_below(len(legal)))])
         place = replace(place, input=plan[-1].output)
     head = _drawn_head(draw, training, source, last=place.input)
     in_parts = head is Split.COLWISE and isinstance(training.loss, CrossEntropy) and draw(EVENLY)
@@ -81,7 +81,7 @@ def _drawn_source(draw: DrawFn, training: Training, ranks: int, *, empty: bool) 
     splits = tuple(
         split for split in SPLITS if split is not Split.ROWWISE or empty or not is_last_shard_empty(source.vocabulary, ranks)
     )
-    return splits[draw(below(len(splits)))]
+    return splits[draw(indices_below(len(splits)))]
 
 
 def _drawn_head(draw: DrawFn, training: Training, source: Split, *, last: ActivationSharding) -> Split:
@@ -91,7 +91,7 @@ def _drawn_head(draw: DrawFn, training: Training, source: Split, *, last: Activa
     splits = (
         SPLITS if last is ActivationSharding.REPLICATED else tuple(split for split in SPLITS if split is not Split.NOT_IN_PLAN)
     )
-    return TIED_HALVES[source] if head.tied else splits[draw(below(len(splits)))]
+    return TIED_HALVES[source] if head.tied else splits[draw(indices_below(len(splits)))]
 
 
 def _with_plan(layout: Layout, plan: tuple[LayerPlan, ...], **others: Any) -> Layout:

@@ -14,7 +14,7 @@ from equivcheck.programs.nouns.arguments import make, shapes_of
 from equivcheck.programs.nouns.operations.operation import Argument, ArgumentKind, OperationFacts
 from equivcheck.programs.nouns.operations.registry import DRAWN, OPERATIONS
 from equivcheck.programs.nouns.placement import REDUCTIONS, REPLICATE, partial, shard
-from equivcheck.strategies.chance import MOSTLY, RARELY, below
+from equivcheck.strategies.chance import MOSTLY, RARELY, indices_below
 
 if TYPE_CHECKING:
     from equivcheck.programs.run.builder import ProgramBuilder
@@ -28,11 +28,11 @@ FEWEST, MOST = 3, 10
 NEAREST = 4
 """Maximum distance back to the first argument."""
 
-_SEEDS = below(8)
-_DIMS = below(12)
+_SEEDS = indices_below(8)
+_DIMS = indices_below(12)
 _SIZES = st.sampled_from(SIZES)
 _NUM_DIMS: SearchStrategy[int] = st.sampled_from((2, 1, 3, 2, 0))
-_CHOICES = below(12)
+_CHOICES = indices_below(12)
 _DISTANCES: SearchStrategy[int] = st.sampled_from((1, 1, 1, 2, 3, NEAREST))
 
 
@@ -71,7 +71,7 @@ def _grow(draw: DrawFn, builder: ProgramBuilder, num_axes: int, names: Sequence[
     kind = draw(_KINDS)
     distance = min(draw(_DISTANCES), len(builder))
     if kind is Operation:
-        _operate(draw, builder, num_axes, (OPERATIONS[names[draw(below(len(names)))]], distance))
+        _operate(draw, builder, num_axes, (OPERATIONS[names[draw(indices_below(len(names)))]], distance))
     elif kind is Redistribution:
         placements = _placements(draw, num_axes, len(builder.shape(distance)), with_addends=False)
         builder.add(Redistribution(placements=placements, argument=distance))

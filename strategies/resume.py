@@ -15,7 +15,7 @@ from equivcheck.layouts.composition.resume_limits import flattenings
 from equivcheck.layouts.parallelisms.pipeline.stages import num_stages
 from equivcheck.scenario import Resume, Scenario
 from equivcheck.scenario.data import USUAL_ROWS
-from equivcheck.strategies.chance import below
+from equivcheck.strategies.chance import indices_below
 from equivcheck.strategies.layout import layouts
 from equivcheck.strategies.plan import needs_plan, with_drawn_plan, with_idle_plan
 from equivcheck.strategies.stages import needs_stages, with_drawn_boundaries, with_drawn_schedule
@@ -54,8 +54,8 @@ def with_drawn_resume(draw: DrawFn, scenario: Scenario) -> Scenario:
         first = with_drawn_plan(draw, first, training, beyond=False, repaired=False)
     resume = Resume(
         layout=first,
-        steps=1 + draw(below(training.steps - 1)),
-        flatten_optimizer_state_dict=choices[draw(below(len(choices)))],
+        steps=1 + draw(indices_below(training.steps - 1)),
+        flatten_optimizer_state_dict=choices[draw(indices_below(len(choices)))],
     )
     with suppress(BrokenLayout):
         return replace(scenario, training=fit_training(training, layout, first), resume=resume)

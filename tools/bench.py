@@ -17,7 +17,7 @@ from equivcheck.campaign.batches import EndBatch, run_batch
 from equivcheck.campaign.findings.environment import environment
 from equivcheck.checking.check import check
 from equivcheck.cli.options import console, json_option, layouts_option, print_json
-from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.layouts.composition.registry import kinds_of
 from equivcheck.oracle.verdict.verdict import Outcome
@@ -167,7 +167,7 @@ def generated_scenarios(tag: str, size: int, num: int) -> list[Scenario]:
     drawn: list[Scenario] = []
 
     def take(scenario: Scenario) -> None:
-        if unsupported(scenario.training, scenario.layout) is None:
+        if limit_reason(scenario.training, scenario.layout) is None:
             drawn.append(scenario)
         if len(drawn) >= num * _DRAWN_PER_SCENARIO:
             raise EndBatch
@@ -184,7 +184,7 @@ def fixed_scenarios(name: str, size: int, num: int) -> list[Scenario]:
     layout = repair_layout(_fixed_layout(name, size))
     model = Model(features=16, layers=(Layer(width=32), Layer(width=32), Layer(width=16)))
     training = Training(model=model, data=Data(microbatches=(8,)), optimizer=AdamW(), loss=Loss.MSE_SUM, steps=3)
-    training = repaired(training, layout)
+    training = repair_training(training, layout)
     return [Scenario(training=replace(training, seed=1000 * number), layout=layout) for number in range(num)]
 
 

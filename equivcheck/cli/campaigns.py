@@ -61,11 +61,11 @@ def run_campaign(  # noqa: PLR0913 - options, most by keyword
 
 def _replay(store: FindingStore, plan: Plan, writer: HistoryWriter) -> None:
     """Check stored findings again before any case is generated."""
-    from equivcheck.cli.findings.replay import checked
+    from equivcheck.cli.findings.replay import check_again
     from equivcheck.cli.findings.replay_all import each_replayed
 
     def check(kept: Finding) -> CaseVerdict:
-        return checked(kept, kept.verdict.world, plan.deadline, confirm=False)
+        return check_again(kept, kept.verdict.world, plan.deadline, confirm=False)
 
     for replayed in each_replayed(store, check, writer.run.torch):
         writer.replayed(replayed)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from equivcheck.cli.options import F, Option
-from equivcheck.quality.versions.environments import CPU_INDEX, OWN_INDEX, Environments, default_cache, given
+from equivcheck.quality.versions.environments import CPU_INDEX, OWN_INDEX, Environments, default_cache, parse_environment
 
 if TYPE_CHECKING:
     from equivcheck.quality.versions.environments import Installation
 
 
 def _given(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[Installation, ...]:  # noqa: ARG001
-    return tuple(map(given, value))
+    return tuple(map(parse_environment, value))
 
 
 def torch_option(default: str) -> Option:
@@ -53,7 +53,7 @@ def environment_options(command: F) -> F:
 def environments(pythons: tuple[Installation, ...], cache: Path | None, index_url: str) -> Environments:
     """Environments with torch versions. Their creation is reported on stderr."""
     return Environments(
-        given={installation.version: installation for installation in pythons},
+        parse_environment={installation.version: installation for installation in pythons},
         cache=(cache or default_cache()).absolute(),
         index_url=index_url,
         tell=lambda line: click.echo(line, err=True),

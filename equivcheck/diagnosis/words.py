@@ -46,7 +46,7 @@ def gradients(diverged: Evidence, names: Sequence[str]) -> str:
     return f"the gradients of {tensors(names)} are"
 
 
-def over(mesh: Mesh, axes: Sequence[str]) -> str:
+def ranks_along(mesh: Mesh, axes: Sequence[str]) -> str:
     """Ranks along the given axes: ``the 2 dp ranks``, ``the 2 x 2 dp_replicate x dp_shard ranks``."""
     sizes = " x ".join(str(mesh.size(name)) for name in axes)
     return f"the {sizes} {' x '.join(axes)} ranks"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equivcheck.layouts.base.script.draft import Draft
 from equivcheck.layouts.base.script.loop import may_lack_gradients
-from equivcheck.layouts.base.script.text import indented
+from equivcheck.layouts.base.script.text import indent_lines
 
 HANG_SECONDS = 20
 """Process group timeout in a script, in seconds."""
@@ -52,14 +52,14 @@ def main_lines(draft: Draft) -> list[str]:
     draft.need("datetime", "timedelta")
     return [
         "def main() -> int:",
-        *indented(
+        *indent_lines(
             [
                 '"""Train on one device and in parallel, and compare everything."""',
                 f'dist.init_process_group("gloo", timeout=timedelta(seconds={HANG_SECONDS}))',
                 "expected, actual = train(parallel=False), train(parallel=True)",
                 "code = 0",
                 "for name, values in expected.items():",
-                *indented(_difference(draft)),
+                *indent_lines(_difference(draft)),
                 "    dist.all_reduce(difference, op=dist.ReduceOp.MAX)",
                 "    if dist.get_rank() == 0:",
                 '        print(f"{name}: max difference {float(difference)}")',

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from equivcheck.layouts.composition.limits import repaired
+from equivcheck.layouts.composition.limits import repair_training
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.oracle.verdict.verdict import Outcome
 from equivcheck.scenario import Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Scenario, Training
@@ -117,4 +117,4 @@ def smallest_scenario(parallelism: type[Parallelism]) -> Scenario:
     axes = tuple(Axis(name=name, size=1 if index else _NUM_RANKS) for index, name in enumerate(names))
     training = Training(model=Model(features=2, layers=(Layer(width=2),)), data=Data(microbatches=(_NUM_RANKS,)))
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(parallelism(),))
-    return Scenario(training=repaired(training, layout), layout=layout)
+    return Scenario(training=repair_training(training, layout), layout=layout)

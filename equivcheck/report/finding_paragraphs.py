@@ -13,7 +13,7 @@ from equivcheck.campaign.findings.folder import DEFAULT_STORE
 from equivcheck.campaign.findings.size import Size, size_of
 from equivcheck.campaign.findings.store import Kept
 from equivcheck.oracle.verdict.description import error_in_words, shorten_to_line
-from equivcheck.oracle.verdict.sentences import whose
+from equivcheck.oracle.verdict.sentences import ranks_with_value
 from equivcheck.oracle.verdict.verdict import CaseVerdict, Outcome
 from equivcheck.programs.nouns import TensorProgram
 from equivcheck.report.terminal import own_command, wrap
@@ -145,7 +145,7 @@ def _evidence(verdict: CaseVerdict) -> Iterator[tuple[str, str]]:
 def _first(first: Divergence) -> str:
     """``step 0, gradient of layers.0.linear.weight[0, 0] on rank 1: expected 0.529657, actual 1.05931 (4.7e+14 x tolerance)``."""
     index = list(first.index) if first.index else ""
-    where = f"step {first.step}, {first.phase.value} of {first.tensor}{index} {whose(first)}"
+    where = f"step {first.step}, {first.phase.value} of {first.tensor}{index} {ranks_with_value(first)}"
     expected, actual = _in_few_digits(first.expected, first.actual)
     return f"{where}: expected {expected}, actual {actual} ({error_in_words(first)})"
 

@@ -43,7 +43,7 @@ class Nights:
         self.shows = self.catches = True
         self.broken = ""
         monkeypatch.setattr(supervisor, "fuzz", self._fuzz)
-        monkeypatch.setattr(replay, "checked", self._checked)
+        monkeypatch.setattr(replay, "check_again", self._checked)
 
     def fuzz(self, *options: str, found: tuple[CaseVerdict, ...] = (), shows: bool = True) -> Result:
         """Run a campaign with these findings; `shows` says if replays still fail."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from equivcheck import check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.oracle.reference.summation import split_traces
 from equivcheck.scenario import (
     DDP,
@@ -130,7 +130,7 @@ def test_the_stages_of_a_pipeline_have_none() -> None:
     """The limit says why, and what repairs it is what is left."""
     scenario = a_scenario(Pipeline(num_chunks=2), pp=2)
     assert "backward of its first chunk" in (why_unsupported(scenario) or "")
-    training = repaired(scenario.training, scenario.layout)
+    training = repair_training(scenario.training, scenario.layout)
     assert not training.model.balances
     assert why_unsupported(replace(scenario, training=training)) is None
 
@@ -154,7 +154,7 @@ def test_a_script_counts_as_ranks_do(case: str, tmp_path: Path) -> None:
     """It trains the same on several ranks as on one device, and exits with 0."""
     scenario = SCRIPTS[case]
     require_supported(scenario)
-    scenario = replace(scenario, training=repaired(scenario.training, scenario.layout))
+    scenario = replace(scenario, training=repair_training(scenario.training, scenario.layout))
     assert scenario.training.model.balances
     code, printed, output = printed_differences(script_of(scenario), scenario.layout.mesh.num_ranks, tmp_path)
     assert code == 0, output

@@ -14,7 +14,7 @@ from equivcheck import check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.positions import positions_of_ranks
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from equivcheck.scenario import (
     DDP,
     FSDP2,
@@ -171,7 +171,7 @@ def test_what_is_no_sequence_has_no_positions() -> None:
     """A model over single rows is not supported, and nor is another parallelism of the model around it."""
     rows = Training(model=Model(features=3, layers=(Layer(width=2),)), data=Data(microbatches=(2,)))
     layout = Layout(mesh=Mesh(axes=(Axis(name="cp", size=2),)), parallelisms=(ContextParallel(),))
-    assert "a model over single rows" in (unsupported(rows, layout) or "")
+    assert "a model over single rows" in (limit_reason(rows, layout) or "")
     axes = (Axis(name="tp", size=2), Axis(name="cp", size=2))
     within = Layout(mesh=Mesh(axes=axes), parallelisms=(ContextParallel(), TensorParallel()))
-    assert "DDP" in (unsupported(replace(rows, model=replace(rows.model, length=2)), within) or "")
+    assert "DDP" in (limit_reason(replace(rows, model=replace(rows.model, length=2)), within) or "")

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.layouts.parallelisms.expert_parallel import exchange
 from equivcheck.scenario import (
     DDP,
@@ -116,7 +116,7 @@ def test_data_parallelism_around_it(around: str) -> None:
     layer = replace(EXPERTS, num_experts=5 if ranks == 3 else 4)
     scenario = a_scenario(parallelism, ranks=ranks, layer=layer, checkpointing=Checkpointing.ODD_LAYERS)
     require_supported(scenario)
-    verdict = check(replace(scenario, training=repaired(scenario.training, scenario.layout)))
+    verdict = check(replace(scenario, training=repair_training(scenario.training, scenario.layout)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -126,7 +126,7 @@ def test_shards_of_replicas_around_it() -> None:
     scenario = a_scenario(FSDP2(wrapping=Wrapping.PER_LAYER, all_reduce_once=True), layer=replace(EXPERTS, num_experts=3))
     axes = tuple(Axis(name=name, size=2) for name in ("dp_replicate", "dp_shard", "ep"))
     layout, training = replace(scenario.layout, mesh=Mesh(axes=axes)), replace(scenario.training, steps=1)
-    verdict = check(replace(scenario, layout=layout, training=repaired(training, layout)))
+    verdict = check(replace(scenario, layout=layout, training=repair_training(training, layout)))
     verdict.assert_equivalent()
     assert not verdict.unmodelled
 
@@ -198,7 +198,7 @@ def test_units_of_shards_have_an_expert_on_every_rank(around: Parallelism) -> No
     scenario = a_scenario(around, ranks=3, layer=replace(EXPERTS, num_experts=4))
     require_supported(scenario)
     assert "a rank without experts" in (why_unsupported(scenario) or "")
-    assert why_unsupported(replace(scenario, training=repaired(scenario.training, scenario.layout))) is None
+    assert why_unsupported(replace(scenario, training=repair_training(scenario.training, scenario.layout))) is None
 
 
 def test_only_data_parallelism_is_around_it() -> None:

@@ -13,7 +13,7 @@ from equivcheck.export.script import script_of
 from equivcheck.layouts.base.expected_calls.torch_versions import FREED_WHILE_RECOMPUTED
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario
-from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.mutants.experts.exchange import EXPERT_PARALLEL
 from equivcheck.mutants.registry import mutant, mutants
 from equivcheck.scenario import (
@@ -86,7 +86,7 @@ def a_scenario(*around: Parallelism, layer: Experts = EXPERTS, ranks: int = 2, *
         parallelisms=(STORED, *around),
         execution=Execution(**execution),  # type: ignore[arg-type]
     )
-    return Scenario(training=repaired(training, layout), layout=layout)
+    return Scenario(training=repair_training(training, layout), layout=layout)
 
 
 def assert_right(scenario: Scenario) -> Verdict:
@@ -127,7 +127,7 @@ def test_shards_of_replicas_around_it() -> None:
     scenario = a_scenario(replace(BY_LAYERS, all_reduce_once=True))
     axes = tuple(Axis(name=name, size=2) for name in ("dp_replicate", "dp_shard", "ep"))
     layout = replace(scenario.layout, mesh=Mesh(axes=axes))
-    assert_right(replace(scenario, layout=layout, training=repaired(scenario.training, layout)))
+    assert_right(replace(scenario, layout=layout, training=repair_training(scenario.training, layout)))
 
 
 def test_sums_are_divided_apart_where_the_backend_divides_by_other_ranks() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.composition.limits import repaired, why_unsupported
+from equivcheck.layouts.composition.limits import repair_training, why_unsupported
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.scenario import (
     DDP,
@@ -144,7 +144,7 @@ def test_what_follows_values_has_limits(changes: dict[str, Any], reason: str) ->
     scenario = a_scenario(layer=replace(EXPERTS, dispatched=True))
     scenario = replace(scenario, layout=replace(scenario.layout, **changes))
     assert reason in (why_unsupported(scenario) or "")
-    training = repaired(scenario.training, scenario.layout)
+    training = repair_training(scenario.training, scenario.layout)
     assert why_unsupported(replace(scenario, training=training)) is None
     assert training.model.layers[0] in (EXPERTS, EXPERTS.without_routing())
 
@@ -157,7 +157,7 @@ def test_recomputed_experts_are_not_compiled_backward() -> None:
     training = replace(scenario.training, model=replace(scenario.training.model, layers=layers))
     layout = replace(scenario.layout, execution=execution)
     assert "recomputed" in (why_unsupported(replace(scenario, training=training, layout=layout)) or "")
-    assert repaired(training, layout).model.layers == (EXPERTS, EXPERTS.without_routing())
+    assert repair_training(training, layout).model.layers == (EXPERTS, EXPERTS.without_routing())
 
 
 @given(st.integers(2, 8), st.integers(1, 2), st.lists(st.integers(0, 2), min_size=8, max_size=8))

@@ -13,7 +13,7 @@ from equivcheck import check
 from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.layouts.parallelisms.local_tensor_parallel.modules import LocalRegion
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
@@ -169,8 +169,8 @@ def test_dtensors_cut_no_experts() -> None:
     layout = replace(
         case.layout, parallelisms=(TensorParallel(plan=plan, head=Split.COLWISE, source=Split.ROWWISE, source_output=ROWS),)
     )
-    assert "partial sums of its output" in (unsupported(case.training, layout) or "")
-    (layer,) = repaired(case.training, layout).model.layers
+    assert "partial sums of its output" in (limit_reason(case.training, layout) or "")
+    (layer,) = repair_training(case.training, layout).model.layers
     assert isinstance(layer, GatedMLP)
 
 

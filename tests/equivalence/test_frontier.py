@@ -6,7 +6,7 @@ from hypothesis.strategies import SearchStrategy
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.checking.beyond import raised_on_every_rank as raised_everywhere
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from equivcheck.layouts.composition.registry import layout_kinds
 from equivcheck.strategies import frontier, scenarios
 from support.fresh import drawn_afresh
@@ -36,8 +36,8 @@ def test_the_frontier_is_beyond_what_is_supported(layout: str) -> None:
     def count(strategy: SearchStrategy[Scenario], place: int) -> None:
         @drawn_afresh(strategy, examples=12 * EXAMPLES)
         def look(scenario: Scenario) -> None:
-            refused[place] += unsupported(scenario.training, scenario.layout) is not None
-            assert unsupported(scenario.training, scenario.layout, beyond=True) is None
+            refused[place] += limit_reason(scenario.training, scenario.layout) is not None
+            assert limit_reason(scenario.training, scenario.layout, beyond=True) is None
 
         look()
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from equivcheck import Outcome, Scenario, check
 from equivcheck.export.script import script_of
-from equivcheck.layouts.composition.limits import repaired
+from equivcheck.layouts.composition.limits import repair_training
 from equivcheck.layouts.parallelisms.fsdp2.division import FACTOR_OF_ALL_RANKS
 from equivcheck.scenario import (
     FSDP2,
@@ -167,7 +167,7 @@ def test_a_last_dim_that_is_cut_unevenly_is_unsupported() -> None:
     for beyond, outcome in ((False, Outcome.UNSUPPORTED), (True, Outcome.CRASHED)):
         verdict = check(uneven, beyond=beyond)
         assert (verdict.outcome, "uneven sharding on dim 1" in verdict.reason) == (outcome, True)
-    assert check(replace(uneven, training=repaired(TRAINING, uneven.layout))).outcome is Outcome.EQUIVALENT
+    assert check(replace(uneven, training=repair_training(TRAINING, uneven.layout))).outcome is Outcome.EQUIVALENT
 
 
 def test_parts_that_some_ranks_alone_can_cut_are_on_file() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from equivcheck import Outcome, check
-from equivcheck.layouts.composition.limits import repair_layout, repaired
+from equivcheck.layouts.composition.limits import repair_layout, repair_training
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.oracle.comparison.assemble import Assembler
 from equivcheck.oracle.reference.reference import ReferenceRun
@@ -86,7 +86,7 @@ def _pairs(draw: st.DrawFn) -> tuple[Scenario, Scenario]:
     over, alone = Axis(name="dp", size=data_ranks), Mesh(axes=(Axis(name="dp", size=data_ranks),))
     layout = Layout(mesh=Mesh(axes=(over, Axis(name="tp", size=tp))), parallelisms=(TensorParallel(plan=plan), parallelism))
     layout = repair_layout(layout)
-    training = repaired(training, layout)
+    training = repair_training(training, layout)
     return (
         Scenario(training=training, layout=layout),
         Scenario(training=training, layout=Layout(mesh=alone, parallelisms=layout.parallelisms[1:])),

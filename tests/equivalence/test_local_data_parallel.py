@@ -15,7 +15,7 @@ from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base import gradients_by_hand
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import repair_layout_for_resume, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout_for_resume
 from equivcheck.scenario import (
     FSDP2,
     AdamW,
@@ -148,7 +148,7 @@ def test_a_checkpoint_has_dtensors_in_place_of_plain_parts() -> None:
 def test_what_leaves_no_plain_gradients_is_refused() -> None:
     """The limit says which do."""
     scenario = a_scenario(("tp", TensorParallel(plan=SHARED_OUT.plan)))
-    assert "plain tensors" in (unsupported(scenario.training, scenario.layout) or "")
+    assert "plain tensors" in (limit_reason(scenario.training, scenario.layout) or "")
 
 
 def _last_is_missing(parameters: Any, group: dist.ProcessGroup) -> None:

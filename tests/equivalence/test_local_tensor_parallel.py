@@ -13,7 +13,7 @@ from equivcheck import Outcome, check
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_shares
 from equivcheck.layouts.base.script.numbers import Numbers
-from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.layouts.parallelisms.local_tensor_parallel import modules
 from equivcheck.layouts.parallelisms.local_tensor_parallel.regions import AxisRanks
 from equivcheck.scenario import (
@@ -111,7 +111,7 @@ def test_uneven_features_within_equal_one_device(heads: int, groups: int, width:
     layers = (replace(attention, num_heads=groups * heads, num_kv_heads=heads, head_dim=width), replace(mlp, hidden=hidden), last)
     parallelism = a_plan()
     if (heads, ranks) == (3, 2):
-        reason = unsupported(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
+        reason = limit_reason(*_parts(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers))))
         assert "ends within a head" in (reason or "")  # 3 heads of 2 features: torch.chunk makes 3 and 3 of them
         layers = (attention, *layers[1:])
     verdict = check(a_scenario(parallelism, ranks=ranks, model=replace(DECODER, layers=layers)))
@@ -158,8 +158,8 @@ def test_layers_that_share_a_weight_are_cut_alike() -> None:
     plan = case.layout.of(LocalTensorParallel)[0].plan
     unlike = LocalTensorParallel(plan=(LayerPlan(split=Split.ROWWISE), *plan[1:]))
     layout = replace(case.layout, parallelisms=(unlike,))
-    assert "the same part of it" in (unsupported(case.training, layout) or "")
-    assert not has_shares(repaired(case.training, layout).model)
+    assert "the same part of it" in (limit_reason(case.training, layout) or "")
+    assert not has_shares(repair_training(case.training, layout).model)
 
 
 def test_a_script_shares_weights_again(tmp_path: Path) -> None:

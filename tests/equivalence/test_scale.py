@@ -13,7 +13,7 @@ from equivcheck.checking.beyond import check_beyond
 from equivcheck.export.script import script_of
 from equivcheck.layouts.base.script.numbers import Numbers
 from equivcheck.layouts.composition.fitting import fit_scenario
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
@@ -153,9 +153,9 @@ def test_a_scale_is_trained(example: Scenario) -> None:
 def test_what_torch_refuses_is_a_limit_that_quotes_it(parallelisms: tuple[Parallelism, ...], words: str) -> None:
     """The layout says that it cannot run it in the words of the error that every rank raises beyond the limit."""
     example = scenario(*parallelisms, training=UNGROUPED)
-    if unsupported(replace(UNGROUPED, model=replace(UNGROUPED.model, scale=False)), example.layout) is not None:
+    if limit_reason(replace(UNGROUPED, model=replace(UNGROUPED.model, scale=False)), example.layout) is not None:
         pytest.skip("this version of torch has not that layout")
-    assert words in (unsupported(example.training, example.layout) or "")
+    assert words in (limit_reason(example.training, example.layout) or "")
     assert words in check(example, beyond=True).reason
     assert check_beyond(example).outcome is Outcome.UNSUPPORTED
 

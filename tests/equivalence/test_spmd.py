@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from equivcheck import Outcome, Scenario, check
-from equivcheck.layouts.composition.limits import repaired
+from equivcheck.layouts.composition.limits import repair_training
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.oracle.comparison.compare import compare
 from equivcheck.oracle.reference.reference import Reference, ReferenceRun
@@ -156,7 +156,7 @@ def test_rows_are_followed_through_every_detour(shape_op: ShapeOp) -> None:
     def followed(training: Training, num_ranks: int, distribution: Distribution, batch_dim: int) -> None:
         data = Data(microbatches=tuple(rows * num_ranks for rows in training.data.microbatches), batch_dim=batch_dim)
         chosen = layout(SPMD(distribution=distribution), num_ranks)
-        check(Scenario(training=repaired(replace(training, data=data), chosen), layout=chosen)).assert_no_finding()
+        check(Scenario(training=repair_training(replace(training, data=data), chosen), layout=chosen)).assert_no_finding()
 
     followed()
 
@@ -164,7 +164,7 @@ def test_rows_are_followed_through_every_detour(shape_op: ShapeOp) -> None:
 def traced(scenario: Scenario) -> Scenario:
     """The scenario with its steps traced."""
     chosen = replace(scenario.layout, execution=Execution(whole_step=True))
-    return replace(scenario, training=repaired(scenario.training, chosen), layout=chosen)
+    return replace(scenario, training=repair_training(scenario.training, chosen), layout=chosen)
 
 
 @settings(UNHURRIED, max_examples=EXAMPLES // 3)

@@ -16,7 +16,7 @@ from equivcheck.export.script import script_of
 from equivcheck.layouts.base.limits.repairs import has_routing
 from equivcheck.layouts.base.script.draft import CannotExport
 from equivcheck.layouts.composition.fitting import fit_scenario
-from equivcheck.layouts.composition.limits import repair_layout, unsupported, why_unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, why_unsupported
 from equivcheck.layouts.composition.resume_limits import CHECKPOINT_LAYOUT_LIMITS
 from equivcheck.scenario import (
     FSDP2,
@@ -206,7 +206,7 @@ def test_without_its_package_it_is_not_run(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("equivcheck.layouts.parallelisms.local_tensor_parallel.limits.find_spec", without)
     scenario = a_scenario()
-    assert "pip install spmd_types" in (unsupported(scenario.training, scenario.layout) or "")
+    assert "pip install spmd_types" in (limit_reason(scenario.training, scenario.layout) or "")
     assert check(scenario).outcome is Outcome.UNSUPPORTED
     assert repair_layout(scenario.layout).parallelisms == (functional_of(scenario),)
 
@@ -216,7 +216,7 @@ def test_on_a_torch_that_its_package_cannot_use_it_is_not_run(monkeypatch: pytes
     monkeypatch.setattr(torch_version, "_installed", lambda: Version("2.9.1"))
     monkeypatch.setattr("equivcheck.layouts.parallelisms.local_tensor_parallel.limits.find_spec", lambda _name: True)
     scenario = a_scenario()
-    assert "cannot be imported" in (unsupported(scenario.training, scenario.layout) or "")
+    assert "cannot be imported" in (limit_reason(scenario.training, scenario.layout) or "")
     assert repair_layout(scenario.layout).parallelisms == (functional_of(scenario),)
 
 

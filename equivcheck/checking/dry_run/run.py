@@ -14,7 +14,7 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.base.expected_calls.communication import Traffic, traffic
 from equivcheck.layouts.base.partition import local_shape
 from equivcheck.layouts.composition.expected_calls import predict_calls
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from equivcheck.layouts.composition.program import rank_program
 from equivcheck.layouts.parallelisms.fsdp1.flat_layout import alignment_of, held_of
 from equivcheck.oracle.comparison.communication import differing_calls
@@ -96,7 +96,7 @@ def dry_run(scenario: Scenario) -> DryRun:
     scenario = replace(scenario, training=replace(scenario.training, steps=min(scenario.training.steps, MAX_STEPS)))
     small = small_scenario(scenario)
     for one in (scenario, small):
-        reason = unsupported(one.training, one.layout)
+        reason = limit_reason(one.training, one.layout)
         if reason is not None:
             raise UsageError(f"{one.layout.name} on {one.layout.mesh.num_ranks} ranks cannot run the training: {reason}")
     last = scenario.layout.mesh.num_ranks - 1

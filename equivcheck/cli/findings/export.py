@@ -10,7 +10,7 @@ import click
 
 from equivcheck.cli.check import read_case
 from equivcheck.cli.findings.replay import find
-from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, launched, script_text
+from equivcheck.cli.findings.script import DEFAULT_NAME, NumberSource, run_with_torchrun, script_text
 from equivcheck.cli.options import json_option, print_json, store_option
 from equivcheck.cli.shell import ExitCode
 from equivcheck.errors import UsageError
@@ -54,7 +54,7 @@ def export(  # noqa: PLR0913, PLR0917 - an argument for each option
     verdict, seen_on = _verdict(finding, store)
     name = name or (DEFAULT_NAME if output is None or str(output) == "-" else output.name)
     text = script_text(verdict, NumberSource(numbers), name=name, seen_on=seen_on)
-    ran = launched(text, verdict, name) if run else None
+    ran = run_with_torchrun(text, verdict, name) if run else None
     _write(text, output, quiet=as_json or run)
     if as_json:
         print_json(_object(verdict, text, ran))

@@ -59,7 +59,7 @@ def replay(  # noqa: PLR0913, PLR0917 - options
         raise UsageError("replay needs a finding or --all. Expected one of them")
 
     def check(kept: Finding) -> CaseVerdict:
-        return checked(kept, world or kept.verdict.world, deadline, confirm=confirm)
+        return check_again(kept, world or kept.verdict.world, deadline, confirm=confirm)
 
     if finding is None and world == TORCHRUN:
         raise UsageError(
@@ -82,7 +82,7 @@ def _replay(finding: str, store: Path, check: Callable[[Finding], CaseVerdict], 
     return ExitCode.NOTHING_FOUND if again is ReplayResult.NO_LONGER else ExitCode.FINDINGS
 
 
-def checked(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
+def check_again(kept: Finding, world: str, deadline: float, *, confirm: bool) -> CaseVerdict:
     """Check a finding's case in a separate process, and again on gloo if `confirm` is set."""
     from equivcheck.campaign.plan import explaining_check
     from equivcheck.campaign.process import check_isolated

@@ -50,7 +50,7 @@ def script_text(verdict: CaseVerdict, wanted: NumberSource, *, name: str, seen_o
         return script_with(usual)
     click.echo("running the script once, because random numbers may not reproduce the finding ...", err=True)
     drawn = script_with(Numbers.DRAWN)
-    return drawn if launched(drawn, verdict, name).code else script_with(Numbers.EXACT)
+    return drawn if run_with_torchrun(drawn, verdict, name).code else script_with(Numbers.EXACT)
 
 
 def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def script_or_reason(verdict: CaseVerdict, *, seen_on: str) -> tuple[str, str]:
         return "", str(error)
 
 
-def launched(text: str, verdict: CaseVerdict, name: str) -> FinishedCommand:
+def run_with_torchrun(text: str, verdict: CaseVerdict, name: str) -> FinishedCommand:
     """Run a script with torchrun."""
     from equivcheck.export.launch import launch
 

@@ -8,7 +8,7 @@ import torch
 
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, gradients_of, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import over, tensors
+from equivcheck.diagnosis.words import ranks_along, tensors
 from equivcheck.layouts.parallelisms.pipeline.stages import weights_of_several_ranks
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
@@ -127,7 +127,7 @@ def _summed_again(diverged: DivergedRun) -> Iterator[Counterfactual]:
     if counts:
         yield _again(diverged, counts, f"of {tensors(list(counts))} is summed over its copies")
     if parts > 1:
-        yield _again(diverged, dict.fromkeys(diverged.updated, parts), f"is summed over {over(diverged.mesh, (CP,))}")
+        yield _again(diverged, dict.fromkeys(diverged.updated, parts), f"is summed over {ranks_along(diverged.mesh, (CP,))}")
 
 
 def _again(diverged: DivergedRun, counts: dict[str, int], words: str) -> Counterfactual:

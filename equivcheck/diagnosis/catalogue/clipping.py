@@ -16,7 +16,7 @@ from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
 from equivcheck.diagnosis.emulation.held_elements import held_elements_of
-from equivcheck.diagnosis.words import over, tensors
+from equivcheck.diagnosis.words import ranks_along, tensors
 from equivcheck.layouts.base.rounding import EACH, ONCE, WhenReduced
 from equivcheck.oracle.reference.reduction import Gradients
 from equivcheck.oracle.verdict.cause import Cause
@@ -82,7 +82,7 @@ def _local_norms(diverged: DivergedRun) -> Iterator[Counterfactual]:
         for kept in combinations(axes, count):
             words = "each rank clips by its local norm, over the elements that it holds"
             if kept:
-                words = f"the norm is reduced over {over(diverged.mesh, kept)} only"
+                words = f"the norm is reduced over {ranks_along(diverged.mesh, kept)} only"
             for reported in (False, True):
                 more = ", but returns the total norm" if reported else ""
                 change = partial(_clip_by_local_norm, kept=kept, reported=reported)
@@ -104,7 +104,7 @@ def _norms_with_replicas(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for chosen in axis_combinations(diverged.wide_axes):
         counts = held_elements_of(diverged).num_copies(chosen)
         if any(bool((each > 1).any()) for each in counts.values()):
-            words = f"the total norm counts gradients replicated over {over(diverged.mesh, chosen)} once per rank"
+            words = f"the total norm counts gradients replicated over {ranks_along(diverged.mesh, chosen)} once per rank"
             yield on_one_device(diverged, Cause.REPLICAS_IN_NORM, words, clipping_by(partial(_norm_counting, counts=counts)))
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.layouts.parallelisms.pipeline.stages import layers_of_stages
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Layer, Layout, Pipeline, PlannedParallelism
@@ -42,7 +42,7 @@ def _shards(diverged: DivergedRun, layout: Layout) -> Iterator[Counterfactual]:
         for outputs in (True, False):
             for dim in (-1, 0):
                 what = f"the {'features' if dim else 'rows'} of the {'output' if outputs else 'input'} of {who}"
-                words = f"{what} are gathered from {over(layout.mesh, (TP,))} in the wrong order"
+                words = f"{what} are gathered from {ranks_along(layout.mesh, (TP,))} in the wrong order"
                 for reorder in _orders(ranks, dim):
                     yield _everywhere(diverged, words, partial(_reordering, layers=layers, reorder=reorder, outputs=outputs))
 

@@ -22,7 +22,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import count_description, gradients, join_words, over
+from equivcheck.diagnosis.words import count_description, gradients, join_words, ranks_along
 from equivcheck.layouts.base.rounding import EACH
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.training.setup import Setup
@@ -47,9 +47,12 @@ def _over_part(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterf
     for count in range(len(axes) if diverged.can_be_emulated else 0):
         for kept in combinations(axes, count):
             lacking = tuple(name for name in axes if name not in kept)
-            cause, words = Cause.NOT_REDUCED, f"left unreduced over {over(mesh, lacking)}: each rank keeps its own"
+            cause, words = Cause.NOT_REDUCED, f"left unreduced over {ranks_along(mesh, lacking)}: each rank keeps its own"
             if kept:
-                cause, words = Cause.REDUCED_OVER_PART, f"reduced over {over(mesh, kept)}, but not over {over(mesh, lacking)}"
+                cause, words = (
+                    Cause.REDUCED_OVER_PART,
+                    f"reduced over {ranks_along(mesh, kept)}, but not over {ranks_along(mesh, lacking)}",
+                )
             yield _reduced(diverged, cause, names, words, Reduction(axes=kept))
             divided = f"{words}, but divided by the number of ranks"
             yield _reduced(diverged, cause, names, divided, Reduction(axes=kept, factor=1 / mesh.size(*lacking)))
@@ -61,7 +64,7 @@ def _not_of_all_microbatches(diverged: DivergedRun) -> Iterator[Counterfactual]:
         return
     for numbers in dict.fromkeys((tuple(range(1, count)), tuple(range(count - 1)), (count - 1,), (0,))):
         which = f"microbatch{'' if len(numbers) == 1 else 'es'} {join_words([str(number) for number in numbers])}"
-        words = f"the gradients of {which} are left unreduced over {over(diverged.mesh, axes)}"
+        words = f"the gradients of {which} are left unreduced over {ranks_along(diverged.mesh, axes)}"
 
         def change(ranks: EmulatedRanks, numbers: tuple[int, ...] = numbers) -> None:
             ranks.unreduced_microbatches, ranks.when_reduced = frozenset(numbers), EACH
@@ -73,7 +76,7 @@ def _scaled(diverged: DivergedRun, names: Sequence[str]) -> Iterator[Counterfact
     """Gradient sums that are not divided, or divided twice, along axes with different rows."""
     several = len(diverged.training.data.microbatches) > 1
     for chosen in axis_combinations(diverged.data_axes):
-        size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
+        size, where = diverged.mesh.size(*chosen), ranks_along(diverged.mesh, chosen)
         for cause, factor, words in (
             (Cause.SUMMED, size, f"the sum over {where}, not the mean"),
             (Cause.AVERAGED_TWICE, 1 / size, f"averaged twice over {where}"),
@@ -97,7 +100,7 @@ def wrong_factors(diverged: DivergedRun) -> Iterator[Counterfactual]:
     for names in diverged.suspects:
         for chosen in axis_combinations(diverged.wide_axes):
             if not set(chosen) <= set(diverged.data_axes):
-                size, where = diverged.mesh.size(*chosen), over(diverged.mesh, chosen)
+                size, where = diverged.mesh.size(*chosen), ranks_along(diverged.mesh, chosen)
                 for cause, factor, words in (
                     (Cause.SUMMED, size, f"multiplied by the number of {where}, as if equal gradients were summed"),
                     (Cause.AVERAGED_TWICE, 1 / size, f"divided by the number of {where}, although nothing is averaged over them"),

@@ -17,7 +17,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate, rank_coordinates
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, take_range
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Pipeline
 from equivcheck.training.material import Batch
@@ -32,11 +32,11 @@ def wrong_rows(diverged: DivergedRun) -> Iterator[Counterfactual]:
     mesh, axes = diverged.mesh, diverged.data_axes
     if axes:
         for chosen in (*((name,) for name in axes if len(axes) > 1), axes):
-            words = f"{over(mesh, chosen)} compute on the same rows: those of the first rank"
+            words = f"{ranks_along(mesh, chosen)} compute on the same rows: those of the first rank"
             yield _taking(diverged, Cause.SAME_ROWS, words, partial(_of_first, axes=chosen))
-        words = f"each of {over(mesh, axes)} computes on all rows, not only on its own part"
+        words = f"each of {ranks_along(mesh, axes)} computes on all rows, not only on its own part"
         yield on_one_device(diverged, Cause.SAME_ROWS, words, partial(_scaling_loss, factor=mesh.size(*axes)))
-        words = f"the loss is not multiplied by the number of {over(mesh, axes)}, though gradients are averaged over them"
+        words = f"the loss is not multiplied by the number of {ranks_along(mesh, axes)}, though gradients are averaged over them"
         yield on_one_device(diverged, Cause.AVERAGED_TWICE, words, partial(_scaling_loss, factor=1 / mesh.size(*axes)))
         yield from _of_others(diverged, axes)
     yield from _left_out(diverged)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, all_then_each, on_emulated_ranks, on_one_device
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks, Reduction
-from equivcheck.diagnosis.words import gradients, join_words, over, tensors
+from equivcheck.diagnosis.words import gradients, join_words, ranks_along, tensors
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.layouts.base.plan.rules import fits, inputs_of
 from equivcheck.oracle.verdict.cause import Cause
@@ -60,7 +60,7 @@ def _reading_of(diverged: DivergedRun, at: int) -> Linears:
 def _of_positions(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Norm gradients left unreduced under sequence parallelism, because each rank sees only its positions."""
     model = diverged.training.model
-    plan, where = plan_over_ranks(diverged.layout), over(diverged.mesh, (TP,))
+    plan, where = plan_over_ranks(diverged.layout), ranks_along(diverged.mesh, (TP,))
     if plan is None or model.length is None or diverged.resumes:
         return
     normed = (*(layer.norm for layer in model.layers), model.head and model.head.norm)
@@ -94,7 +94,7 @@ def _normed_apart(norm: nn.Module, normed: Normed, place: int, ranks: int, value
 
 def _replicated(diverged: DivergedRun, num_ranks: int) -> Iterator[Counterfactual]:
     """Replicated parameters' gradients left unreduced."""
-    where = over(diverged.mesh, (TP,))
+    where = ranks_along(diverged.mesh, (TP,))
     for names in () if diverged.resumes else diverged.suspects:
         words = f"{gradients(diverged, names)} left unreduced over {where}: each rank keeps the gradient of its own rows"
         yield on_emulated_ranks(diverged, Cause.NOT_REDUCED, words, _own_rows(names, 1 / num_ranks))
@@ -119,7 +119,7 @@ def _with_fixed_parameters(norm: nn.Module, values: torch.Tensor) -> torch.Tenso
 
 
 def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
-    who, where = _named(layers), over(diverged.mesh, (TP,))
+    who, where = _named(layers), ranks_along(diverged.mesh, (TP,))
     words = f"the bias of {who} is added on each of {where}, not once"
     for counted in (True, False):
         yield on_one_device(diverged, Cause.BIAS_ON_EVERY_RANK, words, _forwarding(layers, _biased(num_ranks, counted=counted)))
@@ -135,7 +135,7 @@ def _of_rows(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int)
 
 
 def _of_columns(diverged: DivergedRun, layers: tuple[Linears, ...], num_ranks: int) -> Iterator[Counterfactual]:
-    who, where = _named(layers), over(diverged.mesh, (TP,))
+    who, where = _named(layers), ranks_along(diverged.mesh, (TP,))
     words = f"the gradient of the input of {who} is summed twice over {where}"
     yield on_one_device(
         diverged, Cause.INPUT_GRADIENT_SUMMED_TWICE, words, _forwarding(layers, _input_gradient_summed_twice(num_ranks))

@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from equivcheck.errors import EquivCheckError
-from equivcheck.layouts.composition.limits import repair_layout, repair_training_for_resume, repaired, why_unsupported
+from equivcheck.layouts.composition.limits import repair_layout, repair_training, repair_training_for_resume, why_unsupported
 from equivcheck.scenario import Layout, Pipeline, Scenario, Training
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.data import USUAL_ROWS
@@ -38,7 +38,9 @@ def fit_training(training: Training, *layouts: Layout, beyond: bool = False) -> 
 
     With `beyond`, limits that torch enforces are ignored. Raises `BrokenLayout` if repairs do not end.
     """
-    return repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repaired(training, *layouts, beyond=beyond)
+    return (
+        repair_training_for_resume(training, *layouts) if len(layouts) > 1 else repair_training(training, *layouts, beyond=beyond)
+    )
 
 
 def row_multiple(layout: Layout, *, over_all_ranks: bool = False) -> int:

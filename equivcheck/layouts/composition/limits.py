@@ -34,7 +34,7 @@ def why_unsupported(case: Checkable, *, beyond: bool = False) -> str | None:  # 
 @why_unsupported.register
 def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
     layouts, training = scenario.layouts, scenario.training
-    reasons = [unsupported(training, layout, beyond=beyond) for layout in layouts]
+    reasons = [limit_reason(training, layout, beyond=beyond) for layout in layouts]
     if scenario.resume is not None:
         layout_limits, limits = list(_here(CHECKPOINT_LAYOUT_LIMITS)), list(_here(CHECKPOINT_LIMITS))
         reasons += [reason_with_versions(limit) for layout in layouts for limit in layout_limits if limit.applies(layout)]
@@ -42,7 +42,7 @@ def _(scenario: Scenario, *, beyond: bool = False) -> str | None:
     return next(filter(None, reasons), wrong_flattening(scenario))
 
 
-def unsupported(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
+def limit_reason(training: Training, layout: Layout, *, beyond: bool = False) -> str | None:
     """The reason why a layout cannot run a training, or None. With `beyond`, limits that torch enforces are ignored."""
     limit = _first_layout_limit(layout) or _first_limit(training, layout, beyond)
     return None if limit is None else reason_with_versions(limit)
@@ -58,7 +58,7 @@ def repair_layout(layout: Layout) -> Layout:
     raise BrokenLayout(f"layout {layout.name}: repairs do not end; the last limit: {limit.reason if limit else None}")
 
 
-def repaired(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
+def repair_training(training: Training, layout: Layout, *, beyond: bool = False) -> Training:
     """Repair a training until the layout can run it. Raises `BrokenLayout` if repairs do not end."""
     for _ in range(MAX_REPAIRS):
         limit = _first_limit(training, layout, beyond)
@@ -94,7 +94,7 @@ def repair_training_for_resume(training: Training, *layouts: Layout) -> Training
     for _ in range(MAX_REPAIRS):
         before = training
         for layout in layouts:
-            training = repaired(training, layout)
+            training = repair_training(training, layout)
             for limit in _here(CHECKPOINT_LIMITS):
                 training = limit.repair(training, layout) if limit.applies(training, layout) else training
         if training is before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from equivcheck.oracle.verdict.sentences import whose
+from equivcheck.oracle.verdict.sentences import ranks_with_value
 from equivcheck.scenario.scenario import count
 from equivcheck.worlds.failure import Failure
 from equivcheck.worlds.trace.differences import Difference, Divergence
@@ -19,7 +19,7 @@ def divergence_lines(first: Divergence, followers: tuple[str, ...], num_unnamed:
     """Lines with the first divergence's place, both values, and the tensors that differ as well."""
     tensor = "" if first.tensor == first.phase.value else f", {first.tensor}{list(first.index) if first.index else ''}"
     lines = [
-        f"first: step {first.step}, {first.phase.value}{tensor} {whose(first)}",
+        f"first: step {first.step}, {first.phase.value}{tensor} {ranks_with_value(first)}",
         f"  expected {first.expected}",
         f"  actual   {first.actual}   ({error_in_words(first)})",
     ]

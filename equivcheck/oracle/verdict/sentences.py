@@ -19,10 +19,10 @@ def sentence(divergence: Divergence) -> str:
     how = f"{divergence.difference.value}, {divergence.error:.3g} x tolerance"
     if divergence.elsewhere:
         how = f"{divergence.difference.value}, {divergence.elsewhere}"
-    return f"{where} {whose(divergence)} is {divergence.actual}, expected {divergence.expected} ({how})"
+    return f"{where} {ranks_with_value(divergence)} is {divergence.actual}, expected {divergence.expected} ({how})"
 
 
-def whose(divergence: Divergence) -> str:
+def ranks_with_value(divergence: Divergence) -> str:
     """Ranks with the value: ``on rank 1``, ``on ranks 0, 1``, or ``averaged over ranks``."""
     if divergence.rank < 0:
         return "averaged over ranks"

@@ -134,7 +134,7 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "equivcheck" / "torch"
 
 
-def given(text: str) -> Installation:
+def parse_environment(text: str) -> Installation:
     """Parse ``2.15.0=/path/to/python``. Raises `UsageError` if the interpreter lacks this torch or another dependency."""
     named, _, path = text.partition("=")
     example = "Expected VERSION=PATH, such as 2.15.0=/path/to/bin/python"

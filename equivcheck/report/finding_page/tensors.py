@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equivcheck.oracle.verdict.sentences import place, whose
+from equivcheck.oracle.verdict.sentences import place, ranks_with_value
 from equivcheck.report.finding_page.second_run import Compared, SecondRun
 from equivcheck.scenario import Mesh, Scenario
 from equivcheck.scenario.scenario import count
@@ -173,7 +173,8 @@ def _share(held: int, wrong: int, total: int) -> str:
 def _words(found: Divergence) -> str:
     if found.difference is not Difference.VALUE:
         elsewhere = f"; {found.elsewhere}" if found.elsewhere else ""
-        return f"{found.difference.value.replace('_', ' ')}: {found.actual} {whose(found)}, expected {found.expected}{elsewhere}"
+        difference = found.difference.value.replace("_", " ")
+        return f"{difference}: {found.actual} {ranks_with_value(found)}, expected {found.expected}{elsewhere}"
     where = f"[{', '.join(map(str, found.index))}] " if found.index else ""
     return f"worst element {where}is {found.actual}, expected {found.expected}: {found.error:.3g} x tolerance"
 

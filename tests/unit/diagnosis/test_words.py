@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from equivcheck.diagnosis.diverged_run import DivergedRun, run_again
-from equivcheck.diagnosis.words import count_description, gradients, name_ranks, over, rows_of_tensor, tensors
+from equivcheck.diagnosis.words import count_description, gradients, name_ranks, ranks_along, rows_of_tensor, tensors
 from equivcheck.scenario import Axis, Mesh
 from unit.diagnosis import faults
 from unit.diagnosis.causes import on_2
@@ -30,8 +30,8 @@ def test_ranks_and_axes() -> None:
     mesh = Mesh(axes=(Axis(name="dp_replicate", size=2), Axis(name="dp_shard", size=4)))
 
     assert (name_ranks([1]), name_ranks([0, 2, 3])) == ("rank 1", "ranks 0, 2 and 3")
-    assert over(mesh, ("dp_shard",)) == "the 4 dp_shard ranks"
-    assert over(mesh, ("dp_replicate", "dp_shard")) == "the 2 x 4 dp_replicate x dp_shard ranks"
+    assert ranks_along(mesh, ("dp_shard",)) == "the 4 dp_shard ranks"
+    assert ranks_along(mesh, ("dp_replicate", "dp_shard")) == "the 2 x 4 dp_replicate x dp_shard ranks"
 
 
 @pytest.mark.parametrize(

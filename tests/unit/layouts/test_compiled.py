@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equivcheck.layouts.base.limits.execution import has_compiler
-from equivcheck.layouts.composition.limits import repair_layout, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -91,9 +91,9 @@ def test_what_is_asked_for_is_compiled_and_settings_are_put_back(execution: Exec
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, nearest: Layout) -> None:
     """A layout that torch cannot compile is unsupported, and its repair is supported."""
-    assert unsupported(TRAINING, layout)
+    assert limit_reason(TRAINING, layout)
     assert repair_layout(layout) == nearest
-    assert unsupported(TRAINING, nearest) is None
+    assert limit_reason(TRAINING, nearest) is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_cannot_be_compiled_has_a_reason_and_a_repair(layout: Layout, neare
 @pytest.mark.usefixtures("of_torch_213")
 def test_what_torch_compiles_is_supported(layout: Layout) -> None:
     """Limits do not exclude a layout that torch compiles."""
-    assert unsupported(TRAINING, layout) is None
+    assert limit_reason(TRAINING, layout) is None
     assert repair_layout(replace(layout)) == layout
 
 
@@ -130,7 +130,7 @@ def test_without_a_compiler_nothing_is_drawn_for_inductor() -> None:
     mesh = Mesh(axes=(Axis(name="dp", size=2),))
     layout = Layout(mesh=mesh, parallelisms=(DDP(),), execution=INDUCTOR)
 
-    reason = unsupported(TRAINING, layout)
+    reason = limit_reason(TRAINING, layout)
 
     assert reason is not None
     assert "without a C++ compiler" in reason

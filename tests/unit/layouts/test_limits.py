@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     ASGD,
@@ -86,16 +86,16 @@ def _tensor_parallel_layouts(draw: st.DrawFn) -> Layout:
 )
 def test_a_repaired_training_is_within_every_limit(training: Training, layout: Layout) -> None:
     """Any training, repaired for any layout, is supported, and a second repair changes nothing."""
-    nearest = repaired(training, layout)
-    assert unsupported(nearest, layout) is None
-    assert repaired(nearest, layout) is nearest
+    nearest = repair_training(training, layout)
+    assert limit_reason(nearest, layout) is None
+    assert repair_training(nearest, layout) is nearest
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(training=trainings(), layout=layouts())
 def test_a_supported_training_is_left_alone(training: Training, layout: Layout) -> None:
     """A repair changes a training only if the training is unsupported."""
-    assert (repaired(training, layout) is training) == (unsupported(training, layout) is None)
+    assert (repair_training(training, layout) is training) == (limit_reason(training, layout) is None)
 
 
 @pytest.mark.parametrize("around", [DDP(), Replicate(), FSDP2()])
@@ -105,7 +105,7 @@ def test_tensor_parallelism_is_applied_first(around: Parallelism) -> None:
     plan = TensorParallel(plan=(LayerPlan(), LayerPlan()))
     layout = Layout(mesh=mesh, parallelisms=(around, plan))
 
-    assert "the innermost" in (unsupported(PLAIN, layout) or "")
+    assert "the innermost" in (limit_reason(PLAIN, layout) or "")
     assert repair_layout(layout).parallelisms == (plan, around)
 
 
@@ -205,8 +205,8 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
 def test_what_a_layout_cannot_run_has_a_reason(training: Training, parallelism: Parallelism, reason: str) -> None:
     """A training with one feature meets each limit, and the repair removes that feature."""
     layout = layout_of(parallelism)
-    assert reason in (unsupported(training, layout) or "")
-    assert unsupported(repaired(training, layout), layout) is None
+    assert reason in (limit_reason(training, layout) or "")
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(("hidden", "length", "is_limit"), [(1, 1, True), (2, 1, False), (1, 2, False)])
@@ -214,8 +214,8 @@ def test_one_feature_of_one_position_is_not_cut(hidden: int, length: int, is_lim
     """On one rank or several, DTensor takes the feature dim for the position dim."""
     training = replace(PLAIN, model=Model(features=4, length=length, layers=(GatedMLP(hidden=hidden),)))
     layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.HEADS_OR_HIDDEN),)), size=1)
-    assert ("below 2 with one position" in (unsupported(training, layout) or "")) == is_limit
-    assert unsupported(repaired(training, layout), layout) is None
+    assert ("below 2 with one position" in (limit_reason(training, layout) or "")) == is_limit
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 def _over_tp(parallelism: Parallelism, plan: TensorParallel, sizes: tuple[int, ...] = (2, 2)) -> Layout:
@@ -255,8 +255,8 @@ FOREACH = replace(PLAIN, optimizer=SGD(implementation=Implementation.FOREACH))
 )
 def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: Layout, reason: str) -> None:
     """A training with one feature meets each limit of a composition, and the repair removes that feature."""
-    assert reason in (unsupported(training, layout) or "")
-    assert unsupported(repaired(training, layout), layout) is None
+    assert reason in (limit_reason(training, layout) or "")
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_what_a_composition_cannot_run_has_a_reason(training: Training, layout: 
 )
 def test_limits_of_compositions_are_no_wider_than_they_must_be(training: Training, layout: Layout) -> None:
     """A training next to such a limit stays supported."""
-    assert unsupported(training, layout) is None
+    assert limit_reason(training, layout) is None
 
 
 @pytest.mark.parametrize(
@@ -301,9 +301,9 @@ def test_options_that_do_not_go_together_have_a_reason(
 ) -> None:
     """A layout beyond a limit supports no training, and its repair changes only that option."""
     layout = _over_tp(parallelism, WHOLE_PLAN, sizes)
-    assert ("over tensor parallelism: use_orig_params" in (unsupported(PLAIN, layout) or "")) == bool(mended_to)
+    assert ("over tensor parallelism: use_orig_params" in (limit_reason(PLAIN, layout) or "")) == bool(mended_to)
     assert repair_layout(layout).parallelisms == (WHOLE_PLAN, replace(parallelism, **mended_to))
-    assert unsupported(PLAIN, repair_layout(layout)) is None
+    assert limit_reason(PLAIN, repair_layout(layout)) is None
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_options_that_do_not_go_together_have_a_reason(
 @pytest.mark.usefixtures("of_torch_213")
 def test_limits_are_no_wider_than_they_must_be(training: Training, parallelism: Parallelism) -> None:
     """A training next to a limit stays supported."""
-    assert unsupported(training, layout_of(parallelism)) is None
+    assert limit_reason(training, layout_of(parallelism)) is None
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_lower_precision_goes_with_no_tensor_parallelism(parallelism: Parallelis
     """Ranks round their parts of a sum, so the layout is beyond its limits until the option is off."""
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, parallelism))
-    assert "rounds its partial sum" in (unsupported(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
+    assert "rounds its partial sum" in (limit_reason(replace(PLAIN, precision=Precision.FLOAT32), layout) or "")
     assert repair_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, plain))
 
 
@@ -392,7 +392,7 @@ def test_another_divisor_than_the_ranks_that_average_is_divided_by_apart(
     axes = tuple(Axis(name=name, size=size) for name, size in zip(FSDP2.axes[len(sizes) - 1], sizes, strict=True))
     fsdp = FSDP2(gradient_divide_factor=factor, mixed_precision=policy)
     layout = Layout(mesh=Mesh(axes=axes), parallelisms=(fsdp,))
-    assert ("premultiplied" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")) is sums
+    assert ("premultiplied" in (limit_reason(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")) is sums
     assert repair_layout(layout) == replace(layout, parallelisms=(replace(fsdp, sum_reductions=sums),))
 
 
@@ -407,7 +407,7 @@ def test_dtensors_are_not_resharded_to_fewer_ranks() -> None:
     """Tensor parallelism leaves DTensor parameters, so reshard_to is unsupported."""
     mesh = Mesh(axes=(Axis(name="dp", size=4), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(WHOLE_PLAN, FSDP2(reshard_to=2)))
-    assert "cannot be resharded" in (unsupported(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
+    assert "cannot be resharded" in (limit_reason(replace(PLAIN, data=Data(microbatches=(4,))), layout) or "")
     assert repair_layout(layout) == replace(layout, parallelisms=(WHOLE_PLAN, FSDP2()))
 
 
@@ -415,16 +415,16 @@ def test_a_compiled_model_keeps_its_precision() -> None:
     """A compiler need not round between fused operations; compressed gradients are not in the graph."""
     compiled = Execution(compile=Compile.AOT_EAGER)
     layout = replace(layout_of(FSDP2(mixed_precision=BF16)), execution=compiled)
-    assert "may round at other places" in (unsupported(PLAIN, layout) or "")
+    assert "may round at other places" in (limit_reason(PLAIN, layout) or "")
     assert repair_layout(layout) == replace(layout_of(FSDP2()), execution=compiled)
-    assert unsupported(PLAIN, replace(layout_of(DDP(compression=Compression.FP16)), execution=compiled)) is None
+    assert limit_reason(PLAIN, replace(layout_of(DDP(compression=Compression.FP16)), execution=compiled)) is None
 
 
 def test_the_bf16_hook_is_for_no_cpu() -> None:
     """DDP refuses the bf16 hook on CPU, so it is unsupported, and the repair takes the fp16 hook."""
     for kind in (DDP, Replicate):
         layout = layout_of(kind(compression=Compression.BF16))
-        assert "refused without CUDA and NCCL" in (unsupported(PLAIN, layout) or "")
+        assert "refused without CUDA and NCCL" in (limit_reason(PLAIN, layout) or "")
         assert repair_layout(layout) == layout_of(kind(compression=Compression.FP16))
 
 
@@ -438,7 +438,7 @@ def test_muon_over_tensor_parallelism(width: int, outer: Parallelism, reason: st
     mesh = Mesh(axes=(Axis(name="dp", size=2), Axis(name="tp", size=2)))
     layout = Layout(mesh=mesh, parallelisms=(TensorParallel(plan=plan), outer))
     layers = (replace(MATRICES.layers[0], width=width), MATRICES.layers[1])
-    found = unsupported(replace(MUON, model=replace(MATRICES, layers=layers)), layout)
+    found = limit_reason(replace(MUON, model=replace(MATRICES, layers=layers)), layout)
     assert found is reason or (reason is not None and reason in (found or ""))
 
 
@@ -450,13 +450,13 @@ def test_a_graph_counts_no_steps() -> None:
     """In a traced step, an optimizer that reads its step count is replaced, by a fused one if possible."""
     adam, eager = replace(PLAIN, optimizer=Adam(implementation=Implementation.FOREACH)), layout_of(SPMD())
     traced, over_tp = (replace(layout, execution=TRACED) for layout in (eager, layout_of(WHOLE_PLAN)))
-    assert unsupported(adam, eager) is None
-    assert "step count" in (unsupported(adam, traced) or "")
-    assert repaired(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
-    assert repaired(adam, over_tp).optimizer == SGD(lr=adam.optimizer.lr)
-    assert repaired(replace(PLAIN, optimizer=Adam()), traced).optimizer == SGD(lr=adam.optimizer.lr)
+    assert limit_reason(adam, eager) is None
+    assert "step count" in (limit_reason(adam, traced) or "")
+    assert repair_training(adam, traced).optimizer == Adam(implementation=Implementation.FUSED)
+    assert repair_training(adam, over_tp).optimizer == SGD(lr=adam.optimizer.lr)
+    assert repair_training(replace(PLAIN, optimizer=Adam()), traced).optimizer == SGD(lr=adam.optimizer.lr)
     for optimizer in (SGD(momentum=0.5), RMSprop(), Adadelta(), Adam(implementation=Implementation.FUSED)):
-        assert unsupported(replace(PLAIN, optimizer=optimizer), traced) is None
+        assert limit_reason(replace(PLAIN, optimizer=optimizer), traced) is None
 
 
 def test_buckets_of_unequal_parts_are_no_views() -> None:
@@ -469,17 +469,17 @@ def test_buckets_of_unequal_parts_are_no_views() -> None:
     copies = replace(over_tp, parallelisms=(over_tp.parallelisms[0], replace(views, parameters_as_bucket_view=False)))
     odd, even = (replace(PLAIN, model=Model(features=4, layers=(Layer(width=width), Layer(width=2)))) for width in (5, 6))
 
-    assert "rounds products" in (unsupported(odd, over_tp) or "")
-    assert unsupported(even, over_tp) is None
-    assert unsupported(odd, whole) is None
-    assert unsupported(odd, copies) is None
-    assert repaired(odd, over_tp) == even
+    assert "rounds products" in (limit_reason(odd, over_tp) or "")
+    assert limit_reason(even, over_tp) is None
+    assert limit_reason(odd, whole) is None
+    assert limit_reason(odd, copies) is None
+    assert repair_training(odd, over_tp) == even
 
 
 def test_hooks_are_in_no_graph() -> None:
     """A step can be traced only if operations do all the work."""
     layout = replace(layout_of(FSDP2()), execution=TRACED)
-    assert "parallelisms with hooks" in (unsupported(PLAIN, layout) or "")
+    assert "parallelisms with hooks" in (limit_reason(PLAIN, layout) or "")
     assert repair_layout(layout) == layout_of(FSDP2())
     assert repair_layout(replace(layout_of(SPMD()), execution=TRACED)).execution == TRACED
 
@@ -487,14 +487,14 @@ def test_hooks_are_in_no_graph() -> None:
 def test_no_layer_runs_twice_in_a_graph() -> None:
     """Traced steps leave activation checkpointing out."""
     layout = replace(layout_of(SPMD()), execution=replace(TRACED, checkpointing=Checkpointing.EVERY_LAYER))
-    assert "runs a layer again" in (unsupported(PLAIN, layout) or "")
+    assert "runs a layer again" in (limit_reason(PLAIN, layout) or "")
     assert repair_layout(layout).execution == TRACED
 
 
 def test_rows_beyond_the_largest_microbatch_are_rounded_down() -> None:
     """A microbatch that would grow beyond 64 rows shrinks to the nearest multiple."""
     layout = layout_of(DDP(), size=7)
-    nearest = repaired(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
+    nearest = repair_training(replace(PLAIN, data=Data(microbatches=(64, 1))), layout)
     assert nearest.data.microbatches == (63, 7)
 
 

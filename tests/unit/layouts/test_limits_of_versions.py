@@ -11,7 +11,7 @@ from packaging.version import Version
 from equivcheck import Scenario, check
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.base.limits.optimizers import with_elementwise_optimizer
-from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.layouts.composition.registry import kind_of
 from equivcheck.scenario import (
     DDP,
@@ -60,8 +60,8 @@ def test_a_limit_of_some_versions_of_torch(installed: str, expected: str | None,
     )
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     monkeypatch.setattr(type(kind_of(DDP())), "limits", (limit,))
-    assert unsupported(MUON, layout_of(DDP())) == expected
-    assert repaired(MUON, layout_of(DDP())).optimizer.elementwise is (expected is not None)
+    assert limit_reason(MUON, layout_of(DDP())) == expected
+    assert repair_training(MUON, layout_of(DDP())).optimizer.elementwise is (expected is not None)
 
 
 @pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
@@ -74,8 +74,8 @@ def test_flat_parameters_of_linears_that_are_unfrozen(monkeypatch: pytest.Monkey
     layout = Layout(mesh=mesh, parallelisms=(plan, flat))
     training = with_layer(0, frozen=True, norm=Norm.LAYER)
 
-    assert (unsupported(training, layout) is None) is supported
-    assert unsupported(repaired(training, layout), layout) is None
+    assert (limit_reason(training, layout) is None) is supported
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(("installed", "supported"), [("2.10.0", False), ("2.11.0", True)])
@@ -85,9 +85,9 @@ def test_adafactor_of_linears_that_are_unfrozen(monkeypatch: pytest.MonkeyPatch,
     layout = layout_of(TensorParallel(plan=(LayerPlan(split=Split.ROWWISE), LayerPlan())))
     training = replace(with_layer(0, frozen=True), optimizer=Adafactor())
 
-    assert (unsupported(training, layout) is None) is supported
-    assert unsupported(repaired(training, layout), layout) is None
-    assert unsupported(replace(training, optimizer=Adam()), layout) is None
+    assert (limit_reason(training, layout) is None) is supported
+    assert limit_reason(repair_training(training, layout), layout) is None
+    assert limit_reason(replace(training, optimizer=Adam()), layout) is None
 
 
 @pytest.mark.parametrize(("installed", "supported"), [("2.12.1", False), ("2.13.0", True)])
@@ -96,9 +96,9 @@ def test_adafactor_of_lists_of_dtensors(monkeypatch: pytest.MonkeyPatch, install
     adafactor = replace(PLAIN, optimizer=Adafactor(implementation=Implementation.FOREACH))
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
 
-    assert (unsupported(adafactor, layout_of(SPMD())) is None) is supported
-    assert unsupported(repaired(adafactor, layout_of(SPMD())), layout_of(SPMD())) is None
-    assert unsupported(adafactor, layout_of(DDP())) is None
+    assert (limit_reason(adafactor, layout_of(SPMD())) is None) is supported
+    assert limit_reason(repair_training(adafactor, layout_of(SPMD())), layout_of(SPMD())) is None
+    assert limit_reason(adafactor, layout_of(DDP())) is None
 
 
 FULLY_SHARDED = layout_of(SPMD(distribution=Distribution.FULLY_SHARD))
@@ -109,15 +109,15 @@ NORMED = replace(with_layer(norm=Norm.RMS), loss=Loss.LINEAR_SUM)
 def test_cut_features_are_not_normalised(installed: str, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before torch 2.10, only the model's inputs are, whichever norm is asked for."""
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
-    assert (unsupported(NORMED, FULLY_SHARDED) or "").partition(" is not supported")[0] == (
+    assert (limit_reason(NORMED, FULLY_SHARDED) or "").partition(" is not supported")[0] == (
         f"DTensor: {reason}" if reason else ""
     )
-    assert unsupported(replace(with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
-    assert unsupported(NORMED, layout_of(SPMD())) is None
+    assert limit_reason(replace(with_layer(0, norm=Norm.RMS), loss=Loss.LINEAR_SUM), FULLY_SHARDED) is None
+    assert limit_reason(NORMED, layout_of(SPMD())) is None
     if reason:
         for norm, index in product((Norm.RMS, Norm.LAYER), (0, 1)):
-            within = repaired(replace(with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
-            assert unsupported(within, FULLY_SHARDED) is None
+            within = repair_training(replace(with_layer(index, norm=norm), loss=Loss.LINEAR_SUM), FULLY_SHARDED)
+            assert limit_reason(within, FULLY_SHARDED) is None
             assert within.model.layers[index].norm is (None if index else Norm.RMS)
 
 
@@ -138,8 +138,8 @@ def test_a_rank_without_heads_has_no_fused_attention(
     layout = Layout(mesh=Mesh(axes=(Axis(name="cp", size=ranks),)), parallelisms=(ContextParallel(exchange=exchange),))
     model = Model(features=4, length=3, layers=(Attention(num_heads=4, num_kv_heads=2, fused=True),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
-    assert ("ends the process" in (unsupported(training, layout) or "")) is is_refused
-    assert unsupported(repaired(training, layout), layout) is None
+    assert ("ends the process" in (limit_reason(training, layout) or "")) is is_refused
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(("installed", "is_refused"), [("2.9.1", True), ("2.10.0", False)])
@@ -148,8 +148,8 @@ def test_experts_are_not_selected_from_dtensors(installed: str, is_refused: bool
     monkeypatch.setattr(torch_version, "_installed", lambda: Version(installed))
     layout, model = layout_of(SPMD()), Model(features=4, layers=(Experts(hidden=2, dispatched=False),))
     training = Training(model=model, data=Data(microbatches=(2,)), loss=Loss.LINEAR_SUM)
-    assert ("selecting along a dim" in (unsupported(training, layout) or "")) is is_refused
-    assert unsupported(repaired(training, layout), layout) is None
+    assert ("selecting along a dim" in (limit_reason(training, layout) or "")) is is_refused
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.torch("<2.10", "later versions refuse it")

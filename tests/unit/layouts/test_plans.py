@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equivcheck.errors import InvalidScenario
 from equivcheck.layouts.base.plan.rules import ALL_PLANS, LayerSite, legal_plans
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from equivcheck.scenario import (
     ActivationSharding,
     AnyLayer,
@@ -77,7 +77,7 @@ def test_plans_drawn_layer_by_layer_are_those_that_the_layout_supports(model: Mo
     supported = {
         parallelism.plan
         for parallelism in filter(None, map(_parallelism, product(ALL_PLANS, repeat=len(model.layers))))
-        if unsupported(training, Layout(mesh=mesh, parallelisms=(parallelism,))) is None
+        if limit_reason(training, Layout(mesh=mesh, parallelisms=(parallelism,))) is None
     }
     assert _drawable(model, tp, rows) == supported
 

@@ -15,7 +15,7 @@ from equivcheck.errors import UsageError
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.limits.limit import Limit
 from equivcheck.layouts.composition import registry
-from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.layouts.composition.registry import BrokenLayout, kind_of, layout_kinds
 from equivcheck.scenario import DDP, Axis, Data, Layer, Layout, Mesh, Model, Parallelism, Training
 from equivcheck.scenario.parallelism import PARALLELISMS
@@ -86,7 +86,7 @@ def test_an_entry_point_adds_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third party's kind is found by its parallelism and asked for its limits."""
     _install(monkeypatch, GossipKind)
     assert isinstance(kind_of(Gossip()), GossipKind)
-    assert unsupported(TRAINING, GOSSIP) == "never"
+    assert limit_reason(TRAINING, GOSSIP) == "never"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_repairs_that_never_end_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
     """A limit that its own repair does not satisfy is reported rather than repaired for ever."""
     monkeypatch.setattr(registry, "layout_kinds", lambda: {"gossip": GossipKind()})
     with pytest.raises(BrokenLayout, match=r"gossip: repairs do not end; the last limit: never"):
-        repaired(TRAINING, GOSSIP)
+        repair_training(TRAINING, GOSSIP)
 
 
 def test_asking_for_limits_imports_no_torch() -> None:

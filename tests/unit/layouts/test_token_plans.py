@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equivcheck.errors import InvalidScenario
-from equivcheck.layouts.composition.limits import repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training
 from equivcheck.scenario import (
     DDP,
     FSDP1,
@@ -66,7 +66,7 @@ def with_layers(*layers: Attention | GatedMLP | Layer) -> Model:
 def test_a_decoder_is_shared_out_whole() -> None:
     """A decoder runs with heads, hidden features, tokens and positions sharded."""
     for parallelism in (BY_ALL, BY_POSITIONS):
-        assert unsupported(a_training(DECODER), over(2, parallelism)) is None
+        assert limit_reason(a_training(DECODER), over(2, parallelism)) is None
 
 
 LIMITS = [
@@ -105,15 +105,15 @@ LIMITS = [
 def test_what_cannot_run_says_why_and_what_can(model: Model, layout: Layout, words: str) -> None:
     """The reason names the feature, and the repaired training runs."""
     training = a_training(model)
-    reason = unsupported(training, layout)
+    reason = limit_reason(training, layout)
     assert reason is not None
     assert words in reason
-    assert unsupported(repaired(training, layout), layout) is None
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 def test_ties_last_where_dtensors_are_trained() -> None:
     """With FSDP2 outside, embedding and head stay tied, because one DTensor serves both."""
-    assert unsupported(a_training(replace(DECODER, head=Head(tied=True))), over(2, BY_ALL, FSDP2())) is None
+    assert limit_reason(a_training(replace(DECODER, head=Head(tied=True))), over(2, BY_ALL, FSDP2())) is None
 
 
 @given(trainings(tokens=st.just(True)), st.integers(1, 8), st.sampled_from(Split), st.data())
@@ -130,7 +130,7 @@ def test_every_token_model_can_be_brought_to_every_plan(training: Training, tp: 
     except InvalidScenario:
         return
     layout = over(tp, parallelism)
-    assert unsupported(repaired(training, layout), layout) is None
+    assert limit_reason(repair_training(training, layout), layout) is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import repair_training_for_resume, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_training_for_resume
 from equivcheck.scenario import FSDP2, SPMD, Attention, Data, Distribution, Head, Model, Parallelism, Tokens
 from equivcheck.strategies import attentions
 from unit.layouts.plain import PLAIN, layout_of
@@ -41,4 +41,4 @@ def test_the_largest_model_is_repaired_for_two_layouts(one: Parallelism, other: 
     training = replace(PLAIN, model=LARGEST, data=Data(microbatches=(2,)))
     layouts = (layout_of(one, ranks[0]), layout_of(other, ranks[1]))
     nearest = repair_training_for_resume(training, *layouts)
-    assert [unsupported(nearest, layout) for layout in layouts] == [None, None]
+    assert [limit_reason(nearest, layout) for layout in layouts] == [None, None]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 
-from equivcheck.layouts.composition.limits import repair_layout, repaired, unsupported
+from equivcheck.layouts.composition.limits import limit_reason, repair_layout, repair_training
 from equivcheck.layouts.composition.registry import layout_names
 from equivcheck.scenario import (
     DDP,
@@ -88,7 +88,7 @@ def shrunk(condition: Callable[[Scenario], bool], is_simplest: Callable[[Scenari
 
 def test_every_scenario_is_supported(sample: list[Scenario]) -> None:
     """Limits are respected without rejecting examples."""
-    assert {unsupported(scenario.training, scenario.layout) for scenario in sample} == {None}
+    assert {limit_reason(scenario.training, scenario.layout) for scenario in sample} == {None}
 
 
 def test_every_layout_is_drawn_with_trainings(sample: list[Scenario]) -> None:
@@ -283,7 +283,7 @@ def plainest(scenario: Scenario) -> tuple[Layout, Training]:
     """The scenario's layout and training with default options, its mesh and its rows."""
     plain = tuple(type(parallelism)() for parallelism in scenario.layout.parallelisms)
     shards_positions = any(parallelism.shards_positions for parallelism in plain)
-    simplest = replace(SIMPLEST, model=OF_TOKENS) if shards_positions else repaired(SIMPLEST, scenario.layout)
+    simplest = replace(SIMPLEST, model=OF_TOKENS) if shards_positions else repair_training(SIMPLEST, scenario.layout)
     training = replace(simplest, data=scenario.training.data)
     return repair_layout(replace(scenario.layout, parallelisms=plain)), training
 
@@ -349,7 +349,7 @@ def test_a_given_plan_is_kept() -> None:
     layout = Layout(mesh=Mesh(axes=(Axis(name="tp", size=2),)), parallelisms=(TensorParallel(plan=plan),))
     for scenario in drawn(30, layouts=st.just(layout)):
         assert scenario.layout == layout
-        assert unsupported(scenario.training, layout) is None
+        assert limit_reason(scenario.training, layout) is None
 
 
 def test_a_third_is_of_sequences(sample: list[Scenario]) -> None:

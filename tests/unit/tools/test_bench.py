@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from equivcheck.layouts.composition.limits import unsupported
+from equivcheck.layouts.composition.limits import limit_reason
 from tools import bench
 from tools.bench import DEFAULT_LAYOUTS, DEFAULT_SIZES, fixed_scenarios, generated_scenarios, main, measure_row
 
@@ -18,7 +18,7 @@ def test_the_same_scenarios_are_drawn_every_time(tag: str, size: int) -> None:
     drawn = generated_scenarios(tag, size, 4)
     assert drawn == generated_scenarios(tag, size, 4)
     assert [(scenario.layout.name, scenario.layout.mesh.num_ranks) for scenario in drawn] == [(tag, size)] * 4
-    assert [unsupported(scenario.training, scenario.layout) for scenario in drawn] == [None] * 4
+    assert [limit_reason(scenario.training, scenario.layout) for scenario in drawn] == [None] * 4
 
 
 @pytest.mark.parametrize("size", DEFAULT_SIZES)
@@ -27,7 +27,7 @@ def test_the_fixed_training_runs_everywhere(tag: str, size: int) -> None:
     """Three linears, AdamW, three steps: one structure, other data each time, within the limits of every layout."""
     scenarios = fixed_scenarios(tag, size, 3)
     assert len({scenario.training.seed for scenario in scenarios}) == 3
-    assert [unsupported(scenario.training, scenario.layout) for scenario in scenarios] == [None] * 3
+    assert [limit_reason(scenario.training, scenario.layout) for scenario in scenarios] == [None] * 3
 
 
 def test_every_world_is_measured_on_data_that_no_other_check_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, changi
 from equivcheck.diagnosis.catalogue.experts.routing import choices
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import axis_combinations
-from equivcheck.diagnosis.words import layers_by_name, over
+from equivcheck.diagnosis.words import layers_by_name, ranks_along
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Experts
 from equivcheck.scenario.mesh import CP
@@ -49,7 +49,7 @@ def _balances(layer: Experts) -> bool:
 
 def _ways(diverged: DivergedRun) -> Iterator[tuple[str, Wrong]]:
     for axes in axis_combinations((*diverged.data_axes, *((CP,) if sequence_shards(diverged) else ()))):
-        where = over(diverged.mesh, axes)
+        where = ranks_along(diverged.mesh, axes)
         yield (
             f"uses each rank's own expert counts, not their sum over {where}",
             partial(_by_parts, parts_of=_parts(diverged, axes)),

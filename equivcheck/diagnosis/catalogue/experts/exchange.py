@@ -17,7 +17,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import ExpertParallel
@@ -40,7 +40,7 @@ def wrong_exchanges(diverged: DivergedRun) -> Iterator[Counterfactual]:
 def _mixed_up(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
     if diverged.data_axes[-1:] != (EP,):
         return
-    blocks, where = diverged.mesh.size(*diverged.data_axes), over(diverged.mesh, (EP,))
+    blocks, where = diverged.mesh.size(*diverged.data_axes), ranks_along(diverged.mesh, (EP,))
     for mixed, words in (
         (_sent_as_computed, "expert outputs are returned in expert order, but read in the order of source ranks"),
         (_split_in_reverse, "received rows are split by the counts per expert in reverse order"),
@@ -155,7 +155,7 @@ def _names_of_experts(diverged: DivergedRun) -> set[str]:
 
 def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
     """Only expert gradients, because they have their own divisor."""
-    where = over(diverged.mesh, (EP,))
+    where = ranks_along(diverged.mesh, (EP,))
     for cause, factor, words in (
         (Cause.SUMMED, ranks, f"expert gradients are the sum over {where}, not the mean"),
         (Cause.AVERAGED_TWICE, 1 / ranks, f"expert gradients are averaged twice over {where}"),
@@ -164,7 +164,7 @@ def _divided_otherwise(diverged: DivergedRun, ranks: int) -> Iterator[Counterfac
 
 
 def _of_others(diverged: DivergedRun, ranks: int) -> Iterator[Counterfactual]:
-    names, where = _names_of_experts(diverged), over(diverged.mesh, (EP,))
+    names, where = _names_of_experts(diverged), ranks_along(diverged.mesh, (EP,))
     for factor, how in ((1.0, "summed"), (1 / ranks, "averaged")):
         words = f"expert gradients are {how} over {where}, although each rank holds different experts"
         change = changing_gradients(partial(_mix, ranks=ranks, factor=factor), names)

@@ -18,7 +18,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.catalogue.experts.routing import layers_of_experts, module_of
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import layers_by_name, over
+from equivcheck.diagnosis.words import layers_by_name, ranks_along
 from equivcheck.layouts.base.partition import chunk_size
 from equivcheck.layouts.base.plan.layers import planned_layers
 from equivcheck.layouts.base.plan.rules import num_routing_weights
@@ -36,7 +36,7 @@ def wrong_partial_sums(diverged: DivergedRun) -> Iterator[Counterfactual]:
     planned = planned_layers(diverged.training.model, diverged.layout)
     found = {index: num_routing_weights(each.site.layer, each.plan.split) for index, each in enumerate(planned)}
     split = [index for index in layers_of_experts(diverged) if found[index] is not None]
-    where = over(diverged.mesh, (TP,)) if split else ""
+    where = ranks_along(diverged.mesh, (TP,)) if split else ""
     for layers in all_then_each(split) if diverged.rounding is None else ():
         who = f"the experts in {layers_by_name(layers)}"
         words = f"the output bias of {who} is added on each of {where}, not once"

@@ -19,7 +19,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 )
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import layers_by_name, over
+from equivcheck.diagnosis.words import layers_by_name, ranks_along
 from equivcheck.layouts.base.plan.layers import PlannedLayer, planned_layers
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Attention
@@ -71,17 +71,17 @@ def replace_mask(module: AttentionModule, unseen: torch.Tensor | None) -> None:
 
 def _of_masked(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length = torch.arange(places[0].site.model.length or 1), places[0].part_length
-    words = f"masks queries or keys by their index in the sequence shards on {over(diverged.mesh, (TP,))}"
+    words = f"masks queries or keys by their index in the sequence shards on {ranks_along(diverged.mesh, (TP,))}"
     for unseen in (positions > (positions % length)[:, None], positions % length > positions[:, None]):
         yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
     unseen = (positions > positions[:, None]) | (positions // length != (positions // length)[:, None])
-    words = f"sees only keys in the same sequence shard on {over(diverged.mesh, (TP,))}"
+    words = f"sees only keys in the same sequence shard on {ranks_along(diverged.mesh, (TP,))}"
     yield _fault(diverged, Cause.ATTENTION_MASK, places, words, partial(replace_mask, unseen=unseen))
 
 
 def _of_turned(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterator[Counterfactual]:
     positions, length, ranks = torch.arange(places[0].site.model.length or 1), places[0].part_length, places[0].num_parts
-    words = f"counts rotary positions from the start of each sequence shard on {over(diverged.mesh, (TP,))}"
+    words = f"counts rotary positions from the start of each sequence shard on {ranks_along(diverged.mesh, (TP,))}"
     yield _fault(diverged, Cause.POSITIONS, places, words, partial(replace_positions, positions=positions % length))
     for part in range(ranks - 1, 0, -1):
         for shift in (1, -1):
@@ -103,7 +103,7 @@ def _of_grouped(diverged: DivergedRun, places: Sequence[PlannedLayer]) -> Iterat
         if all(_layer(place).num_kv_heads % shards == 0 for place in places):
             yield _fault(diverged, Cause.KV_HEADS, places, words, partial(_repeating, shards=shards))
     if ranks > 1 and all(_layer(place).num_heads % ranks == 0 for place in places):
-        where = over(diverged.mesh, (TP,))
+        where = ranks_along(diverged.mesh, (TP,))
         words = f"{_named(places)} does not sum the gradients of replicated key and value heads over {where}"
         yield on_emulated_ranks(diverged, Cause.KV_HEADS, words, partial(_learning_apart, places=places, ranks=ranks))
 
@@ -186,7 +186,7 @@ def _shifted(diverged: DivergedRun, layers: tuple[int, ...]) -> Iterator[Counter
     ranks = diverged.mesh.size(TP)
     for rank in range(ranks if ranks > 1 else 0):
         for shift in (1, -1):
-            where = f"the heads of rank {rank} of {over(diverged.mesh, (TP,))}"
+            where = f"the heads of rank {rank} of {ranks_along(diverged.mesh, (TP,))}"
             words = f"rotary positions of keys in {layers_by_name(layers)} are off by {shift} in {where}"
             change = changing_layers(layers, AttentionModule, partial(_placing, ranks, rank, shift))
             yield on_one_device(diverged, Cause.POSITIONS, words, change)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Counterfactual, on_one_device, submodule
 from equivcheck.diagnosis.catalogue.shared_weights import detached_weight, initial_weight, using_weight
 from equivcheck.diagnosis.diverged_run import DivergedRun
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.layouts.base.limits.repairs import is_tied
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import Tokens
@@ -45,7 +45,7 @@ def _embedding(setup: Setup, name: str = "embedding") -> nn.Embedding:
 
 def _positions(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
     ranks, length = diverged.mesh.size(TP), diverged.training.model.length or 1
-    where = over(diverged.mesh, (TP,))
+    where = ranks_along(diverged.mesh, (TP,))
     if not source.learned_positions:
         return
     if length % ranks == 0:
@@ -69,7 +69,7 @@ def _add_again(setup: Setup, *, times: int, learns: bool) -> None:
 
 def _rows(diverged: DivergedRun, source: Tokens) -> Iterator[Counterfactual]:
     """Faults in a row-sharded embedding."""
-    ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
+    ranks, where = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,))
     words = f"the rows of `embedding.weight` that {where} look up are averaged over them, not summed"
     yield on_one_device(diverged, Cause.OUTPUT_AVERAGED, words, partial(_divide, ranks=ranks))
     tokens, size = range(source.vocabulary), -(-source.vocabulary // ranks)

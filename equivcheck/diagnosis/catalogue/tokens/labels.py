@@ -19,7 +19,7 @@ from equivcheck.diagnosis.catalogue.counterfactual import (
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.coordinates import RankCoordinate
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.oracle.verdict.cause import Cause
 from equivcheck.scenario import CrossEntropy
 from equivcheck.scenario.mesh import TP
@@ -57,7 +57,7 @@ def _miscounted(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counterfa
         yield fault(words, _divided(lambda batches: [_at_least_one(plain, outputs, batches)] * count))
     yield fault("1: it is the sum over labels", _divided(lambda _batches: [1.0] * count))
     if diverged.data_axes:
-        where = over(diverged.mesh, diverged.data_axes)
+        where = ranks_along(diverged.mesh, diverged.data_axes)
         words = f"each of {where} divides the loss by its own counted labels, not by those of the step"
         yield on_emulated_ranks(diverged, Cause.LABEL_COUNT, words, partial(_counting_own, loss=loss, of_step=True))
         if count > 1:
@@ -98,7 +98,7 @@ def _other_losses(diverged: DivergedRun, loss: CrossEntropy) -> Iterator[Counter
         yield fault("the z-loss is left out", changing_loss(z_loss=0.0))
         for axes in (*((name,) for name in diverged.data_axes if len(diverged.data_axes) > 1), diverged.data_axes):
             if axes:
-                size, where = diverged.mesh.size(*axes), over(diverged.mesh, axes)
+                size, where = diverged.mesh.size(*axes), ranks_along(diverged.mesh, axes)
                 yield fault(f"the z-loss is summed over {where}, not averaged", changing_loss(z_loss=loss.z_loss * size))
                 yield fault(f"the z-loss is averaged over {where} twice", changing_loss(z_loss=loss.z_loss / size))
     if loss.label_smoothing:
@@ -116,7 +116,7 @@ def _relabelled(diverged: DivergedRun) -> Iterator[Counterfactual]:
     ranks, dim = diverged.mesh.size(TP), 1 - diverged.training.data.batch_dim
     if diverged.training.model.length is None or ranks == 1:
         return
-    where = f"each sequence shard on {over(diverged.mesh, (TP,))}"
+    where = f"each sequence shard on {ranks_along(diverged.mesh, (TP,))}"
     for shift in (-1, 1):
         yield fault(f"labels are shifted by one position within {where}", partial(_shifted, dim=dim, ranks=ranks, shift=shift))
     for place in (-1, 0):

@@ -12,7 +12,7 @@ from torch.nn import functional
 from equivcheck.diagnosis.catalogue.counterfactual import Change, Counterfactual, on_emulated_ranks, on_one_device, submodule
 from equivcheck.diagnosis.diverged_run import DivergedRun
 from equivcheck.diagnosis.emulation.emulated_ranks import EmulatedRanks
-from equivcheck.diagnosis.words import over
+from equivcheck.diagnosis.words import ranks_along
 from equivcheck.layouts.base.partition import chunk_size, is_last_shard_empty
 from equivcheck.layouts.base.plan.layers import plan_over_ranks
 from equivcheck.oracle.verdict.cause import Cause
@@ -37,7 +37,7 @@ def wrong_vocabularies(diverged: DivergedRun) -> Iterator[Counterfactual]:
 
 
 def _of_tokens(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
-    ranks, where = diverged.mesh.size(TP), over(diverged.mesh, (TP,))
+    ranks, where = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,))
     size, tokens = chunk_size(vocabulary, ranks), torch.arange(vocabulary)
     starts, ends = tokens % size == 0, (tokens % size == size - 1) | (tokens == vocabulary - 1)
     for place, lost in (("last", ends), ("first", starts)):
@@ -64,7 +64,7 @@ def _embedding(rows: torch.Tensor, lost: torch.Tensor) -> Change:
 
 
 def _of_logits(diverged: DivergedRun, vocabulary: int) -> Iterator[Counterfactual]:
-    ranks, where, loss = diverged.mesh.size(TP), over(diverged.mesh, (TP,)), diverged.training.loss
+    ranks, where, loss = diverged.mesh.size(TP), ranks_along(diverged.mesh, (TP,)), diverged.training.loss
     size = chunk_size(vocabulary, ranks)
     words = f"the logits of {where} are gathered in the wrong order"
     for shift in dict.fromkeys((-size, size)):

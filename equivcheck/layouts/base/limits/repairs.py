@@ -122,7 +122,7 @@ def without_scale(training: Training) -> Training:
 
 def with_rows(training: Training, multiple: int) -> Training:
     """Round every microbatch's rows to a multiple: up, or down if the result would be too large."""
-    microbatches = tuple(rounded(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
+    microbatches = tuple(round_to_multiple(rows, multiple, max(USUAL_ROWS, multiple)) for rows in training.data.microbatches)
     return replace(training, data=replace(training.data, microbatches=microbatches))
 
 
@@ -135,7 +135,7 @@ def with_equal_rows(training: Training) -> Training:
 def with_positions(training: Training, multiple: int) -> Training:
     """Round the sequence length to a multiple."""
     length = training.model.length
-    return with_model(training, length=None if length is None else rounded(length, multiple, max(MAX_LENGTH, multiple)))
+    return with_model(training, length=None if length is None else round_to_multiple(length, multiple, max(MAX_LENGTH, multiple)))
 
 
 def with_widths(training: Training, multiple: int) -> Training:
@@ -224,7 +224,7 @@ def with_num_layers(training: Training, count: int) -> Training:
     return with_model(training, layers=layers)
 
 
-def rounded(value: int, multiple: int, largest: int) -> int:
+def round_to_multiple(value: int, multiple: int, largest: int) -> int:
     """Round up to a multiple, or down if that exceeds `largest`. At least 1."""
     up = -(-value // multiple) * multiple
     return up if up <= largest else max(largest // multiple * multiple, 1)

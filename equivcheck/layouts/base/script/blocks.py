@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from equivcheck.layouts.base.script.text import INDENT, block, indented
+from equivcheck.layouts.base.script.text import INDENT, block, indent_lines
 from equivcheck.scenario import Activation, AuxiliaryLinear, Layer, Norm, ShapeOp
 from equivcheck.scenario.model import ARANGE_STEP
 from equivcheck.training.layers.script import ACTIVATIONS, NORMS, LayerScript
@@ -84,7 +84,7 @@ def class_of(name: str, kind: LinearClass | ScriptedClass, *, distributed: bool)
         values = "values" + " * mask" * kind.masked + " + inputs" * kind.residual
         made, words = ["super().__init__()", *kind.script.init], kind.script.words + _AGAIN * kind.recomputes
         written = _class((name, words, "self"), made, kind, [*kind.script.compute, f"return {values}"])
-        return [*written, *(line for method in kind.script.methods for line in ("", *indented(list(method))))]
+        return [*written, *(line for method in kind.script.methods for line in ("", *indent_lines(list(method))))]
     linear = "nn.Linear(inputs, width" + ("" if kind.bias else ", bias=False") + ")"
     made = ["super().__init__()"]
     made += [f"self.norm = {NORMS[kind.norm]}(inputs)"] if kind.norm else []
@@ -99,9 +99,9 @@ def _class(given: tuple[str, str, str], made: list[str], kind: LinearClass | Scr
         f"class {name}(nn.Module):",
         f'{INDENT}"""{words}."""',
         "",
-        *indented(block(f"def __init__({arguments}) -> None:", made)),
+        *indent_lines(block(f"def __init__({arguments}) -> None:", made)),
         "",
-        *indented(_forward(kind, lines)),
+        *indent_lines(_forward(kind, lines)),
     ]
 
 

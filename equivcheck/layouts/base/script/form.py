@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from equivcheck.layouts.base.script.blocks import LinearClass, ScriptedClass, class_of, imports_of, linear_class
-from equivcheck.layouts.base.script.text import INDENT, block, call, indented
+from equivcheck.layouts.base.script.text import INDENT, block, call, indent_lines
 from equivcheck.scenario import (
     FSDP1,
     FSDP2,
@@ -191,9 +191,9 @@ class _Forms:
             "class Model(nn.Module):",
             f'{INDENT}"""{self._words()}."""',
             "",
-            *indented(block("def __init__(self) -> None:", made)),
+            *indent_lines(block("def __init__(self) -> None:", made)),
             "",
-            *indented(block(f"def forward({arguments}):", self._forward(bool(extras), distributed))),
+            *indent_lines(block(f"def forward({arguments}):", self._forward(bool(extras), distributed))),
         ]
 
     def _embedding(self) -> list[str]:

@@ -6,7 +6,7 @@ from equivcheck.layouts.base.limits.repairs import has_frozen
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.numbers import Numbers, initial_lines
 from equivcheck.layouts.base.script.optimizer import optimizer_lines
-from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.scenario import ClipNorm, ClipValue, CrossEntropy, NormType, Training, ZeroGrad
 from equivcheck.training.material import IGNORED
 
@@ -28,7 +28,7 @@ def train_lines(draft: Draft) -> list[str]:
         "return left",
     ]
     what = '"""Train on one device or in parallel, and return the tensors of every step."""'
-    return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indented([what, *body])]
+    return ["def train(parallel: bool) -> dict[str, torch.Tensor | None]:", *indent_lines([what, *body])]
 
 
 def ties(draft: Draft) -> list[str]:

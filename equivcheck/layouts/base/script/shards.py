@@ -7,7 +7,7 @@ from equivcheck.layouts.base.plan.rules import rows_dim
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.loop import order_of
 from equivcheck.layouts.base.script.mesh import inner_ranks
-from equivcheck.layouts.base.script.text import block, indented
+from equivcheck.layouts.base.script.text import block, indent_lines
 from equivcheck.scenario import ActivationSharding, ClipNorm, ExpertParallel, PlannedParallelism
 from equivcheck.scenario.mesh import EP
 from equivcheck.training.layers.parameters import parameters_of
@@ -42,7 +42,7 @@ def define_full_tensor(draft: Draft) -> None:
     draft.definitions.append(
         [
             "def whole(tensor: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:",
-            *indented(
+            *indent_lines(
                 [
                     '"""A full copy of a tensor, gathered along a dim from neighbouring ranks."""',
                     *_unsharded(draft),

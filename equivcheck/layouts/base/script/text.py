@@ -16,14 +16,14 @@ _NUMBER = re.compile(r"-?[\d.]+(e[+-]?\d+)?")
 _CLAUSE = re.compile(r" (?=for |if )")
 
 
-def indented(lines: Iterable[str], levels: int = 1) -> list[str]:
+def indent_lines(lines: Iterable[str], levels: int = 1) -> list[str]:
     """Indent lines. Empty lines stay empty."""
     return [f"{INDENT * levels}{line}" if line else "" for line in lines]
 
 
 def block(opening: str, lines: Sequence[str]) -> list[str]:
     """A statement with an indented body, such as ``if parallel:``. Empty if the body is empty."""
-    return [opening, *indented(lines)] if lines else []
+    return [opening, *indent_lines(lines)] if lines else []
 
 
 def call(name: str, *arguments: str, **keywords: object) -> str:

@@ -7,7 +7,7 @@ from equivcheck.layouts.base.script.form import Form
 from equivcheck.layouts.base.script.loop import may_lack_gradients, norm_arguments
 from equivcheck.layouts.base.script.mesh import add_no_sync, inner_ranks, mesh_of, take_rows
 from equivcheck.layouts.base.script.shards import define_full_tensor
-from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.scenario import FSDP1, ClipNorm, Layout, ShardingStrategy, Training, Wrapping
 from equivcheck.scenario.mesh import DP, REPLICATE, SHARD
 from equivcheck.training.layers.parameters import parameters_of
@@ -125,7 +125,7 @@ def _unflattened(training: Training, layout: Layout, *, sharded: bool) -> list[s
         *([f"shards = shards[dist.get_rank() // {size} * {size} :][:{size}]"] if several else []),
         *([f"shards = shards[dist.get_rank() % {inner} :: {inner}]"] if inner > 1 else []),
     ]
-    gather = ["shards = [tensor]", "if gather:", *indented(gathering)] if sharded else ["shards = [tensor]"]
+    gather = ["shards = [tensor]", "if gather:", *indent_lines(gathering)] if sharded else ["shards = [tensor]"]
     nothing = [
         "if all(shard is None for shard in shards):",
         '    return dict.fromkeys(f"{label} {name}" for name in unit)',

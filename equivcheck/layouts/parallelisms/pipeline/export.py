@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition, refuse
 from equivcheck.layouts.base.script.loop import has_several_microbatches, loss_of, order_of
-from equivcheck.layouts.base.script.text import block, call, indented
+from equivcheck.layouts.base.script.text import block, call, indent_lines
 from equivcheck.layouts.parallelisms.pipeline.schedules import SCHEDULES
 from equivcheck.layouts.parallelisms.pipeline.stages import (
     SharedWeight,
@@ -83,9 +83,9 @@ def _stage_class(draft: Draft) -> list[str]:
         '    """Consecutive layers of a model."""',
         "",
         *(["    step = 0  # no argument: before torch 2.13, schedules pass only tensors", ""] if "step" in extras else []),
-        *indented(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
+        *indent_lines(block("def __init__(self, model: nn.Module, indices: range) -> None:", made)),
         "",
-        *indented(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
+        *indent_lines(block(f"def forward(self, values{', **masks' if 'masks' in extras else ''}):", body)),
     ]
 
 
@@ -172,7 +172,7 @@ def _define_shapes(draft: Draft, spans: tuple[range, ...]) -> None:
         [
             f"def chunk(rows: int, features: int{' | None' * (model.source is not None)}, needs_gradient: bool) -> torch.Tensor:",
             '    """Example of the tensor that a stage sends or receives."""',
-            *indented(tokens if model.source is not None else []),
+            *indent_lines(tokens if model.source is not None else []),
             f"    return torch.empty(rows, {positions}features, requires_grad=needs_gradient)",
         ]
     )
@@ -227,7 +227,7 @@ def _clip(clipping: ClipNorm, counted: str) -> list[str]:
         '    """Clip by the norm over the parameters on all ranks, and return it."""',
         f"    gradients = [parameter.grad for parameter in {counted} if parameter.grad is not None]",
         f"    norm = nn.utils.get_total_norm(gradients, {order}).to(parameters[0].dtype)",
-        *indented(across),
+        *indent_lines(across),
         f"    nn.utils.clip_grads_with_norm_(parameters, {clipping.max_norm!r}, norm)",
         "    return norm",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equivcheck.layouts.base.limits.repairs import has_ties
 from equivcheck.layouts.base.script.draft import Draft, LoopPosition
 from equivcheck.layouts.base.script.mesh import mesh_of
-from equivcheck.layouts.base.script.text import block, indented
+from equivcheck.layouts.base.script.text import block, indent_lines
 from equivcheck.scenario import SPMD, CrossEntropy, Distribution, ShapeOp, Training
 
 _REDISTRIBUTE_GRADIENTS = (
@@ -88,8 +88,8 @@ def _distribute(placement: str, training: Training) -> list[str]:
     return [
         "def distribute(model: nn.Module, mesh: DeviceMesh) -> None:",
         f'    """Make each parameter a DTensor{"; a shared parameter stays shared" * shares}."""',
-        *indented(["made = {}"] * shares),
+        *indent_lines(["made = {}"] * shares),
         "    for module in model.modules():",
         "        for name, parameter in list(module.named_parameters(recurse=False)):",
-        *indented(inner, 3),
+        *indent_lines(inner, 3),
     ]

@@ -15,7 +15,14 @@ from packaging.version import Version
 import equivcheck
 from equivcheck.errors import UsageError
 from equivcheck.quality.versions import environments as module
-from equivcheck.quality.versions.environments import Environments, Installation, NoEnvironment, dependencies, given, run_python
+from equivcheck.quality.versions.environments import (
+    Environments,
+    Installation,
+    NoEnvironment,
+    dependencies,
+    parse_environment,
+    run_python,
+)
 from equivcheck.system.commands import FinishedCommand, run
 from support.processes import end_soon
 
@@ -32,7 +39,7 @@ def environments(cache: Path, *installations: Installation, told: list[str] | No
 
 def test_an_interpreter_is_asked_for_its_torch() -> None:
     """What is given is used as it is, with the version as installed."""
-    assert given(f"{RELEASE}={HERE}") == Installation(torch=TORCH, python=HERE)
+    assert parse_environment(f"{RELEASE}={HERE}") == Installation(torch=TORCH, python=HERE)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_an_interpreter_is_asked_for_its_torch() -> None:
 def test_an_environment_that_is_not_what_was_said_is_refused(text: str, words: str) -> None:
     """In one line that says what is wrong."""
     with pytest.raises(UsageError, match=words):
-        given(text)
+        parse_environment(text)
 
 
 def test_what_is_given_is_not_made(tmp_path: Path) -> None:
