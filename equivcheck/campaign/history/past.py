@@ -82,11 +82,10 @@ def find_run(history: History, prefix: str = "") -> PastRun:
     matches = [past for past in runs if past.run.id.startswith(prefix)] if prefix else runs[:1]
     if len(matches) == 1:
         return matches[0]
-    number = f"{len(matches)} runs" if matches else "no run"
+    several = f"ids of {len(matches)} runs in {history.path} begin with it"
+    why = several if matches else f"no run in {history.path} has an id that begins with it"
     there = ", ".join(past.run.id for past in matches or runs[:10])
-    raise UsageError(
-        f"run {prefix!r} is not valid: it is the beginning of {number} in {history.path}. Expected the beginning of {there}"
-    )
+    raise UsageError(f"run {prefix!r} is not valid: {why}. Expected the beginning of {there}")
 
 
 def run_details(history: History, run: Run) -> Noted:

@@ -231,7 +231,10 @@ def test_no_run_is_a_usage_error(tmp_path: Path) -> None:
         Page(tmp_path)
     assert not list(tmp_path.iterdir())
     campaign(tmp_path, 0)
-    with pytest.raises(UsageError, match=r"run 'beef' is not valid: no run in .* Expected the beginning of 0000000000000000"):
+    with pytest.raises(
+        UsageError,
+        match=r"run 'beef' is not valid: no run in .* has an id that begins with it. Expected the beginning of 0000000000000000",
+    ):
         Page(tmp_path, "beef")
     campaign(tmp_path, 1)
     with pytest.raises(UsageError, match="run '0' is not valid: 2 runs in"):
