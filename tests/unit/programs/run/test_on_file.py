@@ -424,6 +424,7 @@ ALSO: dict[str, tuple[Leaf, *tuple[Statement, ...]]] = {
 }
 """Programs that show an entry in another way than its own program."""
 SINCE = {
+    "dtensor_divides_integers, of booleans": ">=2.12",
     "dtensor_convolution_of_planes, of kernels of which a rank has none": ">=2.12",
     "dtensor_masks_rows_of_other_shape, of a partial table": ">=2.14",
     "dtensor_masks_what_joins_rows, of a partial table": "<2.14",
