@@ -47,7 +47,7 @@ class Examples:
         return self._kept.get(feature, {}).values()
 
     def came_together(self, one: Feature, other: Feature) -> bool:
-        """Whether one scenario had both features."""
+        """Whether any scenario had both features."""
         return other in self._beside[one]
 
     def undrawn(self) -> list[tuple[Feature, Feature]]:

@@ -83,7 +83,7 @@ def is_default(field: Field[Any], value: object) -> bool:
 
 
 def settings_of(scenario: Scenario) -> tuple[str, ...]:
-    """Settings not at default, without sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
+    """Settings that differ from their defaults, without sizes and seeds: ``optimizer AdamW``, ``layers[0].bias False``."""
     return (*_of(scenario.training, ""), *_of_layout(scenario))
 
 

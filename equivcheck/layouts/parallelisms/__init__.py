@@ -1,1 +1,1 @@
-"""One folder a parallelism: how it is applied, its limits, what it communicates, how scripts write it, its known issues."""
+"""One folder for each parallelism: its application to a rank, limits, expected calls, export to scripts, and known issues."""

@@ -79,7 +79,7 @@ class KnownIssue:
     without: str = ""
     """Name of a function in `WORKAROUNDS` that avoids the issue. Empty if no workaround is known."""
     tried_without: bool = False
-    """True if the evidence is ambiguous. The scenario then also runs without the issue, and must be right there."""
+    """True if the evidence is ambiguous. The scenario then also runs with the workaround, and must pass."""
     on_resume: bool = False
     """True if a checkpoint between two layouts causes it. Wrong numbers then show in the first step after it."""
 
