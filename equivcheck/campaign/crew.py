@@ -30,7 +30,7 @@ class Node:
     num_workers: int
     """Room for worker processes; 0 if it never took part."""
     lost: str = ""
-    """``lost: ...`` or ``left out: ...`` with the reason; empty while it takes part."""
+    """Text ``lost: ...`` or ``left out: ...`` with the reason; empty while the machine takes part."""
 
 
 class Worker(Protocol):

@@ -42,7 +42,7 @@ class NodeWork:
     seconds: float
     """Seconds of the campaign until now, or until the machine was lost."""
     lost: str = ""
-    """``lost: ...`` or ``left out: ...`` with the reason; empty while it takes part."""
+    """Text ``lost: ...`` or ``left out: ...`` with the reason; empty while the machine takes part."""
 
     @property
     def rate(self) -> float:

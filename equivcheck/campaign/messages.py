@@ -91,7 +91,7 @@ class Broken:
     """Sent by the worker: the checker raised an exception."""
 
     summary: str
-    """``Type: message`` on one line."""
+    """Error as ``Type: message`` on one line."""
     trace: str
     """Traceback, and the case if one was being checked."""
     is_usage: bool = False

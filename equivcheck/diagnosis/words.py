@@ -68,7 +68,7 @@ def _rows(name: str, mask: npt.NDArray[np.bool_]) -> str:
 
 
 def count_description(evidence: Evidence, ratio: float) -> str:
-    """``, the number of the 2 dp ranks`` if a ratio is a known count or one over it; else empty."""
+    """Clause that explains a ratio: ``, the number of the 2 dp ranks`` for a known count or one over it; else empty."""
     for number, words in evidence.counts.items():
         if number > 1 and ratio in (number, 1 / number):
             return f", the number of {words}" if ratio > 1 else f", one over the number of {words}"

@@ -180,5 +180,5 @@ def _more(summary: Summary, finding: KeptFinding) -> str:
 
 
 def store_option(summary: Summary) -> tuple[str, ...]:
-    """``--store PATH``, unless the findings are in the default folder."""
+    """Option for a command: ``--store PATH``, or nothing if the findings are in the default folder."""
     return () if summary.store == DEFAULT_STORE else ("--store", str(summary.store))

@@ -14,7 +14,7 @@ _MOST_SHOWN = 8
 
 
 def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
-    """``node 10.0.0.2: 12.0 checks/s`` for the first few machines.
+    """Progress of the first few machines: ``node 10.0.0.2: 12.0 checks/s``.
 
     The reason for a loss has its own line, printed when it happens.
     """
@@ -26,7 +26,7 @@ def node_lines(nodes: Sequence[NodeWork]) -> Iterator[str]:
 
 
 def node_summary(node: NodeWork) -> str:
-    """``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``, and the reason for a loss."""
+    """Work of one machine, and the reason for a loss: ``node 10.0.0.2: 1,200 checks by 4 workers in 100.0 s, 12.0 checks/s``."""
     lost = escape_unprintable(node.lost)
     if not node.num_workers:
         return f"node {node.name}: {lost}"

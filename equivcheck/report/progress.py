@@ -95,7 +95,7 @@ def _left(event: Ticked, plan: Plan) -> str:
 
 
 def duration_in_words(seconds: float) -> str:
-    """``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` if unknown."""
+    """Format seconds: ``47 s``, ``12:05`` minutes, ``3:00:00`` hours; ``?`` if unknown."""
     if seconds == math.inf:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

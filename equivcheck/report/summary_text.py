@@ -105,7 +105,7 @@ def _control_lines(summary: Summary) -> list[str]:
 
 
 def control_text(control: Control) -> str:
-    """``control: a bug planted on purpose (gradients_summed) was caught after 3 examples``."""
+    """Line about the control: ``control: a bug planted on purpose (gradients_summed) was caught after 3 examples``."""
     done = "was caught after" if control.caught else "was not caught in"
     return f"control: a bug planted on purpose ({control.name}) {done} {count(control.examples, 'example')}"
 

@@ -77,7 +77,7 @@ class Failure:
 
 
 def causes(error: BaseException) -> str:
-    """``, caused by Type: message`` for each exception in the cause chain; empty without a cause."""
+    """Causes of an exception: ``, caused by Type: message`` for each one in the chain; empty without a cause."""
     cause = error.__cause__
     return "" if cause is None else f", caused by {type(cause).__name__}: {cause}{causes(cause)}"
 

@@ -41,7 +41,10 @@ class ShownIn:
     """Measured versions, oldest first."""
 
     def __str__(self) -> str:
-        """``begins in 2.11.0, still shows in 2.15.0``: each range with its ends, and whether they are certain."""
+        """Versions in words: ``begins in 2.11.0, still shows in 2.15.0``.
+
+        Each range has its ends, and says whether they are certain.
+        """
         runs = list(self._runs())
         if not runs:
             return "shows in no measured version" if self.could_run else "cannot run in any measured version"

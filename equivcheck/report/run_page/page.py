@@ -76,7 +76,7 @@ def facts(past: PastRun, summary: Mapping[str, Any] | None) -> Iterator[tuple[st
 
 
 def moment(began: str) -> str:
-    """``2026-01-31 12:00 UTC``."""
+    """Format a time: ``2026-01-31 12:00 UTC``."""
     return f"{began[:10]} {began[11:16]} UTC"
 
 

@@ -35,7 +35,7 @@ class LayoutRow:
 
     @property
     def words(self) -> str:
-        """``9 equivalent, 1 known``."""
+        """Counts by outcome: ``9 equivalent, 1 known``."""
         return ", ".join(f"{number:,} {outcome.value}" for outcome, number in self.outcomes.items() if number)
 
     @property

@@ -33,7 +33,7 @@ class Raised:
     """Program's exception, sent instead of a value."""
 
     error: str
-    """``Type: message``."""
+    """Error as ``Type: message``."""
     stack: str
     """Traceback, innermost frame last."""
     when: float

@@ -20,7 +20,7 @@ class Limit:
     """A training that a layout cannot run, or for which its results differ by definition."""
 
     reason: str
-    """``<API>: <situation> is not supported: <consequence>``, without a final dot."""
+    """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Training, Layout], bool]
     """Whether a scenario is beyond the limit."""
     repair: Callable[[Training, Layout], Training]
@@ -38,7 +38,7 @@ class LayoutLimit:
     """A layout that cannot run any training, because parallelisms, options or mesh do not fit together."""
 
     reason: str
-    """``<API>: <situation> is not supported: <consequence>``, without a final dot."""
+    """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     applies: Callable[[Layout], bool]
     """Whether a layout is beyond the limit."""
     repair: Callable[[Layout], Layout]

@@ -131,7 +131,7 @@ class PlanRule:
     """A plan entry that is not supported at a site."""
 
     reason: str
-    """``<API>: <situation> is not supported: <consequence>``, without a final dot."""
+    """Text as ``<API>: <situation> is not supported: <consequence>``, without a final dot."""
     broken: Callable[[LayerSite, LayerPlan], bool]
     """Whether the entry breaks the rule there."""
     repair: Callable[[Training, Layout, LayerSite], Training]

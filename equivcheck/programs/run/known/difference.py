@@ -37,8 +37,9 @@ class KnownDifference:
     torch: str
     """Versions in which it was seen, as a PEP 440 specifier."""
     shows: Mapping[str, str]
-    """Result of its program over gloo, by torch version, oldest first: one in `SHOWING`, or right, refused, wrong otherwise or
-    raises otherwise.
+    """Result of the smallest program over gloo for each torch version, oldest first.
+
+    Each is one of `SHOWING`, or right, refused, "wrong otherwise" or "raises otherwise".
     """
     operations: tuple[str, ...] = ()
     """Operations, or statement kinds such as round trips, in which it shows; empty if `sources` or the evidence suffices."""
