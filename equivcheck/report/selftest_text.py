@@ -23,9 +23,7 @@ def print_selftest(console: Console, found: SelftestResult) -> None:
 
 
 def mutant_line(row: MutantResult) -> str:
-    """Line for one mutant: ``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1), 1
-    step``.
-    """
+    """Line for one mutant: ``lost_bucket: caught in 5 of 6, first after 3 examples, 0.4 s; shrunk to 2 ranks, 1 layer (1-1)``."""
     if row.broken:
         return f"{row.name}: not completed: {row.broken}"
     if not row.reachable:
