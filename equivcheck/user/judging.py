@@ -166,7 +166,7 @@ class UserCase:
 
     @property
     def apart_in_parts(self) -> str:
-        """Sentence for the case that one device also differs if it processes the ranks' parts one by one.
+        """Sentence that one device also differs if it processes the ranks' parts one by one.
 
         Empty if it does not differ.
         """

@@ -62,15 +62,15 @@ class Pass:
     width: int
     """Full number of output features."""
     bias: bool = False
-    """Whether it has a bias."""
+    """Whether the linear has a bias."""
     trains_weight: bool = False
     """Whether backward computes the weight's gradient. Another layer may own the weight."""
     trains_bias: bool = False
     """Whether backward computes the bias's gradient."""
     differentiates: bool = False
-    """Whether its input requires a gradient."""
+    """Whether the linear's input requires a gradient."""
     recomputed: bool = False
-    """Whether backward gathers its input again."""
+    """Whether backward gathers the linear's input again."""
     completed: bool = False
     """Whether recomputation also runs the linear, because later operations save tensors for backward."""
 

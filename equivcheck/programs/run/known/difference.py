@@ -35,7 +35,7 @@ class KnownDifference:
     link: str
     """Link to the report, or "no report found", and a sentence that describes the error."""
     torch: str
-    """Versions in which it was seen, as a PEP 440 specifier."""
+    """Versions in which the error was seen, as a PEP 440 specifier."""
     shows: Mapping[str, str]
     """Result of the smallest program over gloo for each torch version, oldest first.
 
