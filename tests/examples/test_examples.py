@@ -9,13 +9,13 @@ import pytest
 from examples.recipes import EXAMPLES, RECIPES
 
 SAYS = {
-    "transformer_block": ["EQUIVALENT: a training of yours on dp 2 x tp 2"],
+    "transformer_block": ["EQUIVALENT: your training on dp 2 x tp 2"],
     "own_data_parallel": [
-        "DIVERGED: a training of yours on dp 2",
+        "DIVERGED: your training on dp 2",
         "first: step 0, gradient, 2.weight",
-        "EQUIVALENT: a training of yours",
+        "EQUIVALENT: your training",
     ],
-    "pipeline": ["EQUIVALENT: a training of yours on dp 2 x pp 2"],
+    "pipeline": ["EQUIVALENT: your training on dp 2 x pp 2"],
 }
 
 

@@ -75,7 +75,9 @@ def test_small_mistakes_show_where_the_type_is_kept() -> None:
 def test_modules_that_leave_the_type_are_named() -> None:
     """The note names module, function and remedy."""
     (note,) = check_training(**brought(model=Model)).notes
-    assert note.startswith("float64 becomes float32 in RMSNorm 'norm' (function 'to'), and 1 more, so tolerances are those of float32")
+    assert note.startswith(
+        "float64 becomes float32 in RMSNorm 'norm' (function 'to'), and 1 more, so tolerances are those of float32"
+    )
     assert "keep_dtype=True" in note
 
 
