@@ -64,7 +64,7 @@ class CheckingProcess(WorkerProcess):
         """Seconds that its last check may take; before the first check, the start of the process is included."""
         if not self._recorder.num_begun:
             return self._plan.stuck_seconds + START_SECONDS
-        case = self._recorder.last()
+        case = self._recorder.last_case()
         return self._plan.stuck_seconds + (all_compile_seconds(case) if case else 0.0)
 
     def death(self) -> CaseVerdict | None:
@@ -80,7 +80,7 @@ class CheckingProcess(WorkerProcess):
         return self._verdict(Outcome.HUNG, FailureKind.TIMEOUT, RankState.RUNNING, how)
 
     def _verdict(self, outcome: Outcome, kind: FailureKind, state: RankState, how: str) -> CaseVerdict | None:
-        case = self._recorder.last()
+        case = self._recorder.last_case()
         if case is None:
             return None
         # All ranks met the same end, so only the first report has the process's last output.

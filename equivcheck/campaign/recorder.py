@@ -32,7 +32,7 @@ class Recorder:
         return cls(unnamed_file(_SIZE))
 
     @classmethod
-    def inherited(cls, fd: int) -> Recorder:
+    def open_inherited(cls, fd: int) -> Recorder:
         """Open the supervisor's recorder in a worker that has inherited its file descriptor."""
         return cls(os.fdopen(fd, "r+b"))
 
@@ -60,7 +60,7 @@ class Recorder:
         """Checks begun plus beats. It rises while the worker is alive."""
         return int(_HEADER.unpack_from(self._memory)[0])
 
-    def last(self) -> Checkable | None:
+    def last_case(self) -> Checkable | None:
         """Last recorded case; None if there is none or it did not fit."""
         _, length = _HEADER.unpack_from(self._memory)
         if not length:

@@ -22,7 +22,7 @@ def main(fd: int, recorder_fd: int) -> None:
     link = SupervisorLink(fd)
     plan, place = link.task
     try:
-        worker = Worker(plan, place, link, Recorder.inherited(recorder_fd))
+        worker = Worker(plan, place, link, Recorder.open_inherited(recorder_fd))
         _serve(worker, plan, link)
         link.send(Spent() if worker.is_spent else Done())
     except CheckerBroke as broke:

@@ -104,7 +104,7 @@ class Part:
     """Checks in the current batch that brought something new."""
 
     @property
-    def spent(self) -> float:
+    def expected_seconds(self) -> float:
         """Expected seconds for its checks so far."""
         return self.num_checks * self.seconds
 
@@ -153,4 +153,4 @@ class Turns:
         """Whether tensor programs have had less than their share of the time."""
         gains = {each: part.gain / part.seconds for each, part in self.parts.items()}
         share = min(MOST_SHARE, max(LEAST_SHARE, gains[True] / (sum(gains.values()) or 1.0)))
-        return self.parts[True].spent < share * sum(part.spent for part in self.parts.values())
+        return self.parts[True].expected_seconds < share * sum(part.expected_seconds for part in self.parts.values())

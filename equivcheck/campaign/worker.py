@@ -214,7 +214,7 @@ class Worker:
                 self._begin_shrinking(verdict)
             return self._shrinking is not None and self._shrinking.offer(verdict)
         except Exception as error:
-            self._send(verdict.without("shrinking", error))
+            self._send(verdict.with_unfinished("shrinking", error))
             self._shrinking = None
             return False
 
@@ -224,7 +224,7 @@ class Worker:
         try:
             self._shrinking = Shrinking(verdict, judge, same=same, seconds=seconds, stopped=stopped)
         except Exception as error:
-            self._send(verdict.without("shrinking", error))
+            self._send(verdict.with_unfinished("shrinking", error))
 
     def _try(self, case: Checkable, *, coarse: bool, beyond: bool) -> CaseVerdict:
         self._tally.num_shrinking += 1
@@ -262,7 +262,7 @@ class Worker:
         try:
             best = search.finish()
         except Exception as error:
-            best = search.first.without("shrinking", error)
+            best = search.first_verdict.with_unfinished("shrinking", error)
         if search.was_stopped:
             best = mark_not_shrunk(best)
         self._send(best)  # before the diagnosis, which takes longer and may be cut off

@@ -119,7 +119,7 @@ def _fails_without_issue(verdict: Verdict, runner: Runner, *, coarse: bool) -> b
     from equivcheck.oracle.known_issues.known import known_issues
 
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
-    avoided = issue.avoided(verdict.scenario) if issue.tried_without else None
+    avoided = issue.avoid(verdict.scenario) if issue.tried_without else None
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
 
 

@@ -31,7 +31,7 @@ def confirmed_by(verdict: V, check: Callable[[], CaseVerdict]) -> V:
     try:
         return add_confirmation(verdict, check())
     except Exception as error:
-        return verdict.without(f"confirming on {CONFIRMING}", error)
+        return verdict.with_unfinished(f"confirming on {CONFIRMING}", error)
 
 
 def _comparison(outcome: Outcome, again: CaseVerdict) -> str:

@@ -95,7 +95,7 @@ def write_legal(examples: Examples, file: Path) -> None:
     from equivcheck.campaign.coverage.legality import witness
     from equivcheck.campaign.coverage.pairs import format_pairs
 
-    with click.progressbar(examples.undrawn(), label="legal pairs", file=sys.stderr) as pairs:
+    with click.progressbar(examples.pairs_never_drawn(), label="legal pairs", file=sys.stderr) as pairs:
         for one, other in pairs:
             scenario = None if examples.came_together(one, other) else witness(one, other, examples)
             if scenario is not None:

@@ -100,7 +100,7 @@ def _filled(matrix: Matrix, named: str, where: Environments, issues: tuple[Known
     """Matrix with every named version. It is written after each, so an interruption loses at most one."""
     from equivcheck.quality.versions.matrix import measure_version
 
-    for version in where.named(named):
+    for version in where.find_versions(named):
         if str(version) in matrix.versions:
             where.tell(f"torch {version}: in {output}; --again runs it again")
             continue

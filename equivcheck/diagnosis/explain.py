@@ -75,7 +75,7 @@ def explained(
             return _explained(verdict, alter, world, deadline)  # type: ignore[return-value] # of its own class
         return verdict
     except Exception as error:
-        return verdict.without("diagnosis", error)
+        return verdict.with_unfinished("diagnosis", error)
 
 
 def _explained(verdict: Verdict, alter: Callable[[Setup], None] | None, world: str | Ranks, deadline: float) -> Verdict:

@@ -16,7 +16,7 @@ def diagnosis_of_failure(failure: Failure) -> Diagnosis:
 
 
 def _of_failed(first: RankReport, reports: tuple[RankReport, ...]) -> str:
-    failed = [report for report in reports if report.failed]
+    failed = [report for report in reports if report.has_failed]
     who = "every rank" if len(failed) == len(reports) else _ranks(failed)
     verb = "raises" if first.state is RankState.RAISED else "dies:"
     waiting = [report for report in reports if report.state is RankState.WAITING]
@@ -36,7 +36,7 @@ def _doing(report: RankReport) -> str:
     """Verb phrases in the singular and the plural, separated by `|`."""
     if report.state is RankState.WAITING:
         return f"waits in {report.pending}|wait in {report.pending}"
-    if report.failed:
+    if report.has_failed:
         return f"fails: {_error(report)}|fail: {_error(report)}"
     return "has finished|have finished" if report.state is RankState.FINISHED else "is still computing|are still computing"
 

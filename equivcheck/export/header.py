@@ -63,12 +63,12 @@ def _evidence(form: Form, verdict: Verdict | None) -> list[str]:
         reason = reason.removeprefix(f"{issue.summary}: ")
         found.append(paragraph(f"Known problem of torch: {issue.summary}."))
     if verdict.diagnosis is not None:
-        found.append(paragraph(_sentence(form.translated(verdict.diagnosis.sentence))))
+        found.append(paragraph(_sentence(form.translate_names(verdict.diagnosis.sentence))))
     # A script prints "norm", "parameter" and "clipped gradient" where a verdict says "clipping norm", "update" and "clipping".
     reason = re.sub(r"\b(step \d+) clipping norm\b", r"\1 norm", re.sub(r"\b(step \d+) update ", r"\1 parameter ", reason))
     reason = re.sub(r"\b(step \d+) clipping ", r"\1 clipped gradient ", reason)
     first = "First divergence: " if verdict.divergence is not None else "Failure: " if verdict.failure is not None else ""
-    return [*found, paragraph(_sentence(first + form.translated(reason)))]
+    return [*found, paragraph(_sentence(first + form.translate_names(reason)))]
 
 
 def _sentence(text: str) -> str:

@@ -137,7 +137,7 @@ def _first_disagreement(plan: ProgramPlan, results: Sequence[RankResult]) -> str
         key=lambda found: found[0].statement % MAX_STATEMENTS,
     )
     others = [number for number, result in enumerate(results) if not _refuses(result, first)]
-    where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.called(first.statement)}"
+    where = "backward" if first.statement == BACKWARD else f"v{first.statement} {plan.display_name(first.statement)}"
     return f"{where}: rank {rank} refuses it ({first.text}), ranks {others} do not, or raise another error"
 
 

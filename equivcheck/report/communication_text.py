@@ -43,7 +43,7 @@ def _alike(verdict: Verdict) -> dict[Rows, list[int]]:
     scenario, found = verdict.scenario, dict[Rows, list[int]]()
     for rank, calls in enumerate(verdict.calls):
         actual = totals(calls, scenario.layout.mesh)
-        expected = {} if verdict.unmodelled else predict_calls(scenario.training, scenario.layout, rank).beside(actual)
+        expected = {} if verdict.unmodelled else predict_calls(scenario.training, scenario.layout, rank).with_bytes_from(actual)
         found.setdefault(_rows(actual, expected), []).append(rank)
     return found
 

@@ -45,7 +45,7 @@ def print_coverage(console: Console, measured: MeasuredCoverage) -> None:
 
 def pairs_line(reach: Reach) -> str:
     """One line: ``pairs of features covered: 41,000 of 43,000 (95.3 %)``."""
-    return f"pairs of features covered: {reach.drawn.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
+    return f"pairs of features covered: {reach.drawn_pairs.count:,} of {reach.legal.count:,} ({100 * reach.share:.1f} %)"
 
 
 def signatures_line(signatures: Collection[str]) -> str:
@@ -71,7 +71,7 @@ def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
         "scenarios_per_second": round(reach.num_scenarios / measured.seconds, 3) if measured.seconds else 0.0,
         "features": len(reach.legal.features),
         "legal_pairs": reach.legal.count,
-        "drawn_pairs": reach.drawn.count,
+        "drawn_pairs": reach.drawn_pairs.count,
         "share": round(reach.share, 6),
         "families": _families(reach),
         "parts": _parts(reach),
@@ -85,7 +85,7 @@ def coverage_object(measured: MeasuredCoverage) -> dict[str, Any]:
 
 def reach_object(reach: Reach) -> dict[str, Any]:
     """Coverage figures for a campaign's summary."""
-    figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn.count, "share": round(reach.share, 6)}
+    figures = {"legal_pairs": reach.legal.count, "drawn_pairs": reach.drawn_pairs.count, "share": round(reach.share, 6)}
     return figures | {"families": _families(reach), "parts": _parts(reach)}
 
 
@@ -108,17 +108,17 @@ def programs_object(reach: ProgramReach) -> dict[str, Any]:
 
 
 def _families(reach: Reach) -> list[dict[str, Any]]:
-    legal, drawn = by_families(reach.legal), by_families(reach.drawn)
+    legal, drawn = by_families(reach.legal), by_families(reach.drawn_pairs)
     return [{"family": family.value, "legal": legal[family], "drawn": drawn[family]} for family in legal]
 
 
 def _parts(reach: Reach) -> list[dict[str, Any]]:
-    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
+    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn_pairs)
     return [{"one": one, "other": other, "legal": legal[one, other], "drawn": drawn[one, other]} for one, other in legal]
 
 
 def _table(reach: Reach) -> Table:
-    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn)
+    legal, drawn = by_parts(reach.legal), by_parts(reach.drawn_pairs)
     table = Table("features of", "with features of", box=None, pad_edge=False, header_style="bold")
     for heading in ("drawn", "legal", "share"):
         table.add_column(heading, justify="right")

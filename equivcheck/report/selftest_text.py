@@ -122,7 +122,7 @@ def _row_object(row: MutantResult) -> dict[str, Any]:
         "reachable": row.reachable,
         "caught": row.caught,
         "undecided": row.undecided,
-        "survived": row.survived,
+        "survived": row.num_missed,
         "layouts": {
             each.name: {"reachable": each.reachable, "caught": each.caught, "undecided": each.undecided} for each in row.layouts
         },

@@ -21,7 +21,7 @@ class RecordedChoices:
     def _keep(self, _module: nn.Module, _inputs: object, outputs: tuple[torch.Tensor, ...]) -> None:
         self._kept.append(outputs[0])
 
-    def taken(self) -> tuple[torch.Tensor, ...]:
+    def take_all(self) -> tuple[torch.Tensor, ...]:
         """Choices since the last call, in order."""
         found, self._kept = tuple(self._kept), []
         return found

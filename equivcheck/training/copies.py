@@ -51,7 +51,7 @@ def _train_copy(
 ) -> tuple[Trace, list[Choices]]:
     setup = make_setup(training, {name: values[copy] for name, values in parameters.items()})
     recorded, choices = RecordedChoices(setup.model), list[Choices]()
-    setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.taken()))
+    setup.before_update.append(lambda _optimizer, _step: choices.append(recorded.take_all()))
     own = [[replace(batch, inputs=batch.inputs[copy], targets=batch.targets[copy]) for batch in step] for step in steps]
     return train(setup, own), choices
 

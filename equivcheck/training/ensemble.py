@@ -135,7 +135,7 @@ def _mapped_losses(training: Training, parameters: Mapping[str, torch.Tensor]) -
             found = loss_of(training, outputs, targets, batch.divisor) * share
             if training.model.balances:
                 found = found + _balance_loss(training, model, inputs.shape[batch.batch_dim])
-            return found, choices.taken()
+            return found, choices.take_all()
 
         with warnings.catch_warnings():
             # Fused attention is run copy by copy, which torch remarks on.

@@ -71,12 +71,12 @@ class MLP(nn.Module):
 
     def through_layers(self, inputs: torch.Tensor, masks: tuple[torch.Tensor | None, ...], step: int) -> torch.Tensor:
         """Last layer's output, with rows along dim 0."""
-        values = self.embedded(inputs.transpose(0, 1) if self.batch_dim else inputs)
+        values = self.embed(inputs.transpose(0, 1) if self.batch_dim else inputs)
         for layer, mask in zip(self.layers, masks, strict=True):
             values = layer(values, mask, step)
         return values
 
-    def embedded(self, inputs: torch.Tensor) -> torch.Tensor:
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Embed tokens and positions; other inputs pass through."""
         if self.embedding is None:
             return inputs

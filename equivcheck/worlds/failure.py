@@ -46,7 +46,7 @@ class RankReport:
     """Python stack or traceback, innermost frame last; empty if none could be read."""
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the rank raised or died."""
         return self.state in (RankState.RAISED, RankState.DIED)
 
@@ -67,7 +67,7 @@ class Failure:
     @property
     def culprit(self) -> RankReport | None:
         """Report for the first failed rank, or the lowest failed rank if the order is unknown; None if no rank failed."""
-        failed = [report for report in self.reports if report.failed]
+        failed = [report for report in self.reports if report.has_failed]
         return next((report for report in failed if report.rank == self.first), failed[0] if failed else None)
 
     @property

@@ -45,7 +45,7 @@ def test_every_node_checks_what_a_local_worker_would(nodes: ThreeNodes, tmp_path
         assert crew.num_workers == 3
         there = fuzz(plan(fakes.fine, 30), store, crew=crew)
     here = fuzz(plan(fakes.fine, 30), FindingStore(tmp_path / "here"))
-    assert there.tally.reach.drawn.rows == here.tally.reach.drawn.rows
+    assert there.tally.reach.drawn_pairs.rows == here.tally.reach.drawn_pairs.rows
     assert {(node.name, node.num_checks) for node in there.nodes} == {(name, 10) for name in NAMES}
     assert all(node.rate > 0 for node in there.nodes)
 

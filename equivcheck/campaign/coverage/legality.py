@@ -50,7 +50,7 @@ class Examples:
         """Whether any scenario had both features."""
         return other in self._beside[one]
 
-    def undrawn(self) -> list[tuple[Feature, Feature]]:
+    def pairs_never_drawn(self) -> list[tuple[Feature, Feature]]:
         """Pairs that never occurred, although some layout had both features in different scenarios."""
         pairs = combinations(sorted(self._beside), 2)
         return [

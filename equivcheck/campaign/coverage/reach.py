@@ -45,7 +45,7 @@ class Reach:
         self._rows = [mine | theirs for mine, theirs in zip(self._rows, other._rows, strict=True)]
 
     @property
-    def drawn(self) -> Pairs:
+    def drawn_pairs(self) -> Pairs:
         """Drawn pairs."""
         order = legal_pairs().features
         return Pairs(order, tuple(row & ~(1 << number) for number, row in enumerate(self._rows)))
@@ -54,18 +54,18 @@ class Reach:
     def legal(self) -> Pairs:
         """Legal pairs: those in the table, and those drawn."""
         known = legal_pairs()
-        return Pairs(known.features, tuple(one | other for one, other in zip(known.rows, self.drawn.rows, strict=True)))
+        return Pairs(known.features, tuple(one | other for one, other in zip(known.rows, self.drawn_pairs.rows, strict=True)))
 
     @property
     def missing(self) -> Pairs:
         """Legal pairs not drawn yet."""
-        legal, drawn = self.legal, self.drawn
+        legal, drawn = self.legal, self.drawn_pairs
         return Pairs(legal.features, tuple(one & ~other for one, other in zip(legal.rows, drawn.rows, strict=True)))
 
     @property
     def share(self) -> float:
         """Share of the legal pairs that were drawn, 0 to 1."""
-        return self.drawn.count / max(1, self.legal.count)
+        return self.drawn_pairs.count / max(1, self.legal.count)
 
 
 def num_shipped() -> int:

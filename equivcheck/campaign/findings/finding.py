@@ -76,7 +76,7 @@ def communication_object(verdict: Verdict) -> dict[str, Any]:
     """Actual and expected calls per rank, as JSON values."""
     training, layout = verdict.scenario.training, verdict.scenario.layout
     counted = [totals(calls, layout.mesh) for calls in verdict.calls]
-    expected = [to_traffic(predict_calls(training, layout, rank).beside(actual)) for rank, actual in enumerate(counted)]
+    expected = [to_traffic(predict_calls(training, layout, rank).with_bytes_from(actual)) for rank, actual in enumerate(counted)]
     return {
         "unmodelled": verdict.unmodelled,
         "calls": encode(verdict.calls),

@@ -56,7 +56,7 @@ class ShownIn:
         return any(found.showing.shows is Shows.SHOWS for found in self.measured)
 
     @property
-    def unmeasured(self) -> tuple[str, ...]:
+    def skipped_versions(self) -> tuple[str, ...]:
         """Versions that were skipped because their neighbors agree."""
         there = {found.torch for found in self.measured}
         return tuple(version for version in self.versions if version not in there)

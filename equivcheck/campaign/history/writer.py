@@ -89,7 +89,7 @@ def figures(seconds: float, tally: Tally, num_findings: int) -> Figures:
     return Figures(
         seconds=round(seconds, 3),
         checks=tally.num_checks,
-        pairs=tally.reach.drawn.count,
+        pairs=tally.reach.drawn_pairs.count,
         of_pairs=tally.reach.legal.count,
         num_findings=num_findings,
         outcomes=tally.outcomes,

@@ -57,7 +57,7 @@ class Shrinking:
         self.coarse = first.outcome is Outcome.DIVERGED and same(judge(first.case, coarse=True))
 
     @property
-    def first(self) -> CaseVerdict:
+    def first_verdict(self) -> CaseVerdict:
         """Full verdict at the start."""
         return self._found[0]
 

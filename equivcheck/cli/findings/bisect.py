@@ -63,7 +63,7 @@ def bisect(  # noqa: PLR0913, PLR0917 - options
     # Look up the finding first, because asking the package index for versions takes seconds.
     sought = find(str(finding), store) if issue_id is None else _issue(issue_id)
     where = environments(pythons, cache, index_url)
-    search = Search(versions=where.named(versions), environments=where, seconds=seconds, every=every)
+    search = Search(versions=where.find_versions(versions), environments=where, seconds=seconds, every=every)
     shown_in = search.of_finding(sought) if isinstance(sought, Finding) else search.of_issue(sought)
     if as_json:
         print_json(_object(shown_in))
@@ -86,14 +86,15 @@ def _issue(issue_id: str) -> KnownIssue:
 def _object(shown_in: ShownIn) -> dict[str, Any]:
     from equivcheck.scenario.file_format.codec import encode
 
-    return {**encode(shown_in), "unmeasured": list(shown_in.unmeasured), "result": str(shown_in), "ranges": shown_in.specifiers}
+    skipped = list(shown_in.skipped_versions)
+    return {**encode(shown_in), "unmeasured": skipped, "result": str(shown_in), "ranges": shown_in.specifiers}
 
 
 def _print(shown_in: ShownIn, *, with_range: bool) -> None:
     for found in shown_in.measured:
         click.echo(escape_unprintable(f"torch {found.torch:<8} {found.showing}"))
-    if shown_in.unmeasured:
-        click.echo(f"not measured, because the versions around them agree: {', '.join(shown_in.unmeasured)}")
+    if shown_in.skipped_versions:
+        click.echo(f"not measured, because the versions around them agree: {', '.join(shown_in.skipped_versions)}")
     click.echo(escape_unprintable(str(shown_in)))
     if with_range and shown_in.shows:
         click.echo(f"range: {' or '.join(shown_in.specifiers)}")

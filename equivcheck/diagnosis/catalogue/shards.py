@@ -25,7 +25,7 @@ def wrong_gradient_shards(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Each rank has another rank's gradient shard."""
     if _is_sharded(diverged):
         held = held_elements_of(diverged)
-        for distance, sources in held.shifted():
+        for distance, sources in held.sources_by_distance():
             change = changing_gradients(partial(held.exchange, sources=sources))
             yield on_one_device(diverged, Cause.PERMUTED, f"rank r has the gradient shards of rank r + {distance}", change)
 
@@ -34,7 +34,7 @@ def state_of_other_ranks(diverged: DivergedRun) -> Iterator[Counterfactual]:
     """Each rank has another rank's optimizer state."""
     if _is_sharded(diverged) and diverged.training.steps > 1:
         held = held_elements_of(diverged)
-        for distance, sources in held.shifted():
+        for distance, sources in held.sources_by_distance():
             words = f"rank r has the optimizer state of rank r + {distance}"
             yield on_one_device(diverged, Cause.STATE_OF_ANOTHER, words, partial(_with_state_of, held=held, sources=sources))
         words = "every rank has the optimizer state of rank 0"

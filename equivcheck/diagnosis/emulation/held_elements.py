@@ -63,7 +63,7 @@ class HeldElements:
             if int(mine.sum()) == int(theirs.sum()):
                 value[mine] = before[theirs]
 
-    def shifted(self) -> Iterator[tuple[int, list[int]]]:
+    def sources_by_distance(self) -> Iterator[tuple[int, list[int]]]:
         """For each distance, the ranks shifted by it."""
         for distance in range(1, self.num_ranks):
             yield distance, [(rank + distance) % self.num_ranks for rank in range(self.num_ranks)]

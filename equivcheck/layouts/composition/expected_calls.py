@@ -44,7 +44,7 @@ class Prediction:
     open_bytes: frozenset[str] = frozenset()
     """Operations with predicted calls but unpredicted bytes."""
 
-    def beside(self, actual: Totals) -> Totals:
+    def with_bytes_from(self, actual: Totals) -> Totals:
         """Expected calls; bytes that depend on values are taken from `actual`."""
         counted = {key: actual.get(key, (0, 0))[1] for key in self.totals if key[2] in self.open_bytes}
         return {key: (calls, counted.get(key, num_bytes)) for key, (calls, num_bytes) in self.totals.items()}

@@ -123,7 +123,7 @@ class KnownIssue:
             return not self.on_resume and self._is_met(scenario)
         return any(map(self._is_met, _of_one_layout(scenario)))
 
-    def avoided(self, scenario: Scenario) -> Scenario | None:
+    def avoid(self, scenario: Scenario) -> Scenario | None:
         """A similar scenario that can run and cannot show the issue. None if no workaround is known."""
         return fit_scenario(WORKAROUNDS[self.without](scenario)) if self.without else None
 
@@ -178,7 +178,7 @@ def without_known_issues(scenario: Scenario) -> Scenario | None:
         issues = could_show(found) if found is not None else ()
         if found is None or not issues:
             return found
-        found = issues[0].avoided(found)
+        found = issues[0].avoid(found)
     return None
 
 

@@ -113,7 +113,7 @@ class CaseVerdict(Judgement):
         """The scenario or tensor program."""
         raise NotImplementedError
 
-    def without(self, what: str, error: Exception) -> Self:
+    def with_unfinished(self, what: str, error: Exception) -> Self:
         """The verdict with a note that a part of the work on it failed."""
         return replace(self, unfinished="; ".join(filter(None, (self.unfinished, failure_line(what, error)))))
 

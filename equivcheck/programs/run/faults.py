@@ -80,9 +80,9 @@ class ElementwiseRule(DTensorTarget):
 class MissingConversion(PlainTarget):
     """On plain tensors, an operation uses partial values without reducing them."""
 
-    def needed(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
+    def convert_argument(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Skip the reduction if the value is partial."""
-        return value if any(map(reduction_of, value.placements)) else super().needed(value, placements)
+        return value if any(map(reduction_of, value.placements)) else super().convert_argument(value, placements)
 
 
 FAULTS: dict[str, type[DTensorTarget]] = {

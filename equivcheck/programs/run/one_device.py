@@ -59,19 +59,19 @@ class ProgramPlan:
         return not self.only_sinks or number in self.program.sinks()
 
     @property
-    def differentiated(self) -> dict[str, int]:
+    def compared_gradients(self) -> dict[str, int]:
         """Statements whose gradients are compared, by name. The name contains the value and the statements taking it."""
         statements = self.program.statements
         takers: dict[int, list[str]] = {number: [] for number in range(len(statements))}
         for number, each in enumerate(statements):
             for back in arguments_of(each):
-                takers[self.first[number - back]].append(self.called(number))
+                takers[self.first[number - back]].append(self.display_name(number))
         numbers = [number for number, each in enumerate(statements) if isinstance(each, Leaf)]
         if self.every_gradient:
             numbers = [number for number in reversed(range(len(statements))) if self.first[number] == number]
         return {f"v{number} into {', '.join(takers[number]) or 'nothing'}": number for number in numbers}
 
-    def called(self, number: int) -> str:
+    def display_name(self, number: int) -> str:
         """Display name for a statement."""
         statement = self.program.statements[number]
         if not self.applies[number]:
@@ -166,7 +166,7 @@ def run_on_one_device(plan: ProgramPlan, refused: frozenset[int] = frozenset(), 
         differentiate(plan.program, values)
     detached = tuple(tuple(each.detach() for each in found) for found in outputs)
     return PlainRun(
-        detached, tuple(gradient_of(values[number], fills=plan.fills_gradients) for number in plan.differentiated.values())
+        detached, tuple(gradient_of(values[number], fills=plan.fills_gradients) for number in plan.compared_gradients.values())
     )
 
 

@@ -223,18 +223,18 @@ class _RankRun:
         try:
             if self.plan.differentiable:
                 differentiate(self.plan.program, self.full_values)
-            return {name: self.target.gradient(self.values[number]) for name, number in self.plan.differentiated.items()}
+            return {name: self.target.gradient(self.values[number]) for name, number in self.plan.compared_gradients.items()}
         except Exception as error:
             text = refusal(error)
             if text is None:
                 raise StatementFailed(f"backward: {type(error).__name__}: {error}") from error
             self._note(BACKWARD, text)
-            return dict.fromkeys(self.plan.differentiated)
+            return dict.fromkeys(self.plan.compared_gradients)
 
 
 def value_names(plan: ProgramPlan, number: int, count: int) -> tuple[str, ...]:
     """Names of a statement's outputs: ``v2 softmax``."""
-    what = plan.called(number)
+    what = plan.display_name(number)
     return (f"v{number} {what}", *(f"v{number} {what}, output {output}" for output in range(1, count)))
 
 

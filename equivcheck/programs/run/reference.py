@@ -71,7 +71,7 @@ def _moments(plan: ProgramPlan, run: PlainRun, *, with_gradients: bool) -> tuple
     for number, outputs in enumerate(run.outputs):
         if plan.is_read(number):
             values |= dict(zip(value_names(plan, number, len(outputs)), outputs, strict=True))
-    pairs = zip(plan.differentiated, run.gradients, strict=True)
+    pairs = zip(plan.compared_gradients, run.gradients, strict=True)
     gradients = {name: gradient if with_gradients else None for name, gradient in pairs}
     return moment(Phase.VALUE, values), moment(Phase.GRADIENT, gradients)
 

@@ -126,7 +126,7 @@ class MutantResult:
         return replace(self, layouts=tuple(of.values()))
 
     @property
-    def survived(self) -> int:
+    def num_missed(self) -> int:
         """Scenarios in which the mutant had an effect and was missed."""
         return self.reachable - self.caught - self.undecided
 

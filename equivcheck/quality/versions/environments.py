@@ -113,7 +113,7 @@ class Environments:
         self.tell(f"torch {release}: installing equivcheck's dependencies ...")
         self._run(release, (*install, "--constraint", str(constraints), *wanted))
 
-    def named(self, text: str) -> tuple[Version, ...]:
+    def find_versions(self, text: str) -> tuple[Version, ...]:
         """Versions named by a text such as ``2.9..2.15``. It asks the index if newer releases matter."""
         if not needs_index(text):
             return chosen_releases(text, RELEASED, self.given)

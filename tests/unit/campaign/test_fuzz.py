@@ -121,7 +121,7 @@ def test_a_finding_that_was_shrunk_has_no_mark(store: FindingStore) -> None:
 def test_the_same_seed_checks_the_same(tmp_path: Path) -> None:
     """However long a machine takes for it, so many checks reach the same pairs of features."""
     first, second = (fuzz(plan(fakes.fine, num_workers=2), FindingStore(tmp_path / name)) for name in ("first", "second"))
-    assert first.tally.reach.drawn.rows == second.tally.reach.drawn.rows
+    assert first.tally.reach.drawn_pairs.rows == second.tally.reach.drawn_pairs.rows
 
 
 def test_no_scenario_is_checked_twice(store: FindingStore) -> None:

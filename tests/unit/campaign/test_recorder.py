@@ -16,10 +16,10 @@ from unit.campaign import fakes
 def test_the_last_scenario_can_be_read_by_another_owner_of_the_file() -> None:
     """What was begun last is read back whole, through the file descriptor that a worker gets."""
     recorder = Recorder.create()
-    other = Recorder.inherited(os.dup(recorder.fd))
+    other = Recorder.open_inherited(os.dup(recorder.fd))
     for width in (32, 1):
         other.begin(fakes.scenario(width=width, layers=5 if width > 1 else 1))
-    assert recorder.last() == fakes.scenario(width=1)
+    assert recorder.last_case() == fakes.scenario(width=1)
     assert recorder.num_begun == 2
     recorder.close()
     other.close()
@@ -28,7 +28,7 @@ def test_the_last_scenario_can_be_read_by_another_owner_of_the_file() -> None:
 def test_nothing_is_there_before_the_first_check() -> None:
     """A worker that has begun nothing leaves no scenario."""
     recorder = Recorder.create()
-    assert recorder.last() is None
+    assert recorder.last_case() is None
     assert recorder.num_begun == 0
     recorder.close()
 
@@ -46,7 +46,7 @@ def test_a_scenario_that_does_not_fit_is_counted_but_not_read() -> None:
     small = fakes.scenario()
     recorder.begin(small)
     recorder.begin(Huge(training=small.training, layout=small.layout))
-    assert recorder.last() is None
+    assert recorder.last_case() is None
     assert recorder.num_begun == 2
     recorder.close()
 
@@ -66,5 +66,5 @@ def test_a_full_disk_stops_no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "r+b"))
     recorder = Recorder.create()
     recorder.begin(fakes.scenario())
-    assert recorder.last() == fakes.scenario()
+    assert recorder.last_case() == fakes.scenario()
     recorder.close()

@@ -104,7 +104,7 @@ class LayerSite:
         """The layer kind's sharding choice for a split. None if the kind does not support it."""
         return choice_of(self.layer, split)
 
-    def can(self, split: Split) -> bool:
+    def supports(self, split: Split) -> bool:
         """Whether the layer kind supports a split."""
         if split is Split.REPLICATED:
             return bool(layer_kind(self.layer).linears(self.layer))
@@ -165,7 +165,7 @@ RULES: tuple[PlanRule, ...] = (
         reason="tensor parallelism: a split that the layer's kind does not declare is not supported: linear layers are split "
         "by outputs or inputs, others by heads or hidden features, and a kind that does not declare its linears stays outside "
         "the plan",
-        broken=lambda place, plan: not place.can(plan.split),
+        broken=lambda place, plan: not place.supports(plan.split),
         repair=lambda training, _layout, place: with_shardable_layer(training, place.index),
     ),
     PlanRule(

@@ -56,7 +56,7 @@ class Form:
         owner, _, attribute = canonical.rpartition(".")
         return f"{self.paths[owner]}.{attribute}" if owner and owner in self.paths else canonical
 
-    def translated(self, text: str) -> str:
+    def translate_names(self, text: str) -> str:
         """Replace canonical parameter names in a text by the script's names."""
         for owner in sorted(self.paths, key=len, reverse=True):
             text = text.replace(f"{owner}.", f"{self.paths[owner]}.")

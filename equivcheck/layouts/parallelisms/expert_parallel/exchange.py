@@ -48,12 +48,12 @@ class Exchange:
         arriving = self.counts_of_arrivals(counts)
         sent = [int(part.sum()) for part in torch.split(counts, list(self.num_units))]
         received = [int(each) for each in arriving.sum(1)]
-        arrived = self.exchanged(rows, received, sent)
+        arrived = self.exchange_rows(rows, received, sent)
         units = torch.arange(arriving.shape[1]).repeat(len(received)).repeat_interleave(arriving.flatten())
         order = units.argsort(stable=True)
         made = self.layer.compute_units(arrived[order], arriving.sum(0))
         made = self.put_back(made, order)
-        return self.exchanged(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
+        return self.exchange_rows(made if self.num_units[self.rank] else made + self.nothing(), sent, received)
 
     def put_back(self, made: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """Restore the order in which rows arrived."""
@@ -75,7 +75,7 @@ class Exchange:
         dist.all_to_all_single(arriving, counts, [own] * ranks, list(self.num_units), group=self.group)
         return arriving.view(ranks, own)
 
-    def exchanged(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
+    def exchange_rows(self, rows: torch.Tensor, received: list[int], sent: list[int]) -> torch.Tensor:
         """All-to-all with rows; backward exchanges their gradients the other way."""
         exchange: Any = collectives.all_to_all_single_autograd
         wait: Any = collectives.wait_tensor

@@ -58,7 +58,7 @@ class _Parts:
     def _of_labels(self) -> torch.Tensor:
         """Each label's logit if this rank has its class, else zero."""
         num_own = self.logits.shape[-1]
-        own = self.labels - self.ranks.first(self.num_classes)
+        own = self.labels - self.ranks.first_index(self.num_classes)
         own = torch.where((own >= 0) & (own < num_own), own, num_own)
         return torch.cat([self.logits, self._column(0.0)], -1).gather(-1, own.unsqueeze(-1)).squeeze(-1)
 

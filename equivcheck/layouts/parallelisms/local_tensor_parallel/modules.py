@@ -91,7 +91,7 @@ class LocalEmbedding(nn.Module):
         super().__init__()
         self.ranks, self.leave, self.padding_idx = ranks, leave, full.padding_idx
         self.weight = ranks.own_parameter(full.weight, dim)
-        self.start = ranks.first(full.num_embeddings) if dim == 0 else None
+        self.start = ranks.first_index(full.num_embeddings) if dim == 0 else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embed tokens."""

@@ -57,14 +57,14 @@ class AxisRanks:
         addend: torch.Tensor = BiasOnFirstRank.apply(parameter, self)  # type: ignore[no-untyped-call]
         return addend
 
-    def first(self, size: int) -> int:
+    def first_index(self, size: int) -> int:
         """First index in this rank's shard along a dim."""
         return min(chunk_size(size, self.size) * self.index, size)
 
     def own_part(self, values: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's shard along a dim, as a view."""
         size = values.shape[dim]
-        return values.narrow(dim, self.first(size), chunk_sizes(size, self.size)[self.index])
+        return values.narrow(dim, self.first_index(size), chunk_sizes(size, self.size)[self.index])
 
     def own_parameter(self, parameter: torch.Tensor, dim: int | None) -> nn.Parameter:
         """Parameter with this rank's shard along a dim; the full one if `dim` is None."""
@@ -73,7 +73,7 @@ class AxisRanks:
             return parameter
         return nn.Parameter(self.own_part(parameter.detach(), dim).clone(), requires_grad=parameter.requires_grad)
 
-    def placed(
+    def redistribute(
         self, values: torch.Tensor, source: ActivationPlacement, target: ActivationPlacement, extents: tuple[int, int]
     ) -> torch.Tensor:
         """Redistribute values without a derivative. `extents` are the row and feature counts over all ranks."""
@@ -117,14 +117,14 @@ class Redistribute(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, ranks: AxisRanks, route: Redistribution) -> torch.Tensor:
         """Redistribute the values."""
         ctx.ranks, ctx.route, ctx.extents = ranks, route, (ranks.rows, route.features)
-        moved = ranks.placed(values, route.source, route.target, ctx.extents)
+        moved = ranks.redistribute(values, route.source, route.target, ctx.extents)
         return moved.view_as(moved) if moved is values else moved
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Redistribute the gradient."""
         route = ctx.route
-        return ctx.ranks.placed(gradients[0], route.gradient_source, route.gradient_target, ctx.extents), None, None
+        return ctx.ranks.redistribute(gradients[0], route.gradient_source, route.gradient_target, ctx.extents), None, None
 
 
 class CopyToRegion(torch.autograd.Function):

@@ -251,7 +251,7 @@ def copy_weights(draft: Draft, shared: Sequence[SharedWeight]) -> None:
     entries = [
         (
             draft.form.paths.get(weight.owner, weight.owner),
-            [weight.first, *(rank for rank in weight.ranks if rank != weight.first)],
+            [weight.first_rank, *(rank for rank in weight.ranks if rank != weight.first_rank)],
         )
         for weight in shared
     ]

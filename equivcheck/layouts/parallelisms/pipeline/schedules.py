@@ -52,7 +52,7 @@ class StageLayers(nn.Module):
         super().__init__()
         self.indices, self.step = layers, 0
         # What it is called by keeps no module of its own: these have the parameters that a schedule asks for.
-        self.embed, self.finish = model.embedded if is_first else None, model.finished if is_last else None
+        self.embed, self.finish = model.embed if is_first else None, model.finished if is_last else None
         self.embedded_by = nn.ModuleList(filter(None, (model.embedding, model.positions)) if is_first else ())
         self.blocks = nn.ModuleList(model.layers[index] for index in layers)
         self.head = model.head if is_last else None
@@ -213,7 +213,7 @@ def _copies(model: MLP, shared: Sequence[SharedWeight], rank: int) -> Iterator[C
         if weight.trained:
             group = group_of(weight.ranks)
             if rank in weight.ranks:
-                yield Copy(weight=model.get_parameter(weight.name), group=group, counts=rank == weight.first)
+                yield Copy(weight=model.get_parameter(weight.name), group=group, counts=rank == weight.first_rank)
 
 
 def _leave(model: MLP, modules: Collection[StageLayers]) -> None:

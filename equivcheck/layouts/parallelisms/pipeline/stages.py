@@ -39,7 +39,7 @@ class SharedWeight:
         return f"{self.owner}.weight"
 
     @property
-    def first(self) -> int:
+    def first_rank(self) -> int:
         """Rank with the first use, on which it counts as a parameter in the full model."""
         return self.uses[0][1]
 

@@ -49,7 +49,7 @@ class PlainTarget(DTensorTarget):
         current, shapes = [each.placements for each in arguments], [tuple(each.full_shape) for each in arguments]
         along = [needs(statement, [each[axis] for each in current], shapes) for axis in range(self.mesh.ndim)]
         wanted = [tuple(each[0][number] for each in along) for number in range(len(arguments))]
-        parts = [self.needed(each, placements) for each, placements in zip(arguments, wanted, strict=True)]
+        parts = [self.convert_argument(each, placements) for each, placements in zip(arguments, wanted, strict=True)]
         placements = tuple(each[1] for each in along)
         found = self.results(statement, parts, wanted, placements)
         return tuple(
@@ -66,17 +66,17 @@ class PlainTarget(DTensorTarget):
         """Run the operation on parts with placements `wanted`, and return results with placements `left`."""
         return results_of(statement.name, parts, statement.dim)
 
-    def needed(self, value: Any, placements: Placements) -> torch.Tensor:
+    def convert_argument(self, value: Any, placements: Placements) -> torch.Tensor:
         """Convert an argument to the placements its operation needs."""
-        return self.converted(value, placements)
+        return self.convert(value, placements)
 
-    def converted(self, value: Any, placements: Placements) -> torch.Tensor:
+    def convert(self, value: Any, placements: Placements) -> torch.Tensor:
         """Convert a value to other placements."""
         return convert(value, value.full_shape, value.placements, placements, self.axes)
 
     def redistribute(self, value: Any, placements: tuple[str, ...]) -> torch.Tensor:
         """Change the placements of a value."""
-        moved = self.converted(value, placements)
+        moved = self.convert(value, placements)
         return _with_placements(moved.clone() if moved is value else moved, placements, value.full_shape)
 
     def round_trip(self, value: Any) -> torch.Tensor:
@@ -85,7 +85,7 @@ class PlainTarget(DTensorTarget):
 
     def full_tensor(self, value: Any) -> torch.Tensor:
         """Full tensor. Only the first rank differentiates it, because the gradient of a replicated tensor is partial."""
-        full = self.converted(value, self.replicated)
+        full = self.convert(value, self.replicated)
         share = float(all(axis.index == 0 for axis in self.axes))
         return full * share + (full * (1 - share)).detach() if full.requires_grad and torch.is_grad_enabled() else full
 

@@ -183,7 +183,8 @@ def _of_another(diverged: DivergedTraining) -> Iterator[Mistake]:
     if not held.is_sharded or len(diverged.task.batches) == 1:
         return
     first = max(1, diverged.first.step)
-    sources = [(f"rank r has the optimizer state of rank r + {distance}", found) for distance, found in held.shifted()]
+    shifts = held.sources_by_distance()
+    sources = [(f"rank r has the optimizer state of rank r + {distance}", found) for distance, found in shifts]
     sources += [(f"every rank has the optimizer state of rank {rank}", [rank] * held.num_ranks) for rank in everyone]
     for span, more in ((Span(first=first, last=first), f" before step {first}"), (Span(first=first), f" from step {first} on")):
         for words, found in sources:

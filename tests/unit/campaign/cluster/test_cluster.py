@@ -52,7 +52,7 @@ def test_nodes_check_what_as_many_local_workers_do(tmp_path: Path, store: Findin
     """The same seed draws the same, each worker something else, and it is counted where it was checked."""
     here = fuzz(plan(), FindingStore(tmp_path / "here"))
     there = fuzz(plan(), store, crew=crew(a=NEVER, b=NEVER))
-    assert there.tally.reach.drawn.rows == here.tally.reach.drawn.rows
+    assert there.tally.reach.drawn_pairs.rows == here.tally.reach.drawn_pairs.rows
     assert there.tally.outcomes == here.tally.outcomes
     assert [(node.name, node.num_checks) for node in there.nodes] == [("a", 20), ("b", 20)]
     assert all(node.rate > 0 for node in there.nodes)

@@ -25,13 +25,13 @@ def test_pairs_are_counted_once() -> None:
     """Every two features of a scenario are a pair; the same scenario again adds none."""
     reach, count = Reach(), len(features(SCENARIO))
     reach.add(SCENARIO)
-    assert reach.drawn.count == count * (count - 1) // 2
+    assert reach.drawn_pairs.count == count * (count - 1) // 2
     reach.add(SCENARIO)
-    assert (reach.drawn.count, reach.num_scenarios) == (count * (count - 1) // 2, 2)
-    assert reach.drawn.count + reach.missing.count == reach.legal.count
+    assert (reach.drawn_pairs.count, reach.num_scenarios) == (count * (count - 1) // 2, 2)
+    assert reach.drawn_pairs.count + reach.missing.count == reach.legal.count
     assert 0 < reach.share < 1
-    assert sum(by_parts(reach.drawn).values()) == reach.drawn.count
-    assert sum(by_families(reach.drawn).values()) == reach.drawn.count
+    assert sum(by_parts(reach.drawn_pairs).values()) == reach.drawn_pairs.count
+    assert sum(by_families(reach.drawn_pairs).values()) == reach.drawn_pairs.count
     assert sum(by_families(reach.legal).values()) == reach.legal.count
 
 
@@ -41,8 +41,9 @@ def test_a_pair_is_of_the_family_that_alone_has_it() -> None:
     rows.add(SCENARIO)
     model = Model(features=1, length=1, source=Tokens(vocabulary=2), layers=(Layer(width=1), Attention()), head=Head())
     tokens.add(replace(SCENARIO, training=Training(model=model, data=Data(microbatches=(1,)), loss=CrossEntropy())))
-    assert by_families(rows.drawn) == {ModelFamily.TOKENS: 0, ModelFamily.SEQUENCES: 0, ModelFamily.ROWS: rows.drawn.count}
-    assert all(by_families(tokens.drawn).values())
+    count = rows.drawn_pairs.count
+    assert by_families(rows.drawn_pairs) == {ModelFamily.TOKENS: 0, ModelFamily.SEQUENCES: 0, ModelFamily.ROWS: count}
+    assert all(by_families(tokens.drawn_pairs).values())
 
 
 def test_counts_of_workers_add_up() -> None:
@@ -53,7 +54,7 @@ def test_counts_of_workers_add_up() -> None:
     for reach, scenario in ((one, SCENARIO), (other, second), (both, SCENARIO), (both, second)):
         reach.add(scenario)
     one.merge(pickle.loads(pickle.dumps(other)))
-    assert (one.drawn.rows, one.num_scenarios) == (both.drawn.rows, both.num_scenarios)
+    assert (one.drawn_pairs.rows, one.num_scenarios) == (both.drawn_pairs.rows, both.num_scenarios)
 
 
 def test_the_table_is_read_as_it_is_written() -> None:
@@ -78,5 +79,5 @@ def test_the_table_of_legal_pairs_fits_the_nouns() -> None:
         reach.add(scenario)
 
     note()
-    assert reach.drawn.count > 0
+    assert reach.drawn_pairs.count > 0
     assert len(reach.unknown) <= MOST_NEW * len(known.features), "CONTRIBUTING.md, Release: make the table again"

@@ -30,7 +30,7 @@ def reached(some: list[Scenario]) -> int:
     reach = Reach()
     for scenario in some:
         reach.add(scenario)
-    return reach.drawn.count
+    return reach.drawn_pairs.count
 
 
 def of_cost(some: list[Scenario], cost: float) -> list[Scenario]:

@@ -24,7 +24,7 @@ WITHIN_LIMITS = [issue for issue in all_known_issues() if issue.layouts and why_
 def test_what_could_show_an_issue_has_one_next_to_it_that_cannot(issue: KnownIssue) -> None:
     """The workaround's scenario can run on the same number of ranks and does not meet the issue's needs."""
     shown, _ = SHOWN[issue.id]
-    avoided = issue.avoided(shown)
+    avoided = issue.avoid(shown)
     assert issue.could_show(shown)
     assert avoided is not None
     assert why_unsupported(avoided) is None

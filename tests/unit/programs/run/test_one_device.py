@@ -46,7 +46,7 @@ def test_a_tensor_that_an_operation_gives_back_is_named_once() -> None:
     ):
         statements = (Leaf(shape=shape, placements=("R",)), Operation(name="flatten"), Operation(name="exp"))
         plan = plan_of(TensorProgram(mesh=(2,), statements=statements))
-        assert list(replace(plan, every_gradient=True).differentiated) == names
+        assert list(replace(plan, every_gradient=True).compared_gradients) == names
 
 
 def test_what_does_not_apply_is_a_clone() -> None:

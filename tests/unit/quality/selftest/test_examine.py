@@ -25,7 +25,7 @@ def test_a_mutant_is_reached_caught_and_shrunk_to_the_least_that_shows_it() -> N
     row = examine(wrong.mutant("doubled"), Effort(examples=40, reached_after_catch=2), told.append)
     assert row.caught == row.reachable >= 3
     assert sum(each.reachable for each in row.layouts) == sum(each.caught for each in row.layouts) == row.reachable
-    assert (row.undecided, row.survived) == (0, 0)
+    assert (row.undecided, row.num_missed) == (0, 0)
     assert 0 < row.examples <= row.drawn <= 40
     assert row.shrunk is not None
     assert (row.shrunk.ranks, row.shrunk.layers, row.shrunk.steps, row.shrunk.widths) == (2, 1, 2, (1, 1))
@@ -48,7 +48,7 @@ def test_what_no_check_can_see_survives() -> None:
     row = examine(wrong.mutant("digit", plant=wrong.change_a_last_digit), FEW)
     assert row.reachable > row.caught == 0
     assert row.survivor is not None
-    assert row.survived == row.reachable - row.undecided
+    assert row.num_missed == row.reachable - row.undecided
     assert sum(each.undecided for each in row.layouts) == row.undecided
     assert row.shrunk is None
 

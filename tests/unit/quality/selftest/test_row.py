@@ -50,7 +50,7 @@ def test_rates_are_shares_of_what_they_say() -> None:
     assert FOUND.caught_rate == pytest.approx(4 / 8)
     assert FOUND.diagnosis_rate == 1.0
     assert (FOUND.median_examples, FOUND.worst_examples, FOUND.num_small) == (3, 3, 1)
-    assert (KILLED.survived, SURVIVES.survived) == (0, 4)
+    assert (KILLED.num_missed, SURVIVES.num_missed) == (0, 4)
     nothing = replace(FOUND, rows=())
     assert (nothing.reached_rate, nothing.kill_rate, nothing.caught_rate, nothing.diagnosis_rate) == (0.0, 0.0, 0.0, 0.0)
 

@@ -56,13 +56,13 @@ def test_few_versions_are_measured() -> None:
     asked: list[str] = []
     found = shown_in("--+++++", "2.13.0", asked=asked)
     assert asked == ["2.9.1", "2.15.0", "2.13.0", "2.11.0", "2.10.0"]
-    assert found.unmeasured == ("2.12.1", "2.14.1")
+    assert found.skipped_versions == ("2.12.1", "2.14.1")
 
 
 def test_what_shows_nowhere_at_first_is_looked_for_everywhere() -> None:
     """Ends that agree prove nothing about what lies between them, unless it shows in both."""
     assert str(shown_in("----+--")) == "begins in 2.13.0, fixed in 2.14.1"
-    assert shown_in("-------").unmeasured == ()
+    assert shown_in("-------").skipped_versions == ()
 
 
 @given(st.text("+-?", min_size=len(VERSIONS), max_size=len(VERSIONS)))

@@ -162,7 +162,7 @@ def test_the_index_is_asked_where_it_matters(
         return Version("2.15.1"), Version("2.16.0.dev20261102")
 
     monkeypatch.setattr(module, "list_releases", list_one)
-    found = environments(tmp_path).named(text)
+    found = environments(tmp_path).find_versions(text)
     assert arguments == asked
     assert str(found[-1]) == {"2.13..2.15": "2.15.1"}.get(text, text)
 
