@@ -174,7 +174,7 @@ SHORT_MUON = replace(MUON, model=replace(MATRICES, features=1, layers=(replace(M
         (SHARED, WHOLE_PLAN, "unties shared weights"),
         (with_layer(norm=Norm.RMS), FEATURES_PLAN, "needs all features of a row"),
         (with_layer(residual=True), FEATURES_PLAN, "a residual around"),
-        (with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "counts features"),
+        (with_layer(index=0, shape_op=ShapeOp.ARANGE), FEATURES_PLAN, "first feature's index"),
         (with_layer(index=0, width=3), FEATURES_PLAN, "features that are sharded between layers"),
         (replace(PLAIN, data=Data(microbatches=(3,))), ROWS_PLAN, "rows, or positions of sequences"),
         (_with_layers(1), Pipeline(), "at least one layer"),
