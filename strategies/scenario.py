@@ -84,7 +84,9 @@ def _scenario(draw: DrawFn, layout: Layout, training: Training, *, beyond: bool)
     staged = needs_stages(layout)
     if staged:
         layout = with_drawn_schedule(draw, layout)
-    training = multiply_rows(training, _row_multiple(draw, layout))
+    # Often rows for all ranks, because sequence parallelism shards rows over tensor-parallel ranks, too.
+    only_data_ranks = layout.has(Pipeline) or layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY)
+    training = multiply_rows(training, row_multiple(layout, over_all_ranks=not only_data_ranks))
     if staged:
         training = fit_training(training, layout, beyond=beyond)
         layout = with_drawn_boundaries(draw, layout, len(training.model.layers))
@@ -114,9 +116,3 @@ def _training(draw: DrawFn, trainings: SearchStrategy[Training] | None, layout: 
 @cache
 def _layouts(tags: tuple[str, ...] | None, max_ranks: int, executions: SearchStrategy[Execution]) -> SearchStrategy[Layout]:
     return layouts(tags=tags, max_ranks=max_ranks, executions=executions)
-
-
-def _row_multiple(draw: DrawFn, layout: Layout) -> int:
-    """The data ranks, or often all ranks, because sequence parallelism shards rows over the others too."""
-    only_data_ranks = layout.has(Pipeline) or layout.num_data_ranks == layout.mesh.num_ranks or draw(EVENLY)
-    return row_multiple(layout, over_all_ranks=not only_data_ranks)

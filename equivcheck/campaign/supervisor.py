@@ -94,14 +94,32 @@ class _Campaign:
             while crew.workers or self._waiting:
                 self._turn()
         self._findings.try_again()
-        return self._summary()
+        seconds = self._seconds
+        summary = Summary(
+            plan=self._plan,
+            seconds=seconds,
+            tally=self._tally,
+            findings=self._findings.all,
+            store=self._store.path,
+            interrupted=self._interruption.requested,
+            broken=self._broken,
+            unkept=self._findings.unkept,
+            control=self._control,
+            num_cut_off=self._num_cut_off,
+            nodes=self._nodes.so_far(seconds),
+        )
+        self._tell(summary)
+        return summary
 
     def _turn(self) -> None:
         for worker, message in self._crew.messages():
             self._obey(worker, message)
         while self._waiting and (self._crew.has_room or self._over):
             self._employ(self._waiting.popleft())
-        if (self._interruption.requested or self._broken or self._is_overdue) and self._stop_at is None:
+        # If workers do not end by themselves, they are stopped. Workers with failures get more time to shrink and explain them.
+        has_failed = len(self._findings) or self._in_doubt or any(worker.suspect for worker in self._crew.workers)
+        is_overdue = self._seconds >= self._plan.seconds + (_FAILED_SECONDS if has_failed else _QUIET_SECONDS)
+        if (self._interruption.requested or self._broken or is_overdue) and self._stop_at is None:
             self._stop_at = time.monotonic() + _STOP_SECONDS
             for worker in self._crew.workers:
                 worker.send(Stop())
@@ -124,18 +142,15 @@ class _Campaign:
         return (time.monotonic() if at_work else self._end) - self._start
 
     @property
-    def _is_overdue(self) -> bool:
-        """Whether the campaign's time has been over for so long that workers must be stopped."""
-        has_failed = len(self._findings) or self._in_doubt or any(worker.suspect for worker in self._crew.workers)
-        return self._seconds >= self._plan.seconds + (_FAILED_SECONDS if has_failed else _QUIET_SECONDS)
-
-    @property
     def _over(self) -> bool:
         return self._stop_at is not None or self._seconds >= self._plan.seconds
 
     def _obey(self, worker: Worker, message: Any) -> None:
         if isinstance(message, Progress):
-            self._count(worker, message.tally)
+            num_checks = message.tally.num_checks
+            self._tally.merge(message.tally)
+            self._checked[worker.place[0]] += num_checks
+            self._nodes.count(worker.node, num_checks)
         elif isinstance(message, Found):
             self._keep(message.verdict)
             if message.asks:
@@ -162,11 +177,6 @@ class _Campaign:
             self._lost(worker, message)
         elif isinstance(message, NodeLost):
             self._lost_with_node(worker, message)
-
-    def _count(self, worker: Worker, tally: Tally) -> None:
-        self._tally.merge(tally)
-        self._checked[worker.place[0]] += tally.num_checks
-        self._nodes.count(worker.node, tally.num_checks)
 
     def _done(self, worker: Worker, last_word: Done | Spent | None = None) -> None:
         # A spent worker has stopped early. It is replaced unless that has happened already.
@@ -235,16 +245,14 @@ class _Campaign:
                 self._shrinkers.leave(mark)
         if self._nodes.all_lost:
             self._broken = self._broken or f"all cluster nodes are lost; the last was {lost.name}: {lost.why}"
+        has_control = worker.place[0] == 0 and self._plan.controls is not None and self._control is None
         if self._stop_at is not None or self._broken:
             self._keep_unchecked(suspect)
-        elif suspect is not None or self._has_control(worker):
+        elif suspect is not None or has_control:
             self._employ(worker, suspect)
         else:
             self._waiting.append(worker)
         self._begin_ready()
-
-    def _has_control(self, worker: Worker) -> bool:
-        return worker.place[0] == 0 and self._plan.controls is not None and self._control is None
 
     def _checked_again(self, worker: Worker, checked: Checked) -> None:
         self._done(worker)
@@ -282,21 +290,3 @@ class _Campaign:
     def _tell(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
-
-    def _summary(self) -> Summary:
-        seconds = self._seconds
-        summary = Summary(
-            plan=self._plan,
-            seconds=seconds,
-            tally=self._tally,
-            findings=self._findings.all,
-            store=self._store.path,
-            interrupted=self._interruption.requested,
-            broken=self._broken,
-            unkept=self._findings.unkept,
-            control=self._control,
-            num_cut_off=self._num_cut_off,
-            nodes=self._nodes.so_far(seconds),
-        )
-        self._tell(summary)
-        return summary

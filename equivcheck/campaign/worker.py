@@ -83,7 +83,13 @@ class Worker:
         self._until = time.monotonic() + seconds
         self._late = self._until - seconds * _LATE_SHARE if seconds < math.inf else math.inf
         for number in itertools.count():
-            self._take_over()
+            # Findings whose workers were lost with their machines are shrunk here.
+            self._taken_over += [message.verdict for message in self._link.pending()]
+            while self._taken_over:
+                verdict = unmark_not_shrunk(self._taken_over.pop())
+                self._smallest[fingerprint(verdict)] = size_of(verdict.case)
+                self._begin_shrinking(verdict)
+                self._end_shrinking()
             run_batch(self._source.strategy, batch_seed(self._plan.seed, *self._place, number), self._take)
             self._end_shrinking()
             if self._over or self._checks_left <= 0:
@@ -91,7 +97,14 @@ class Worker:
             if self._control is not None:
                 self._control.draw()
             self._source = self._turns.next()
-        self._end_control()
+        # A control that was not caught in time goes on for some seconds, because the run proves nothing without it.
+        while (control := self._control) is not None and not self._ends:
+            control.draw()
+            if control.is_over or time.monotonic() >= self._until + _CONTROL_SECONDS:
+                self._link.send(control.result)
+                self._control = None
+            elif control.has_waiting:
+                self._step_control(control)
         self._report()
 
     def check(self, case: Checkable, *, coarse: bool = False, beyond: bool = False) -> CaseVerdict:
@@ -106,24 +119,14 @@ class Worker:
             raise CheckerBroke(case) from error
 
     def _step_control(self, control: ControlRun) -> None:
-        control.step(self._check_altered)
+        def check(case: Checkable, alter: Any) -> CaseVerdict:
+            self._recorder.beat()
+            return self._asked(case, alter=alter)
+
+        control.step(check)
         if control.is_over:
             self._link.send(control.result)
             self._control = None
-
-    def _end_control(self) -> None:
-        """Continue with a control that was not caught in time. Without it, the run proves nothing."""
-        while (control := self._control) is not None and not self._ends:
-            control.draw()
-            if control.is_over or time.monotonic() >= self._until + _CONTROL_SECONDS:
-                self._link.send(control.result)
-                self._control = None
-            elif control.has_waiting:
-                self._step_control(control)
-
-    def _check_altered(self, case: Checkable, alter: Any) -> CaseVerdict:
-        self._recorder.beat()
-        return self._asked(case, alter=alter)
 
     @property
     def is_spent(self) -> bool:
@@ -147,7 +150,7 @@ class Worker:
         elif self._control is not None and is_late and self._shrinking is None and not self._control.has_waiting:
             raise EndBatch  # it draws between batches
         candidate = self._candidate(case)
-        if candidate is None or (self._shrinking is None and not self._wants(candidate)):
+        if candidate is None:
             self._recorder.beat()
             self._report_if_due()
             return
@@ -155,33 +158,41 @@ class Worker:
         coarse = self._shrinking is not None and self._shrinking.coarse
         verdict = self.check(candidate.case, coarse=coarse, beyond=self._source.beyond)
         seconds = time.monotonic() - start
-        if self._shrinking is None and not self._holds(verdict):
+        if self._shrinking is not None:
+            self._tally.num_shrinking += 1
+        elif self._holds(verdict):
+            self._turns.count(candidate.case)
+            self._tally.add(verdict, seconds, decided=candidate.issues_decided_by(verdict), avoided=candidate.avoided)
+            if not verdict.beyond:
+                self._avoidance.count(candidate, verdict)
+                self._checks_left -= 1
+        else:
             self._tally.not_repeated += 1
             return
-        if self._shrinking is None:
-            self._count(candidate, verdict, seconds)
-        else:
-            self._tally.num_shrinking += 1
         self._report_if_due()
         if verdict.outcome.is_finding and self._to_be_shrunk(verdict):
             raise FaultShown  # the only place: Hypothesis takes what is raised elsewhere for another fault
 
     def _candidate(self, case: Checkable) -> Candidate | None:
-        """The case to check for a drawn one. While a case that avoids known issues is shrunk, smaller cases avoid them too."""
-        if self._source.beyond:
-            return Candidate(case=case)
+        """The case to check for a drawn one; None if it is not worth a check."""
+        beyond = self._source.beyond
         if self._shrinking is not None:
-            return avoiding_all(case) if self._avoids else Candidate(case=case)
-        candidate = self._avoidance.candidate(case)
-        self._avoids = candidate is not None and bool(candidate.avoided)
-        return candidate
-
-    def _count(self, candidate: Candidate, verdict: CaseVerdict, seconds: float) -> None:
-        self._turns.count(candidate.case)
-        self._tally.add(verdict, seconds, decided=candidate.issues_decided_by(verdict), avoided=candidate.avoided)
-        if not verdict.beyond:
-            self._avoidance.count(candidate, verdict)
-            self._checks_left -= 1
+            # While a case that avoids known issues is shrunk, smaller cases avoid them too.
+            return avoiding_all(case) if self._avoids and not beyond else Candidate(case=case)
+        candidate: Candidate | None = Candidate(case=case)
+        if not beyond:
+            candidate = self._avoidance.candidate(case)
+            self._avoids = candidate is not None and bool(candidate.avoided)
+        if candidate is None:
+            return None
+        may_be_known = bool(candidate.could_show)
+        if self._turns.is_of_programs:
+            is_wanted = self._programs.wants(candidate.case, may_be_known=may_be_known)
+        else:
+            # In a batch beyond torch's limits, only cases beyond a limit are checked.
+            is_meant = not beyond or why_unsupported(candidate.case) is not None
+            is_wanted = is_meant and self._selections[beyond].wants(candidate.case, may_be_known=may_be_known)
+        return candidate if is_wanted else None
 
     def _holds(self, verdict: CaseVerdict) -> bool:
         """Confirm a new crash or hang in a fresh process with twice the time."""
@@ -200,18 +211,15 @@ class Worker:
             self._link.send(InDoubt(verdict=None))
         return again.outcome.is_finding
 
-    def _wants(self, candidate: Candidate) -> bool:
-        """Whether to check a drawn case. In a batch beyond torch's limits, only cases beyond a limit are checked."""
-        case, may_be_known, source = candidate.case, bool(candidate.could_show), self._source
-        if self._turns.is_of_programs:
-            return self._programs.wants(case, may_be_known=may_be_known)
-        is_meant = not source.beyond or why_unsupported(case) is not None
-        return is_meant and self._selections[source.beyond].wants(case, may_be_known=may_be_known)
-
     def _to_be_shrunk(self, verdict: CaseVerdict) -> bool:
         try:
-            if self._shrinking is None and self._new(verdict) and self._may_shrink():
-                self._begin_shrinking(verdict)
+            if self._shrinking is None and self._is_new(verdict):
+                # The supervisor lets one worker shrink each finding. It may send findings of lost workers before its answer.
+                while isinstance(answer := self._link.next(), TakeOver):
+                    self._taken_over.append(answer.verdict)
+                assert isinstance(answer, MayShrink), answer
+                if answer.yes:
+                    self._begin_shrinking(verdict)
             return self._shrinking is not None and self._shrinking.offer(verdict)
         except Exception as error:
             self._send(verdict.with_unfinished("shrinking", error))
@@ -219,18 +227,17 @@ class Worker:
             return False
 
     def _begin_shrinking(self, verdict: CaseVerdict) -> None:
-        judge, same = partial(self._try, beyond=bool(verdict.beyond)), same_fingerprint(verdict)
-        seconds, stopped = self._plan.shrink_seconds, lambda: self._over
+        def judge(case: Checkable, *, coarse: bool) -> CaseVerdict:
+            self._tally.num_shrinking += 1
+            return self.check(case, coarse=coarse, beyond=bool(verdict.beyond))
+
+        same, seconds = same_fingerprint(verdict), self._plan.shrink_seconds
         try:
-            self._shrinking = Shrinking(verdict, judge, same=same, seconds=seconds, stopped=stopped)
+            self._shrinking = Shrinking(verdict, judge, same=same, seconds=seconds, stopped=lambda: self._over)
         except Exception as error:
             self._send(verdict.with_unfinished("shrinking", error))
 
-    def _try(self, case: Checkable, *, coarse: bool, beyond: bool) -> CaseVerdict:
-        self._tally.num_shrinking += 1
-        return self.check(case, coarse=coarse, beyond=beyond)
-
-    def _new(self, verdict: CaseVerdict) -> bool:
+    def _is_new(self, verdict: CaseVerdict) -> bool:
         """Whether this worker sees the fault for the first time. Sends first and smaller cases to the supervisor."""
         mark, size = fingerprint(verdict), size_of(verdict.case)
         self._tally.fingerprints[mark] += 1
@@ -239,21 +246,6 @@ class Worker:
             self._smallest[mark] = size
             self._link.send(Found(verdict=mark_not_shrunk(verdict), asks=first))
         return first
-
-    def _may_shrink(self) -> bool:
-        while isinstance(answer := self._link.next(), TakeOver):
-            self._taken_over.append(answer.verdict)
-        assert isinstance(answer, MayShrink), answer
-        return answer.yes
-
-    def _take_over(self) -> None:
-        """Shrink findings whose workers were lost with their machines."""
-        self._taken_over += [message.verdict for message in self._link.pending()]
-        while self._taken_over:
-            verdict = unmark_not_shrunk(self._taken_over.pop())
-            self._smallest[fingerprint(verdict)] = size_of(verdict.case)
-            self._begin_shrinking(verdict)
-            self._end_shrinking()
 
     def _end_shrinking(self) -> None:
         if self._shrinking is None:
@@ -266,30 +258,24 @@ class Worker:
         if search.was_stopped:
             best = mark_not_shrunk(best)
         self._send(best)  # before the diagnosis, which takes longer and may be cut off
-        if (examined := self._confirmed(self._explained(best))) is not best:
+        examined = best
+        # Cases beyond torch's limits get no diagnosis.
+        if not (best.beyond or self._ends or self._plan.check is not oracle_check):
+            from equivcheck.diagnosis.explain import explained
+
+            self._recorder.begin(best.case)
+            examined = explained(best, world=self._plan.world, deadline=self._plan.deadline)
+        if self._plan.confirm and not self._ends and may_be_confirmed(examined):
+            self._tally.num_shrinking += 1
+            deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
+            again = partial(self._plan.check, best.case, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
+            examined = confirmed_by(examined, again)
+        if examined is not best:
             self._send(examined)
 
     def _send(self, best: CaseVerdict) -> None:
         self._smallest[fingerprint(best)] = size_of(best.case)
         self._link.send(Found(verdict=best))
-
-    def _explained(self, best: CaseVerdict) -> CaseVerdict:
-        """Add a diagnosis. Cases beyond torch's limits get none."""
-        if best.beyond or self._ends or self._plan.check is not oracle_check:
-            return best
-        from equivcheck.diagnosis.explain import explained
-
-        self._recorder.begin(best.case)
-        return explained(best, world=self._plan.world, deadline=self._plan.deadline)
-
-    def _confirmed(self, best: CaseVerdict) -> CaseVerdict:
-        """Run the smallest case once more on processes."""
-        if self._ends or not (self._plan.confirm and may_be_confirmed(best)):
-            return best
-        self._tally.num_shrinking += 1
-        deadline = min(self._plan.deadline, CONFIRMING_SECONDS)
-        again = partial(self._plan.check, best.case, world=CONFIRMING, deadline=deadline, beyond=bool(best.beyond))
-        return confirmed_by(best, again)
 
     def _report_if_due(self) -> None:
         if time.monotonic() - self._reported >= REPORT_SECONDS:

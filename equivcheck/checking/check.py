@@ -106,7 +106,10 @@ def _judge(scenario: Scenario, runner: Runner, *, beyond: bool, coarse: bool) ->
         result = runner.run(scenario)
     except RanksFailed as error:
         return _marked_known(judge_failure(verdict, error.failure))
-    compared_calls = _compared_calls(scenario, name, result, beyond)
+    if beyond or scenario.resume is not None:
+        compared_calls = CallComparison(unmodelled=BEYOND if beyond else RESUMED)
+    else:
+        compared_calls = compare_calls(scenario, name, result.run)
     found = _compared_with_reference(verdict, result, compared_calls.divergences, coarse=coarse)
     verdict = _marked_known(found)
     if verdict.outcome is Outcome.KNOWN and _fails_without_issue(verdict, runner, coarse=coarse):
@@ -121,12 +124,6 @@ def _fails_without_issue(verdict: Verdict, runner: Runner, *, coarse: bool) -> b
     issue = next(issue for issue in known_issues() if issue.id == verdict.known)
     avoided = issue.avoid(verdict.scenario) if issue.tried_without else None
     return avoided is not None and _judge(avoided, runner, beyond=False, coarse=coarse).outcome.is_finding
-
-
-def _compared_calls(scenario: Scenario, world: str, result: RanksResult, beyond: bool) -> CallComparison:
-    if beyond or scenario.resume is not None:
-        return CallComparison(unmodelled=BEYOND if beyond else RESUMED)
-    return compare_calls(scenario, world, result.run)
 
 
 def _compared_with_reference(verdict: Verdict, result: RanksResult, calls: tuple[Divergence, ...], *, coarse: bool) -> Verdict:

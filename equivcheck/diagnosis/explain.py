@@ -127,32 +127,26 @@ def diagnosis_of(diverged: DivergedRun) -> Diagnosis | None:
 
 def _fits(diverged: DivergedRun) -> list[Fit]:
     """Fitting candidates, until two causes explain everything. After the first cause only quick candidates are tried."""
+    step, num_steps, least = diverged.first.step, diverged.training.steps, diverged.num_moments
     found: list[Fit] = []
     clock = WorkClock()
     for candidate in candidates(diverged):
-        if clock.seconds > LONGEST_SECONDS:
-            break
         causes = {each.candidate.cause for each in found if each.exact}
-        if len(causes) > 1:
+        if clock.seconds > LONGEST_SECONDS or len(causes) > 1:
             break
-        fit = _fit(diverged, candidate) if candidate.is_quick or not causes else None
-        if fit is not None:
-            found.append(fit)
+        if causes and not candidate.is_quick:
+            continue
+        try:
+            # Most candidates differ in the first diverged step already, so the later steps need not run.
+            if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(step + 1)) < least:
+                continue
+            count = num_agreeing_moments(diverged, candidate.run(num_steps))
+        except (RuntimeError, ArithmeticError):
+            # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
+            continue
+        if count >= least:
+            found.append(Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step))
     return found
-
-
-def _fit(diverged: DivergedRun, candidate: Counterfactual) -> Fit | None:
-    step, num_steps, least = diverged.first.step, diverged.training.steps, diverged.num_moments
-    try:
-        if step + 1 < num_steps and num_agreeing_moments(diverged, candidate.run(step + 1)) < least:
-            return None
-        count = num_agreeing_moments(diverged, candidate.run(num_steps))
-    except (RuntimeError, ArithmeticError):
-        # Torch raises for some faults: clipping without gradients, or a division by a step count of zero.
-        return None
-    if count < least:
-        return None
-    return Fit(candidate=candidate, num_moments=count, exact=count == len(diverged.found), step=step)
 
 
 def _diagnosis(fit: Fit, others: list[Fit]) -> Diagnosis:

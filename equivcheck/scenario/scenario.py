@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import singledispatch
 
 from equivcheck.scenario.case import Checkable
 from equivcheck.scenario.layout import Layout
-from equivcheck.scenario.mesh import Mesh
-from equivcheck.scenario.model import Model
 from equivcheck.scenario.noun import frozen_dataclass, invalid_field, require_between
 from equivcheck.scenario.training import Training
 
@@ -78,40 +75,27 @@ def describe_case(case: Checkable) -> str:
 def _(scenario: Scenario) -> str:
     resume = scenario.resume
     first = "" if resume is None else f"{count(resume.steps, 'step')} of {_layout(resume.layout)}, then "
-    return f"{first}{_layout(scenario.layout)}, {_training(scenario.training)}"
-
-
-def _layout(layout: Layout) -> str:
-    how = ", compiled" if layout.execution.is_compiled else ", steps traced" if layout.execution.whole_step else ""
-    return f"{layout.name} on {_mesh(layout.mesh)}{how}"
-
-
-def _mesh(mesh: Mesh) -> str:
-    if len(mesh.axes) == 1:
-        return count(mesh.num_ranks, "rank")
-    return " x ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
-
-
-def _training(training: Training) -> str:
+    training, model = scenario.training, scenario.training.model
     rows = " + ".join(str(rows) for rows in training.data.microbatches)
-    parts = (
-        *_model(training.model),
+    parts = [first + _layout(scenario.layout)]
+    if model.length is not None:
+        tokens = "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
+        parts += [f"sequences of {model.length}{tokens}", "-".join(layer.tag for layer in model.layers)]
+    parts += [
+        f"widths {'-'.join(map(str, model.widths))}",
         type(training.optimizer).__name__,
         f"{count(len(training.data.microbatches), 'microbatch', 'microbatches')} of {rows} {'row' if rows == '1' else 'rows'}",
         count(training.steps, "step"),
         training.precision.value,
-    )
+    ]
     return ", ".join(parts)
 
 
-def _model(model: Model) -> Iterator[str]:
-    """Yield ``sequences of 3 out of 5 tokens``, ``attention-gated_mlp``, ``widths 4-4-4``; an MLP has only widths."""
-    if model.length is not None:
-        yield f"sequences of {model.length}" + (
-            "" if model.source is None else f" out of {count(model.source.vocabulary, 'token')}"
-        )
-        yield "-".join(layer.tag for layer in model.layers)
-    yield f"widths {'-'.join(map(str, model.widths))}"
+def _layout(layout: Layout) -> str:
+    axes = layout.mesh.axes
+    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in axes) if len(axes) > 1 else count(layout.mesh.num_ranks, "rank")
+    how = ", compiled" if layout.execution.is_compiled else ", steps traced" if layout.execution.whole_step else ""
+    return f"{layout.name} on {mesh}{how}"
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -215,10 +215,9 @@ class UserCase:
         """The reference without unread optimizer state. Only `full_tensors` leaves state unread."""
         if self._run.task.full_tensors is None:
             return reference
-        return replace(reference, moments=tuple(map(self._without_unread, reference.moments)))
-
-    def _without_unread(self, moment: Expected) -> Expected:
-        if moment.phase is not Phase.STATE:
-            return moment
-        present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
-        return replace(moment, present=tuple(present))
+        moments = list(reference.moments)
+        for index, moment in enumerate(moments):
+            if moment.phase is Phase.STATE:
+                present = (there and name in self._held for name, there in zip(moment.table.names, moment.present, strict=True))
+                moments[index] = replace(moment, present=tuple(present))
+        return replace(reference, moments=tuple(moments))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
 
@@ -90,11 +90,19 @@ def layout_kinds() -> dict[str, LayoutKind[Any]]:
     """All kinds by tag, those that ship with equivcheck first. They are loaded once. Raises `BrokenLayout`."""
     kinds = {tag: shipped_kind(tag) for tag in SHIPPED}
     for point in entry_points(group=ENTRY_POINTS):
-        kind = _load(point)
-        if kind.parallelism.tag in kinds:
-            taken = f"it is taken. Expected a tag other than {', '.join(kinds)}"
-            raise BrokenLayout(f"{_place(point)}: tag {kind.parallelism.tag!r} is not valid: {taken}")
-        kinds[kind.parallelism.tag] = kind
+        place = f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
+        try:
+            found = point.load()
+            is_kind = isinstance(found, type) and issubclass(found, LayoutKind)
+            kind = found() if is_kind and isinstance(getattr(found, "parallelism", None), type) else None
+        except Exception as error:
+            raise BrokenLayout(f"{place}: {type(error).__name__}: {error}") from error
+        if kind is None:
+            raise BrokenLayout(f"{place}: {found!r} is not valid. Expected a subclass of LayoutKind with a parallelism")
+        tag = kind.parallelism.tag
+        if tag in kinds:
+            raise BrokenLayout(f"{place}: tag {tag!r} is not valid: it is taken. Expected a tag other than {', '.join(kinds)}")
+        kinds[tag] = kind
     return kinds
 
 
@@ -109,23 +117,6 @@ def kinds_of(name: str) -> tuple[LayoutKind[Any], ...]:
     if name not in layout_names():
         raise unknown_name("layout", name, layout_names())
     return tuple(layout_kinds()[tag] for tag in reversed(name.split(TIMES)))
-
-
-def _load(point: EntryPoint) -> LayoutKind[Any]:
-    try:
-        kind = point.load()
-    except Exception as error:
-        raise BrokenLayout(f"{_place(point)}: {type(error).__name__}: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, LayoutKind) and isinstance(getattr(kind, "parallelism", None), type)):
-        raise BrokenLayout(f"{_place(point)}: {kind!r} is not valid. Expected a subclass of LayoutKind with a parallelism")
-    try:
-        return kind()
-    except Exception as error:
-        raise BrokenLayout(f"{_place(point)}: {type(error).__name__}: {error}") from error
-
-
-def _place(point: EntryPoint) -> str:
-    return f"entry point {point.name!r} of {ENTRY_POINTS} ({point.value})"
 
 
 def imports_of(layout: Layout) -> tuple[str, ...]:

@@ -53,22 +53,26 @@ class Runner:
             # Generated scenarios trigger many torch warnings, which must not become errors under -W error.
             warnings.simplefilter("ignore")
             try:
-                return self._run_parts(scenario)
+                if scenario.resume is not None:
+                    return self._run_both(scenario, scenario.resume.layout)
+                return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
             except RanksFailed:
                 if scenario.resume is not None or is_compiled(scenario):
                     require_space()
                 raise
 
-    def _run_parts(self, scenario: Scenario) -> RanksResult:
-        if scenario.resume is None:
-            return RanksResult(run=self._part(scenario.layout, scenario, rank_program, scenario, self._change(scenario)))
-        return self._run_both(scenario, scenario.resume.layout)
-
     def _run_both(self, scenario: Scenario, first: Layout) -> RanksResult:
         from equivcheck.layouts.composition.resume import first_part, second_part
 
+        members = self._members(first.mesh.num_ranks)
         with temporary_folder() as folder:
-            self._require_shared(folder, first.mesh.num_ranks)
+            if members.spans_hosts:
+                sees_folder = members.run(os.path.isdir, folder, deadline=self.deadline, is_user_code=False).values
+                if not all(sees_folder):
+                    raise UsageError(
+                        f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected "
+                        "a TMPDIR that all hosts share"
+                    )
             try:
                 before = self._part(first, scenario, first_part, scenario, folder, self._change(scenario)).values
             except RanksFailed as error:
@@ -97,15 +101,6 @@ class Runner:
                 program, *arguments, schedule_seed=scenario.schedule_seed, deadline=deadline, is_user_code=self.alter is not None
             )
         )
-
-    def _require_shared(self, folder: str, size: int) -> None:
-        """Raise `UsageError` if some hosts do not see this host's folder."""
-        members = self._members(size)
-        if members.spans_hosts and not all(members.run(os.path.isdir, folder, deadline=self.deadline, is_user_code=False).values):
-            raise UsageError(
-                f"checkpoint folder {folder} is not valid: some hosts of world {members.name!r} do not see it. Expected a TMPDIR "
-                "that all hosts share"
-            )
 
     def _members(self, size: int) -> Ranks:
         name = self.world if isinstance(self.world, str) else self.world.name

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equivcheck.oracle.comparison.assemble import Assembled, Assembler
-from equivcheck.oracle.comparison.disagreement import Misfit, element, loss_disagreements
+from equivcheck.oracle.comparison.disagreement import element, loss_disagreements
 from equivcheck.oracle.comparison.full_tensors import full_tensor_divergences
 from equivcheck.oracle.reference.noise import Expected
 from equivcheck.oracle.reference.reference import Reference
 from equivcheck.worlds.trace.differences import Difference, Divergence, Phase
 from equivcheck.worlds.trace.moments import Moment, moments, moments_of_steps
-from equivcheck.worlds.trace.tensors import Flags, Table, Vector, norms
+from equivcheck.worlds.trace.tensors import Flags, Vector, norms
 from equivcheck.worlds.trace.trace import Snapshot, Trace
 
 
@@ -110,7 +110,21 @@ def _describe(
     snapshots: Sequence[Snapshot],
 ) -> list[Divergence]:
     rows = expected.table.rows
-    found = [_misfit(expected, misfit) for misfit in assembled.misfits]
+    found = [
+        Divergence(
+            step=expected.step,
+            phase=expected.phase,
+            tensor=misfit.name,
+            difference=misfit.difference,
+            rank=misfit.rank,
+            index=misfit.index,
+            expected=misfit.expected,
+            actual=misfit.actual,
+            elsewhere=misfit.elsewhere,
+            error=float("inf"),
+        )
+        for misfit in assembled.misfits
+    ]
     taken = {divergence.tensor for divergence in found}
     found += [
         _value(expected, assembled, int(row), float(errors[row]), snapshots)
@@ -120,21 +134,6 @@ def _describe(
     return sorted(found, key=lambda divergence: rows.get(divergence.tensor, len(rows)))
 
 
-def _misfit(expected: Expected, misfit: Misfit) -> Divergence:
-    return Divergence(
-        step=expected.step,
-        phase=expected.phase,
-        tensor=misfit.name,
-        difference=misfit.difference,
-        rank=misfit.rank,
-        index=misfit.index,
-        expected=misfit.expected,
-        actual=misfit.actual,
-        elsewhere=misfit.elsewhere,
-        error=float("inf"),
-    )
-
-
 def _value(expected: Expected, assembled: Assembled, row: int, error: float, snapshots: Sequence[Snapshot]) -> Divergence:
     table = expected.table
     start = table.offsets[row]
@@ -142,22 +141,21 @@ def _value(expected: Expected, assembled: Assembled, row: int, error: float, sna
     distance = np.abs(assembled.values[start:end] - expected.values[start:end])
     position = start + int(np.argmax(np.nan_to_num(distance, nan=np.inf)))
     actual = float(assembled.values[position])
-    holders = tuple(rank for rank, each in enumerate(snapshots) if _holds(table, table.names[row], position, each))
+    holders = []
+    for rank, snapshot in enumerate(snapshots):
+        pieces = zip(snapshot.pieces, snapshot.present, strict=True)
+        held = (table.positions(piece) for piece, present in pieces if piece.name == table.names[row] and present)
+        if any(positions is not None and position in positions for positions in held):
+            holders.append(rank)
     return Divergence(
         step=expected.step,
         phase=expected.phase,
         tensor=table.names[row],
         difference=Difference.NAN if np.isnan(actual) else Difference.VALUE,
         rank=holders[0] if holders else -1,
-        ranks=holders,
+        ranks=tuple(holders),
         index=element(table, position)[1],
         expected=repr(float(expected.values[position])),
         actual=repr(actual),
         error=error,
     )
-
-
-def _holds(table: Table, name: str, position: int, snapshot: Snapshot) -> bool:
-    pieces = zip(snapshot.pieces, snapshot.present, strict=True)
-    found = (table.positions(piece) for piece, present in pieces if piece.name == name and present)
-    return any(where is not None and position in where for where in found)

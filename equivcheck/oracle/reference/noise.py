@@ -6,7 +6,7 @@ Tolerances are measured. The reference runs again with each input, target and in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -75,33 +75,27 @@ def perturbed_material(
 ) -> tuple[dict[str, torch.Tensor], tuple[tuple[Batch, ...], ...]]:
     """Parameters and steps with copies as first dim: one unchanged, then `num_copies` moved by up to `eps` per value."""
     generator = np.random.default_rng((training.seed, num_copies))
+
+    def perturb(values: torch.Tensor) -> torch.Tensor:
+        if not values.is_floating_point():
+            return values.expand(1 + num_copies, *values.shape)
+        numbers = values.numpy()
+        factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
+        factors[0] = 1.0
+        return torch.from_numpy(numbers * factors.astype(numbers.dtype))
+
     original = material(training)
-    parameters = {name: _perturb(values, num_copies, eps, generator) for name, values in original.parameters.items()}
-    steps = tuple(tuple(_perturb_batch(batch, num_copies, eps, generator) for batch in step) for step in original.steps)
+    parameters = {name: perturb(values) for name, values in original.parameters.items()}
+    steps = tuple(
+        tuple(replace(batch, inputs=perturb(batch.inputs), targets=perturb(batch.targets)) for batch in step)
+        for step in original.steps
+    )
     return parameters, steps
 
 
 def eps_of(kind: str) -> float:
     """Distance between 1 and the next number in an element type."""
     return float(torch.finfo(getattr(torch, kind)).eps)
-
-
-def _own_eps(kinds: Sequence[str]) -> Vector:
-    return np.array([eps_of(kind) if kind.startswith("float") else 0.0 for kind in kinds])
-
-
-def _perturb(values: torch.Tensor, num_copies: int, eps: float, generator: np.random.Generator) -> torch.Tensor:
-    if not values.is_floating_point():
-        return values.expand(1 + num_copies, *values.shape)
-    numbers = values.numpy()
-    factors = 1.0 + eps * generator.uniform(-1.0, 1.0, (1 + num_copies, *numbers.shape))
-    factors[0] = 1.0
-    return torch.from_numpy(numbers * factors.astype(numbers.dtype))
-
-
-def _perturb_batch(batch: Batch, num_copies: int, eps: float, generator: np.random.Generator) -> Batch:
-    inputs, targets = (_perturb(values, num_copies, eps, generator) for values in (batch.inputs, batch.targets))
-    return replace(batch, inputs=inputs, targets=targets)
 
 
 def expected_moments(
@@ -129,11 +123,31 @@ def expected_of(
     found = []
     again: Iterable[tuple[Moment, ...]] = zip(*map(moments, others), strict=True) if others else repeat(())
     for moment, copies, same in zip(moments(reference), moved, again, strict=bool(others)):
-        pieces = moment.snapshot.pieces
-        if id(pieces) not in tables:
-            tables[id(pieces)] = table_of(pieces)
-        unit = _own_eps(moment.snapshot.dtypes) if eps is None else eps
-        found.append(_expected(moment, tables[id(pieces)], unit, _noise(moment, tables[id(pieces)], copies, same)))
+        snapshot = moment.snapshot
+        if id(snapshot.pieces) not in tables:
+            tables[id(snapshot.pieces)] = table_of(snapshot.pieces)
+        table = tables[id(snapshot.pieces)]
+        values = full_vector(table, snapshot.present, snapshot.values)
+        own = norms(table, values)
+        scales = scales_of(moment.phase, table, own)
+        spread, shifts = _noise(table, snapshot.present, values, copies, same)
+        unit: float | Vector | None = eps
+        if unit is None:
+            unit = np.array([eps_of(kind) if kind.startswith("float") else 0.0 for kind in snapshot.dtypes])
+        found.append(
+            Expected(
+                step=moment.step,
+                phase=moment.phase,
+                table=table,
+                present=snapshot.present,
+                dtypes=snapshot.dtypes,
+                values=values,
+                norms=own,
+                tolerances=FACTOR * np.maximum(spread, unit * own) + ABSOLUTE * unit * scales,
+                scales=scales,
+                shifts=shifts,
+            )
+        )
     return tuple(found)
 
 
@@ -150,35 +164,17 @@ def _moved(copies: EnsembleTrace) -> Iterator[Numbers | None]:
     yield None
 
 
-def _noise(moment: Moment, table: Table, moved: Numbers | None, again: tuple[Moment, ...]) -> tuple[Vector, Vector]:
+def _noise(
+    table: Table, present: tuple[bool, ...], values: Vector, moved: Numbers | None, again: tuple[Moment, ...]
+) -> tuple[Vector, Vector]:
+    """Spread and shift of each tensor."""
     if moved is None:
         return np.zeros(len(table.names)), np.zeros(len(table.names))
-    present = moment.snapshot.present
-    values, copies = (full_vector(table, present, numbers) for numbers in (moment.snapshot.values, moved))
+    copies = full_vector(table, present, moved)
     with np.errstate(invalid="ignore", over="ignore"):
         spread, shift = norms(table, copies[1:] - copies[0]).max(axis=0), norms(table, copies[0] - values)
         summed = [norms(table, full_vector(table, present, other.snapshot.values) - values) for other in again]
     return np.maximum.reduce([spread, *([shift, *summed] if again else ())]), shift
-
-
-def _expected(moment: Moment, table: Table, eps: float | Vector, noise: tuple[Vector, Vector]) -> Expected:
-    snapshot = moment.snapshot
-    values = full_vector(table, snapshot.present, snapshot.values)
-    own = norms(table, values)
-    scales = scales_of(moment.phase, table, own)
-    spread, shifts = noise
-    return Expected(
-        step=moment.step,
-        phase=moment.phase,
-        table=table,
-        present=snapshot.present,
-        dtypes=snapshot.dtypes,
-        values=values,
-        norms=own,
-        tolerances=FACTOR * np.maximum(spread, eps * own) + ABSOLUTE * eps * scales,
-        scales=scales,
-        shifts=shifts,
-    )
 
 
 def scales_of(phase: Phase, table: Table, own: Vector) -> Vector:

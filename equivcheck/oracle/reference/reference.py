@@ -107,14 +107,18 @@ class ReferenceRun:
     def of(cls, scenario: Scenario) -> ReferenceRun:
         """The reference run for a scenario's ranks."""
         num_parts = max(layout.num_data_ranks * layout.mesh.size(CP) for layout in scenario.layouts)
-        rounding = rounding_of(scenario.layout, scenario.training.precision)
+        training = scenario.training
+        # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
+        rounds_parts = bool(training.optimizer.rounds_to)
+        if training.precision is Precision.FLOAT64:
+            rounds_parts = any(rounds_shards(training, layout) for layout in scenario.layouts)
         return cls(
-            scenario.training,
-            rounding,
+            training,
+            rounding_of(scenario.layout, training.precision),
             num_parts,
             _num_partial_sums(scenario),
-            _rounds_parts(scenario),
-            rounds_scores=any(_has_rounded_scores(layout, scenario.training.model) for layout in scenario.layouts),
+            rounds_parts,
+            rounds_scores=any(_has_rounded_scores(layout, training.model) for layout in scenario.layouts),
             shards_classes=any(each.loss_parallel for layout in scenario.layouts for each in layout.of(PlannedParallelism)),
         )
 
@@ -146,26 +150,17 @@ def _has_rounded_scores(layout: Layout, model: Model) -> bool:
     return is_fused and layout.mesh.size(CP) * layout.mesh.size(TP) > 1
 
 
-def _rounds_parts(scenario: Scenario) -> bool:
-    training = scenario.training
-    # In float32, the last place of a gradient can change the rounding of a whole matrix. In float64 it never did.
-    if training.precision is not Precision.FLOAT64:
-        return bool(training.optimizer.rounds_to)
-    return any(rounds_shards(training, layout) for layout in scenario.layouts)
-
-
 def _num_partial_sums(scenario: Scenario) -> int:
     optimizer = scenario.training.optimizer
     if optimizer.implementation not in optimizer.scales_partial_sums:
         return 1
-    scaling = [layout for layout in scenario.layouts if not layout.redistributes_gradients]
-    return max((_num_parts(scenario.training, layout) for layout in scaling), default=1)
-
-
-def _num_parts(training: Training, layout: Layout) -> int:
-    # Microbatches are split into equal parts. If their rows do not divide by all ranks, they are split by data ranks.
-    are_even = all(rows % layout.mesh.num_ranks == 0 for rows in training.data.microbatches)
-    return layout.mesh.num_ranks if are_even else layout.num_data_ranks
+    found = 1
+    for layout in scenario.layouts:
+        if not layout.redistributes_gradients:
+            # Microbatches are split into equal parts. If their rows do not divide by all ranks, they are split by data ranks.
+            is_even = all(rows % layout.mesh.num_ranks == 0 for rows in scenario.training.data.microbatches)
+            found = max(found, layout.mesh.num_ranks if is_even else layout.num_data_ranks)
+    return found
 
 
 @lru_cache(maxsize=KEPT_REFERENCES)
@@ -193,21 +188,17 @@ def _confirming_reference(run: ReferenceRun) -> Reference:
         if rounding is None:
             setup = rounding_setup(training) if run.rounds_shards else single_device_setup
             copies = perturbed_copies(training, NUM_PERTURBATIONS + NUM_CONFIRMATIONS, setup)
-            others = (*split_traces(training, run.num_parts), wide_norm_trace(training), *_other_traces(run))
+            others = [*split_traces(training, run.num_parts), wide_norm_trace(training)]
+            if run.num_partial_sums > 1:
+                others += partial_sum_traces(training, run.num_partial_sums)
+            if run.rounds_scores:
+                others.append(logarithm_trace(training))
+            if run.shards_classes and isinstance(training.loss, CrossEntropy) and training.loss.z_loss:
+                others.append(summed_z_loss_trace(training))
         else:
             copies = rounded_copies(training, rounding, trace, NUM_ROUNDED_CONFIRMATIONS, flips=True)
-            others = reordered_traces(training, rounding)
+            others = [*reordered_traces(training, rounding)]
         return _measured(training, rounding, copies, trace, *others)
-
-
-def _other_traces(run: ReferenceRun) -> Iterator[Trace]:
-    if run.num_partial_sums > 1:
-        yield from partial_sum_traces(run.training, run.num_partial_sums)
-    if run.rounds_scores:
-        yield logarithm_trace(run.training)
-    loss = run.training.loss
-    if run.shards_classes and isinstance(loss, CrossEntropy) and loss.z_loss:
-        yield summed_z_loss_trace(run.training)
 
 
 def _measured(training: Training, rounding: Rounding | None, copies: EnsembleTrace, trace: Trace, *others: Trace) -> Reference:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from equivcheck.layouts.base.local_tensors import local_tensor_piece
 from equivcheck.layouts.parallelisms.fsdp1.flat_parameters import flat_slots
-from equivcheck.training.read import State, canonical_name, pieces_of, redistribute_like, snapshot, state_slots
+from equivcheck.training.read import State, canonical_name, piece_of, pieces_of, redistribute_like, snapshot, state_slots
 from equivcheck.user.batches import as_real
 from equivcheck.user.traces.cuts import ShardBoxes
 from equivcheck.user.traces.names import TensorNames
@@ -27,20 +27,17 @@ def own_slots(slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None], pla
 
     `place` moves a piece from a local parameter to its position in the full one.
     """
-    return [_own_slot(slot, tensor, place) for slot, tensor in zip(slots, tensors, strict=True)]
-
-
-def _own_slot(slot: Slot, tensor: torch.Tensor | None, place: Callable[[Piece], Piece]) -> Slot:
-    if not isinstance(tensor, DTensor) or _has_same_placements(slot.parameter, tensor):
-        return slot
-    names = dict.fromkeys(piece.name for piece in slot.pieces)
-    return Slot(parameter=tensor, pieces=tuple(place(piece) for name in names for piece in pieces_of(name, tensor)))
-
-
-def _has_same_placements(parameter: torch.Tensor, tensor: DTensor) -> bool:
-    if not isinstance(parameter, DTensor):
-        return False
-    return parameter.placements == tensor.placements and parameter.device_mesh == tensor.device_mesh
+    own = list(slots)
+    for index, (slot, tensor) in enumerate(zip(slots, tensors, strict=True)):
+        parameter = slot.parameter
+        if isinstance(tensor, DTensor) and not (
+            isinstance(parameter, DTensor)
+            and parameter.placements == tensor.placements
+            and parameter.device_mesh == tensor.device_mesh
+        ):
+            names = dict.fromkeys(piece.name for piece in slot.pieces)
+            own[index] = Slot(parameter=tensor, pieces=tuple(place(piece) for name in names for piece in pieces_of(name, tensor)))
+    return own
 
 
 def reduce_partials(state: State) -> State:
@@ -48,14 +45,13 @@ def reduce_partials(state: State) -> State:
 
     Every rank of the mesh must call this, even if it holds no elements, because the reduction is a collective.
     """
-    return {
-        parameter: {key: redistribute_like(parameter, value) if _is_partial(value) else value for key, value in values.items()}
-        for parameter, values in state.items()
-    }
-
-
-def _is_partial(value: object) -> bool:
-    return isinstance(value, DTensor) and any(isinstance(placement, Partial) for placement in value.placements)
+    reduced: dict[torch.Tensor, dict[str, Any]] = {}
+    for parameter, values in state.items():
+        reduced[parameter] = dict(values)
+        for key, value in values.items():
+            if isinstance(value, DTensor) and any(isinstance(placement, Partial) for placement in value.placements):
+                reduced[parameter][key] = redistribute_like(parameter, value)
+    return reduced
 
 
 @contextlib.contextmanager
@@ -128,8 +124,7 @@ class Reader:
             found = state_slots(reduce_partials(state), self.slots())
             return _snapshot_at([slot for slot, _ in found], [tensor for _, tensor in found], place=self._place)
         keys = sorted({key for values in state.values() for key in values})
-        rows = [row for key in keys for row in self._state_rows(state, key)]
-        return _snapshot_of(rows)
+        return _snapshot_of([row for key in keys for row in self._state_rows(state, key)])
 
     def buffers(self) -> Snapshot:
         """Current buffers."""
@@ -160,10 +155,13 @@ class Reader:
         assert self.full_tensors is not None, "asked for only where the user has given it"
         given = [torch.full_like(parameter.data, float("nan")) if part is None else part for parameter, part in parts]
         with in_place_of_parameters(self.module, given):
-            gathered = _require_tensors(self.full_tensors(self.module))
-        self._gathered_names = {canonical_name(name) for name, _ in gathered}
+            gathered = self.full_tensors(self.module)
+            if not (isinstance(gathered, Mapping) and all(isinstance(value, torch.Tensor) for value in gathered.values())):
+                raise invalid("full_tensors", f"it returned a {type(gathered).__name__}", "a dict of tensors by name")
+            copies = {canonical_name(name): value.detach().clone() for name, value in gathered.items()}
+        self._gathered_names = set(copies)
         some_absent = any(part is None for _, part in parts)
-        return [(canonical_name(name), None if some_absent and bool(full.isnan().all()) else full) for name, full in gathered]
+        return [(name, None if some_absent and bool(full.isnan().all()) else full) for name, full in copies.items()]
 
     def _state_rows(self, state: State, key: str) -> list[tuple[str, torch.Tensor | None]]:
         parameters = list(self.module.parameters())
@@ -183,12 +181,6 @@ class Reader:
 
 def _unmoved(piece: Piece) -> Piece:
     return piece
-
-
-def _require_tensors(gathered: Any) -> list[tuple[str, torch.Tensor]]:
-    if not (isinstance(gathered, Mapping) and all(isinstance(value, torch.Tensor) for value in gathered.values())):
-        raise invalid("full_tensors", f"it returned a {type(gathered).__name__}", "a dict of tensors by name")
-    return [(name, value.detach().clone()) for name, value in gathered.items()]
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> State:
@@ -214,12 +206,8 @@ def _slot(name: str, parameter: torch.Tensor) -> Slot:
     return Slot(parameter=parameter, pieces=pieces)
 
 
-def _full_piece(name: str, tensor: torch.Tensor) -> Piece:
-    return Piece(name=name, shape=tuple(tensor.shape))
-
-
 def _snapshot_of(
-    rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = _full_piece
+    rows: Sequence[tuple[str, torch.Tensor | None]], piece: Callable[[str, torch.Tensor], Piece] = piece_of
 ) -> Snapshot:
     held = [(name, torch.empty(0) if tensor is None else tensor) for name, tensor in rows]
     slots = [Slot(parameter=tensor, pieces=(piece(name, tensor),)) for name, tensor in held]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from equivcheck.layouts.base.kind import LayoutKind
 from equivcheck.layouts.base.rounding import Division, Rounding, WhenReduced
 from equivcheck.layouts.parallelisms.ddp.communication import DDP_COMMUNICATION
 from equivcheck.layouts.parallelisms.ddp.limits import LAYOUT_LIMITS, LIMITS
-from equivcheck.scenario import DDP, Compression, ElementType, Layout, LowPrecision, Precision
+from equivcheck.scenario import DDP, Compression, ElementType, Layout, Precision
 from equivcheck.scenario.mesh import DP
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class DDPKind(LayoutKind[DDP]):
 
     def apply(self, setup: Setup, parallelism: DDP, mesh: DeviceMesh) -> None:
         """Wrap the model, and set its options."""
+        import torch
         from torch.nn.parallel import DistributedDataParallel
 
         from equivcheck.layouts.base.data_rows import take_rows
@@ -60,7 +60,8 @@ class DDPKind(LayoutKind[DDP]):
             setup.accumulation = lambda last: nullcontext() if last else module.no_sync()
         compress(module, parallelism.compression, mesh)
         if parallelism.autocast is not None:
-            setup.forward_context = _autocast(mesh.device_type, parallelism.autocast)
+            dtype: torch.dtype = getattr(torch, parallelism.autocast.value)
+            setup.forward_context = lambda: torch.autocast(mesh.device_type, dtype=dtype)
         if parallelism.zero_redundancy:
             from equivcheck.layouts.parallelisms.ddp.zero_redundancy import use_zero_redundancy
 
@@ -103,13 +104,6 @@ class DDPKind(LayoutKind[DDP]):
     def import_known(self) -> None:
         """Register its known-issue predicates."""
         import equivcheck.layouts.parallelisms.ddp.known  # noqa: F401
-
-
-def _autocast(device_type: str, kind: LowPrecision) -> Callable[[], AbstractContextManager[object]]:
-    import torch
-
-    dtype: torch.dtype = getattr(torch, kind.value)
-    return lambda: torch.autocast(device_type, dtype=dtype)
 
 
 def compress(module: Any, compression: Compression, mesh: DeviceMesh) -> None:

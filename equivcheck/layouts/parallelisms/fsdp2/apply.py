@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ from equivcheck.system.torch_version import is_torch_in
 
 if TYPE_CHECKING:
     import torch
-    from torch import distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -38,38 +37,27 @@ class FSDP2Kind(LayoutKind[FSDP2]):
 
     def apply(self, setup: Setup, parallelism: FSDP2, mesh: DeviceMesh) -> None:
         """Shard the model in place, and set its units' options."""
-        from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-        from torch.distributed.tensor import Shard
+        from torch import distributed as dist
+        from torch.distributed.fsdp import FSDPModule
 
         from equivcheck.layouts.base.data_rows import take_rows
         from equivcheck.worlds.meshes import new_groups
 
-        model, policy, layout = setup.model, parallelism.mixed_precision, setup.layout
+        model, layout = setup.model, setup.layout
         assert layout is not None, "a layout is applied"
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": parallelism.reshard_to or parallelism.reshard_after_forward,
-        }
-        if parallelism.shard_last_dim:
-            options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
-        if parallelism.ignore_frozen:
-            options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
-        if parallelism.cpu_offload:
-            options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-        with new_groups() as groups:  # of each unit that is to be resharded to fewer ranks, and for reductions
-            units = _units(model, parallelism)
-            experts = expert_modules(model) if has_dtensor_experts(layout) else []
-            for unit in experts:
-                fully_shard(unit, **options, mp_policy=_policy(policy, is_root=False))
-            for layers in units:
-                fully_shard(layers, **options, mp_policy=_policy(policy, is_root=False))
-            fully_shard(model, **options, mp_policy=_policy(policy, is_root=True))
+        experts = expert_modules(model) if has_dtensor_experts(layout) else []
+        # Torch creates a group for each unit that is resharded to fewer ranks, and one for separate reductions.
+        with new_groups() as groups:
+            _shard(model, experts, parallelism, mesh)
             assert isinstance(model, FSDPModule), "fully_shard changes the class of the model"
             if parallelism.separate_reduce_group:
                 model.set_separate_reduce_scatter_group(True)
-        if parallelism.explicit_prefetch:
-            _prefetch([unit[0] for unit in units])
-        setup.release = lambda: _destroy(groups)
+
+        def release() -> None:
+            for group in groups:
+                dist.destroy_process_group(group)
+
+        setup.release = release
         for module in _fsdp_modules(model):
             if parallelism.gradient_divide_factor is not None:
                 module.set_gradient_divide_factor(parallelism.gradient_divide_factor)
@@ -120,20 +108,31 @@ class FSDP2Kind(LayoutKind[FSDP2]):
         import equivcheck.layouts.parallelisms.fsdp2.known  # noqa: F401
 
 
-def _units(model: nn.Module, fsdp: FSDP2) -> list[list[nn.Module]]:
-    """Layers grouped by unit. All other parameters belong to the root unit."""
+def _shard(model: nn.Module, experts: Sequence[nn.Module], fsdp: FSDP2, mesh: DeviceMesh) -> None:
+    """Call `fully_shard` for experts, layer units and the root unit, which gets all other parameters."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    from torch.distributed.tensor import Shard
+
     from equivcheck.training.layers.module import LayerModule
 
-    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, LayerModule)]
-    count = fsdp.layers_per_unit
-    return [] if fsdp.wrapping is Wrapping.ROOT_ONLY else [layers[at : at + count] for at in range(0, len(layers), count)]
-
-
-def _destroy(groups: Iterable[dist.ProcessGroup]) -> None:
-    from torch import distributed as dist
-
-    for group in groups:
-        dist.destroy_process_group(group)
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": fsdp.reshard_to or fsdp.reshard_after_forward}
+    if fsdp.shard_last_dim:
+        options["shard_placement_fn"] = lambda parameter: Shard(parameter.ndim - 1)
+    if fsdp.ignore_frozen:
+        options["ignored_params"] = {parameter for parameter in model.parameters() if not parameter.requires_grad}
+    if fsdp.cpu_offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    units: list[Any] = []
+    if fsdp.wrapping is not Wrapping.ROOT_ONLY:
+        layers = [module for module in model.modules() if isinstance(module, LayerModule)]
+        units = [layers[at : at + fsdp.layers_per_unit] for at in range(0, len(layers), fsdp.layers_per_unit)]
+    for unit in (*experts, *units):
+        fully_shard(unit, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=False))
+    fully_shard(model, **options, mp_policy=_policy(fsdp.mixed_precision, is_root=True))
+    if fsdp.explicit_prefetch:
+        for (first, *_), (following, *_) in pairwise(units):
+            first.set_modules_to_forward_prefetch([following])
+            following.set_modules_to_backward_prefetch([first])
 
 
 def _deal_out_matrices(setup: Setup, mesh: DeviceMesh) -> None:
@@ -159,13 +158,6 @@ def _fsdp_modules(model: Any) -> list[FSDPModule]:
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
-
-def _prefetch(units: Iterable[Any]) -> None:
-    """Let each layer unit prefetch its neighbours."""
-    for unit, following in pairwise(units):
-        unit.set_modules_to_forward_prefetch([following])
-        following.set_modules_to_backward_prefetch([unit])
 
 
 def _start_microbatch(model: FSDPModule, fsdp: FSDP2, last: bool) -> AbstractContextManager[object]:
